@@ -1,0 +1,50 @@
+"""ckpt: look into sharded training checkpoints, and merge them into Hugging Face folders.
+
+    >>> import ckpt_cli
+    >>> result = ckpt_cli.merge("run", dtype="bf16")          # doctest: +SKIP
+    >>> ckpt_cli.inspect("run").checkpoint.components[0].elements  # doctest: +SKIP
+
+Everything is loaded on first use; neither torch nor transformers is ever imported by these functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckpt_cli.descriptor import Checkpoint as Checkpoint
+    from ckpt_cli.errors import CkptError as CkptError
+    from ckpt_cli.inspection import detect as detect
+    from ckpt_cli.inspection import inspect as inspect
+    from ckpt_cli.merging import merge as merge
+    from ckpt_cli.report import DetectResult as DetectResult
+    from ckpt_cli.report import InspectResult as InspectResult
+    from ckpt_cli.report import MergeResult as MergeResult
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Checkpoint": "descriptor",
+    "CkptError": "errors",
+    "DetectResult": "report",
+    "InspectResult": "report",
+    "MergeResult": "report",
+    "detect": "inspection",
+    "inspect": "inspection",
+    "merge": "merging",
+}
+
+__all__ = ["Checkpoint", "CkptError", "DetectResult", "InspectResult", "MergeResult", "__version__", "detect", "inspect", "merge"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

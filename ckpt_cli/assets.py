@@ -1,0 +1,185 @@
+"""The files besides weights that a model folder needs: config, generation config, tokenizer, processor, custom code.
+
+They are copied byte for byte from wherever the run keeps them; only the dtype that config.json names is set to what was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, NotFound, reading
+from ckpt_cli.files import read_small
+from ckpt_cli.model import Note
+from ckpt_cli.safetensors_file import parse_json
+
+CONFIG = "config.json"
+HUB_FOLDER = "huggingface"
+ASSET_NAMES = frozenset(
+    {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+        "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
+        "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "image_processor.json",
+        "feature_extractor.json", "chat_template.json", "chat_template.jinja", "modules.json", "LICENSE", "LICENSE.txt", "NOTICE",
+        "llm_config.json", "vit_config.json",
+    }
+)  # fmt: skip
+"""What trainers write into a checkpoint's own folder; other JSON files there (trainer state and so on) stay behind."""
+
+ASSET_PATTERNS = (re.compile(r".*\.(py|jinja|tiktoken|spm)"),)
+WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".gguf", ".onnx", ".npz"})
+TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"})
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """Asset files by name, where each comes from, and the parsed config (empty if there is none)."""
+
+    files: Mapping[str, Path]
+    config: Mapping[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    @property
+    def lacking(self) -> list[str]:
+        """What a usable model folder still needs."""
+        lacks = [] if CONFIG in self.files else [CONFIG]
+        if not TOKENIZER_FILES & set(self.files) and not any(name.endswith(".tiktoken") for name in self.files):
+            lacks.append("a tokenizer")
+        return lacks
+
+
+def find_assets(home: Path, checkpoint: Path, base: Path | None = None) -> Assets:
+    """The assets of a component: from ``home/huggingface``, then ``home``, then the checkpoint, then ``base``.
+
+    The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks.
+    """
+    files: dict[str, Path] = {}
+    folders = [(home / HUB_FOLDER, True), (home, False), (checkpoint / HUB_FOLDER, True), (checkpoint, False)]
+    for folder, is_hub in folders:
+        found = _listed(folder, everything=is_hub)
+        if CONFIG in found:
+            files = found
+            break
+        for name, path in found.items():
+            files.setdefault(name, path)
+    if base is not None:
+        for name, path in _listed(base, everything=False).items():
+            files.setdefault(name, path)
+    config = read_config(files[CONFIG]) if CONFIG in files else {}
+    return Assets(files, config)
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """A config.json as a dict. Raises CorruptFile."""
+    with reading(path):
+        config = parse_json(read_small(path), "the config")
+        if not isinstance(config, dict):
+            raise CorruptFile("the config is not a JSON object")
+    return config
+
+
+def resolve_base(base: str) -> Path:
+    """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
+    folder = Path(base)
+    if folder.is_dir():
+        return folder
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
+        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+        repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{base.replace('/', '--')}"
+        try:
+            commit = (repository / "refs" / "main").read_text().strip()
+        except OSError:
+            commit = ""
+        if re.fullmatch(r"[0-9a-f]{40}", commit) and (repository / "snapshots" / commit).is_dir():
+            return repository / "snapshots" / commit
+    raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint="download it first; ckpt never does")
+
+
+def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
+    """config.json with its dtype set to what was written (torch's name); the untouched path if it says so already.
+
+    Sub-configs of multimodal models that repeat the old dtype follow. Key order is kept.
+    """
+    config = json.loads(read_small(path).decode("utf-8-sig"))
+    keys = [key for key in ("dtype", "torch_dtype") if key in config]
+    old = {config[key] for key in keys if isinstance(config[key], str)}
+    changed = [_set(config, key, dtype) for key in keys or [_dtype_key(config)]]
+    for value in config.values():
+        if isinstance(value, dict):
+            changed += [_set(value, key, dtype) for key in ("dtype", "torch_dtype") if value.get(key) in old and isinstance(value.get(key), str)]
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode() if any(changed) else path
+
+
+def _dtype_key(config: Mapping[str, Any]) -> str:
+    """transformers writes "dtype" since 4.56 and reads "torch_dtype" as well; older versions know the latter only."""
+    version = str(config.get("transformers_version", "0")).split(".")
+    numbers = [int(part) for part in version[:2] if part.isdigit()]
+    return "dtype" if numbers >= [4, 56] else "torch_dtype"
+
+
+def _set(config: dict[str, Any], key: str, value: str) -> bool:
+    before = config.get(key)
+    config[key] = value
+    return before != value
+
+
+def _listed(folder: Path, *, everything: bool) -> dict[str, Path]:
+    """Asset files of a folder: by name, or (in a ``huggingface`` folder) all that are no weights."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return {}
+    found = {}
+    for entry in entries:
+        name = entry.name
+        known = name in ASSET_NAMES or any(pattern.fullmatch(name) for pattern in ASSET_PATTERNS)
+        weights = Path(name).suffix in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == "ckpt-manifest.json"
+        if entry.is_file() and (known or (everything and not weights and not name.startswith("."))):
+            found[name] = Path(entry.path)
+    return found
+
+
+# -- what the config says about the weights --------------------------------------------------------------------------
+
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
+HEADS = ("lm_head.weight", "embed_out.weight")
+
+
+def ties_embeddings(config: Mapping[str, Any]) -> bool:
+    """Whether the config ties the output head to the input embedding, at its top or in the language model's config."""
+    text = config.get("text_config")
+    return config.get("tie_word_embeddings") is True or (isinstance(text, dict) and text.get("tie_word_embeddings") is True)
+
+
+def tied_pair(names: Sequence[str]) -> tuple[str, str] | None:
+    """(head, embedding) among tensor names, if there is exactly one of each."""
+    heads = [name for name in names if _last_two(name) in HEADS]
+    embeddings = [name for name in names if _last_two(name) in EMBEDDINGS]
+    return (heads[0], embeddings[0]) if len(heads) == len(embeddings) == 1 else None
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def config_notes(config: Mapping[str, Any], names: Sequence[str], dtypes: set[str]) -> list[Note]:
+    """Where the config contradicts the weights in a way that makes loading go wrong silently."""
+    notes = []
+    architectures = config.get("architectures") or []
+    value_heads = [name for name in names if name.split(".")[0] in ("score", "v_head")]
+    if value_heads and any(isinstance(a, str) and a.endswith(("ForCausalLM", "ForConditionalGeneration")) for a in architectures):
+        text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: load them with the class that trained them"
+        notes.append(Note("warning", "value-head", text))
+    wanted = config.get("dtype", config.get("torch_dtype"))
+    if wanted == "bfloat16" and dtypes == {"F32"}:
+        notes.append(Note("info", "fp32-masters", "these are float32 masters of a bfloat16 model: --dtype bf16 halves the output"))
+    return notes
+

@@ -1,0 +1,180 @@
+"""Every way in which ckpt says no.
+
+    CkptError
+    ├── UsageError            2  usage                options that contradict each other
+    ├── InputError            3
+    │   ├── NotFound             not-found            the path, step or component is not there
+    │   ├── NotRecognised        not-recognised       no reader knows this folder or file
+    │   ├── Unreadable           unreadable           permissions, I/O errors, not a regular file
+    │   ├── CorruptFile          corrupt-file         truncated, damaged or lying bytes
+    │   ├── Unsupported          unsupported          understood, but deliberately not read
+    │   └── SourceChanged        source-changed       a source file changed while it was being read
+    ├── IncompleteError       4
+    │   ├── MissingShard         missing-shard        files of some ranks are not there
+    │   ├── MixedWorldSizes      mixed-world-sizes    shards of two saves in one folder
+    │   ├── Gap                  gap                  elements that no shard holds
+    │   ├── Overlap              overlap              elements that two shards hold
+    │   ├── Inconsistent         inconsistent         ranks contradict each other
+    │   └── Undecidable          undecidable          the files do not say how to put the tensor together
+    ├── OutputError           5
+    │   ├── OutputExists         output-exists
+    │   ├── OutputInsideSource   output-inside-source
+    │   ├── NoSpace              no-space
+    │   └── NotWritable          not-writable
+    └── FindingsError         1
+        └── CastOverflow         cast-overflow        finite values that the requested dtype cannot hold
+
+A message is one line in lower case. ``expected`` says what should have been there, ``hint`` what to do next.
+Texts that come from files are escaped when they are shown, never here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+
+class CkptError(Exception):
+    """The base of all errors that ckpt raises on purpose.
+
+    Attributes: ``code`` (stable, kebab-case), ``exit_code``, ``message``, ``expected``, ``hint``, ``path``, ``tensor``.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: object = None,
+        tensor: str | None = None,
+        expected: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = None if path is None else str(path)
+        self.tensor = tensor
+        self.expected = expected
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class UsageError(CkptError):
+    """Options or arguments that cannot be what the user meant."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class InputError(CkptError):
+    """Something to be read is not there, not readable or not recognised."""
+
+    code = "input"
+    exit_code = 3
+
+
+class NotFound(InputError):
+    code = "not-found"
+
+
+class NotRecognised(InputError):
+    code = "not-recognised"
+
+
+class Unreadable(InputError):
+    code = "unreadable"
+
+
+class CorruptFile(InputError):
+    code = "corrupt-file"
+
+
+class Unsupported(InputError):
+    code = "unsupported"
+
+
+class SourceChanged(InputError):
+    code = "source-changed"
+
+
+class IncompleteError(CkptError):
+    """The checkpoint was read, and it is not whole or contradicts itself."""
+
+    code = "incomplete"
+    exit_code = 4
+
+
+class MissingShard(IncompleteError):
+    code = "missing-shard"
+
+
+class MixedWorldSizes(IncompleteError):
+    code = "mixed-world-sizes"
+
+
+class Gap(IncompleteError):
+    code = "gap"
+
+
+class Overlap(IncompleteError):
+    code = "overlap"
+
+
+class Inconsistent(IncompleteError):
+    code = "inconsistent"
+
+
+class Undecidable(IncompleteError):
+    code = "undecidable"
+
+
+class OutputError(CkptError):
+    """The output cannot be written where it was asked for."""
+
+    code = "output"
+    exit_code = 5
+
+
+class OutputExists(OutputError):
+    code = "output-exists"
+
+
+class OutputInsideSource(OutputError):
+    code = "output-inside-source"
+
+
+class NoSpace(OutputError):
+    code = "no-space"
+
+
+class NotWritable(OutputError):
+    code = "not-writable"
+
+
+class FindingsError(CkptError):
+    """A check ran and found an error in the values."""
+
+    code = "findings"
+    exit_code = 1
+
+
+class CastOverflow(FindingsError):
+    code = "cast-overflow"
+
+
+@contextmanager
+def reading(path: object = None, *, tensor: str | None = None) -> Iterator[None]:
+    """Attach the file and the tensor to any error of ours that passes through without them."""
+    try:
+        yield
+    except CkptError as error:
+        if error.path is None and path is not None:
+            error.path = str(path)
+        if error.tensor is None:
+            error.tensor = tensor
+        raise

@@ -1,0 +1,235 @@
+"""Sources: files that bytes are read from.
+
+A *source* has a ``size``, an ``identity`` and ``read_at(offset, buffer)``. Files are opened read-only, must be regular
+files (a FIFO would hang, a device never end), and must not change while they are in use.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from ckpt_cli.errors import CorruptFile, NotFound, SourceChanged, Unreadable
+
+OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What must stay the same while a file is read: path, size in bytes, mtime in ns, device and inode."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result) -> Identity:
+        return cls(path, status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+
+
+class Source(Protocol):
+    """Where bytes come from: a plain file now; streams and URLs fit the same three members."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        ...
+
+    @property
+    def identity(self) -> Identity:
+        """Tells whether the source is still the one that was described."""
+        ...
+
+    def read_at(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset`` on. Raises CorruptFile at the end of the source, Unreadable on I/O errors."""
+        ...
+
+
+class FileSource:
+    """A regular file, read with ``pread`` through the descriptors of a `Files` pool."""
+
+    __slots__ = ("_files", "identity")
+
+    def __init__(self, files: Files, identity: Identity) -> None:
+        self._files = files
+        self.identity = identity
+
+    @property
+    def size(self) -> int:
+        return self.identity.size
+
+    @property
+    def path(self) -> str:
+        return self.identity.path
+
+    def read_at(self, offset: int, buffer: memoryview) -> None:
+        with self._files.descriptor(self) as fd:
+            done = 0
+            while done < len(buffer):
+                try:
+                    count = os.preadv(fd, [buffer[done:]], offset + done) if hasattr(os, "preadv") else _pread(fd, buffer[done:], offset + done)
+                except OSError as error:
+                    raise Unreadable(f"reading failed: {error.strerror}", path=self.path) from error
+                if count == 0:
+                    raise CorruptFile(
+                        f"the file ends at byte {offset + done}",
+                        path=self.path,
+                        expected=f"{self.size} bytes",
+                        hint="it was cut off while it was being read; is something still writing it?",
+                    )
+                done += count
+
+    def read(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset`` on, as a new bytes object: for headers, never for weights."""
+        data = bytearray(length)
+        self.read_at(offset, memoryview(data))
+        return bytes(data)
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """An open descriptor, for ``copy_file_range``; it stays open until the block ends."""
+        with self._files.descriptor(self) as fd:
+            yield fd
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged unless the file still is what it was when it was first opened."""
+        try:
+            now = Identity.of(self.path, os.stat(self.path))
+        except OSError as error:
+            raise SourceChanged("a source file vanished while it was being read", path=self.path) from error
+        if now != self.identity:
+            raise SourceChanged(
+                "a source file changed while it was being read",
+                path=self.path,
+                expected=f"{self.identity.size} bytes, as at the start",
+                hint="wait until the training has finished writing, then run the command again",
+            )
+
+
+class Files:
+    """Opens files once, keeps a bounded number of descriptors, closes them all at the end.
+
+    Use it as a context manager. Thread-safe: reads of different threads share descriptors (``pread`` has no position).
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit or _descriptor_budget()
+        self._lock = threading.Lock()
+        self._sources: dict[str, FileSource] = {}
+        self._idle: OrderedDict[str, int] = OrderedDict()
+        self._busy: dict[str, list[int]] = {}
+
+    def source(self, path: str | os.PathLike[str]) -> FileSource:
+        """The source of ``path``; the same object for the same path. Raises NotFound or Unreadable."""
+        name = os.fspath(path)
+        with self._lock:
+            if name not in self._sources:
+                fd, identity = _open(name)
+                self._sources[name] = FileSource(self, identity)
+                self._idle[name] = fd
+                self._trim()
+            return self._sources[name]
+
+    @contextmanager
+    def descriptor(self, source: FileSource) -> Iterator[int]:
+        """An open descriptor of ``source``, not closed while the block runs."""
+        name = source.path
+        with self._lock:
+            entry = self._busy.get(name)
+            if entry is None:
+                fd = self._idle.pop(name, None)
+                if fd is None:
+                    fd, identity = _open(name)
+                    if identity != source.identity:
+                        os.close(fd)
+                        raise SourceChanged("a source file changed while it was being read", path=name)
+                entry = self._busy[name] = [fd, 0]
+            entry[1] += 1
+        try:
+            yield entry[0]
+        finally:
+            with self._lock:
+                entry[1] -= 1
+                if entry[1] == 0:
+                    del self._busy[name]
+                    self._idle[name] = entry[0]
+                    self._trim()
+
+    @property
+    def opened(self) -> list[FileSource]:
+        """All sources that were asked for."""
+        return list(self._sources.values())
+
+    def close(self) -> None:
+        with self._lock:
+            while self._idle:
+                os.close(self._idle.popitem()[1])
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _trim(self) -> None:
+        while len(self._idle) > self._limit:
+            os.close(self._idle.popitem(last=False)[1])
+
+
+def read_small(path: Path, limit: int = 64 << 20) -> bytes:
+    """The content of a side file (JSON, tracker). Raises NotFound, Unreadable, or CorruptFile above ``limit`` bytes."""
+    fd, identity = _open(os.fspath(path))
+    with os.fdopen(fd, "rb") as file:
+        if identity.size > limit:
+            raise CorruptFile(f"{identity.size} bytes is too large for a side file", path=path, expected=f"at most {limit} bytes")
+        try:
+            return file.read(limit + 1)
+        except OSError as error:
+            raise Unreadable(f"reading failed: {error.strerror}", path=path) from error
+
+
+def _open(name: str) -> tuple[int, Identity]:
+    try:
+        fd = os.open(name, OPEN_FLAGS)
+    except FileNotFoundError as error:
+        raise NotFound("no such file", path=name) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the name contains a NUL byte"
+        raise Unreadable(f"the file cannot be opened: {reason}", path=name) from error
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise Unreadable("not a regular file", path=name)
+    return fd, Identity.of(name, status)
+
+
+def _pread(fd: int, buffer: memoryview, offset: int) -> int:
+    data = os.pread(fd, len(buffer), offset)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def _descriptor_budget() -> int:
+    """Half of what the process may open, at most 4096; the soft limit is raised to the hard one where that is allowed."""
+    try:
+        import resource
+    except ImportError:
+        return 128
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):
+            pass
+    return max(8, min(soft // 2, 4096))

@@ -1,0 +1,326 @@
+"""From what each rank holds to whole tensors: boxes from placements, replicas recognised, coverage proved.
+
+Placements decide, never values. Two ranks whose parts are the same box hold replicas; parts must tile the tensor exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli.dtypes import Dtype
+from ckpt_cli.errors import Gap, Inconsistent, MissingShard, Overlap, Undecidable
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.dtensor import DistributedLocal, Local, ShardedLocal
+from ckpt_cli.formats.experts import expert_blocks
+from ckpt_cli.geometry import Box, Doubled, Shape, Split, boxes_of, check_tiling, nested_order, split_dimension, whole
+from ckpt_cli.model import LayoutKind, Leaf, Note, Piece, Tensor
+from ckpt_cli.torchfile import StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """The tensors that the file of one rank holds; ``fingerprint`` is equal for files with the same bytes."""
+
+    rank: int
+    path: Path
+    locals: Mapping[str, Local]
+    leaves: tuple[Leaf, ...] = ()
+    fingerprint: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    tensors: dict[str, Tensor]
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stored tensor of one rank and the box of the whole tensor that it (or a block of it, at ``place``) is."""
+
+    rank: int
+    stored: StoredTensor
+    box: Box
+    place: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A tensor with its parts, before replicas are told from pieces."""
+
+    shape: Shape
+    parts: list[Part]
+    kind: LayoutKind
+    layout: str
+    check_copies: bool = False
+
+
+def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, ...], options: ReadOptions) -> Assembled:
+    """The whole tensors of a component, in the order of the lowest rank's state dict.
+
+    Raises MissingShard (if ranks are missing), Gap, Overlap, Inconsistent or Undecidable, each naming the tensor.
+    """
+    notes: dict[str, Note] = {}
+    tensors: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for state in states for name in state.locals):
+        held = {state.rank: state.locals[name] for state in states if name in state.locals}
+        lacking = [state for state in states if name not in state.locals]
+        _check_present(name, held, lacking)
+        dtype = _common_dtype(name, held)
+        laid = _lay(name, held, world_size, missing, options, notes)
+        tensors[name] = _tile(name, dtype, laid, missing)
+    if missing:
+        listed = _ranks(missing)
+        notes["missing"] = Note("warning", "replicas-only", f"{listed} missing; other ranks hold replicas of everything")
+    return Assembled(_with_aliases(tensors), tuple(notes.values()))
+
+
+def _check_present(name: str, held: Mapping[int, Local], lacking: Sequence[RankState]) -> None:
+    for state in lacking:
+        local = next(iter(held.values()))
+        if isinstance(local, DistributedLocal) and not any(
+            isinstance(other, DistributedLocal) and state.rank in other.mesh.ranks for other in held.values()
+        ):
+            continue
+        raise Inconsistent(
+            f"rank {min(held)} has this tensor, rank {state.rank} has not",
+            tensor=name,
+            path=state.path,
+            hint="the files are of different steps or runs",
+        )
+
+
+def _common_dtype(name: str, held: Mapping[int, Local]) -> Dtype:
+    found: dict[Dtype, list[int]] = {}
+    kinds: dict[str, list[int]] = {}
+    for rank, local in held.items():
+        kinds.setdefault(type(local).__name__, []).append(rank)
+        stored = [local] if isinstance(local, StoredTensor) else [local.stored] if isinstance(local, DistributedLocal) else []
+        stored += [tensor for tensor, _ in local.shards] if isinstance(local, ShardedLocal) else []
+        for tensor in stored:
+            found.setdefault(tensor.dtype, []).append(rank)
+    if len(kinds) > 1:
+        raise Inconsistent("some ranks hold a plain tensor and others a shard", tensor=name, hint="the files are of different runs")
+    if len(found) > 1:
+        listed = ", ".join(f"{dtype} on rank {ranks[0]}" for dtype, ranks in found.items())
+        raise Inconsistent(f"the ranks disagree about the dtype: {listed}", tensor=name, hint="the files are of different runs")
+    if not found:
+        raise MissingShard("no file holds a shard of this tensor", tensor=name)
+    return next(iter(found))
+
+
+# -- where the parts lie ---------------------------------------------------------------------------------------------
+
+
+def _lay(
+    name: str, held: Mapping[int, Local], world_size: int, missing: tuple[int, ...], options: ReadOptions, notes: dict[str, Note]
+) -> Laid:
+    plain = {rank: local for rank, local in held.items() if isinstance(local, StoredTensor)}
+    sharded = {rank: local for rank, local in held.items() if isinstance(local, ShardedLocal)}
+    distributed = {rank: local for rank, local in held.items() if isinstance(local, DistributedLocal)}
+    if plain:
+        return _lay_plain(name, plain, world_size)
+    if sharded:
+        return _lay_sharded(name, sharded)
+    return _lay_distributed(name, distributed, world_size, missing, options, notes)
+
+
+def _lay_plain(name: str, held: Mapping[int, StoredTensor], world_size: int) -> Laid:
+    """A plain tensor is a replica on every rank; the probe compares the copies."""
+    first = next(iter(held.values()))
+    _check_same(name, {rank: local.shape for rank, local in held.items()})
+    parts = [Part(rank, stored, whole(stored.shape), (0,) * len(stored.shape)) for rank, stored in held.items()]
+    kind: LayoutKind = "replicated" if world_size > 1 else "whole"
+    return Laid(first.shape, parts, kind, f"replicated x{world_size}" if world_size > 1 else "", check_copies=True)
+
+
+def _lay_sharded(name: str, held: Mapping[int, ShardedLocal]) -> Laid:
+    first = next(iter(held.values()))
+    _check_same(name, {rank: local.shape for rank, local in held.items()})
+    parts = [
+        Part(rank, stored, box, (0,) * len(box.offset))
+        for rank, local in held.items()
+        for stored, box in local.shards
+        if box.numel or not first.shape
+    ]
+    cut = sum(1 for _, box in first.everywhere if box.numel)
+    return Laid(first.shape, parts, "sharded", f"ShardedTensor x{cut}")
+
+
+def _lay_distributed(
+    name: str,
+    held: Mapping[int, DistributedLocal],
+    world_size: int,
+    missing: tuple[int, ...],
+    options: ReadOptions,
+    notes: dict[str, Note],
+) -> Laid:
+    first = next(iter(held.values()))
+    _check_same(name, {rank: local.shape for rank, local in held.items()})
+    _check_same(name, {rank: local.placements for rank, local in held.items()})
+    parts = _distributed_parts(name, held, options.shard_order, notes)
+    meshes = {local.mesh.ranks: local.mesh for local in held.values()}
+    shape, several = first.shape, len(meshes) > 1
+    blocks = expert_blocks(name, first.shape, list(held.values()), world_size, missing, options.config)
+    if blocks is not None:
+        count, block_of = blocks
+        rows = shape[0]
+        shape = (rows * count, *shape[1:])
+        parts = [
+            replace(part, box=Box((part.box.offset[0] + rows * block_of[held[part.rank].mesh.ranks], *part.box.offset[1:]), part.box.extent))
+            for part in parts
+        ]
+        notes["experts"] = Note("info", "expert-blocks", f"experts were cut by hand into {count} blocks on dimension 0; put together again")
+    placements = [p for p, size in zip(first.placements, first.mesh.shape, strict=True) if size > 1]
+    sizes = [size for size in first.mesh.shape if size > 1]
+    strided = any(placement.factor > 1 for placement in placements)
+    cut = any(placement.kind != "Replicate" for placement in placements)
+    layout = ", ".join(f"{placement} x{size}" for placement, size in zip(placements, sizes, strict=True))
+    if blocks is not None:
+        layout = f"{layout}, {blocks[0]} expert blocks" if layout else f"{blocks[0]} expert blocks"
+    kind: LayoutKind = "strided" if strided else "sharded" if cut or blocks else "replicated" if len(held) > 1 else "whole"
+    return Laid(shape, parts, kind, layout or ("replicated" if len(held) > 1 else ""), check_copies=several)
+
+
+def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: ShardOrder, notes: dict[str, Note]) -> list[Part]:
+    """The boxes of every rank, by the first rule whose local shapes are those that the files hold on *all* ranks."""
+    first = next(iter(held.values()))
+    strided = any(placement.factor > 1 for placement in first.placements)
+    wrong: tuple[int, Shape, Shape] | None = None
+    for nested in (True, False) if strided else (False,):
+        parts: list[Part] = []
+        wrong = None
+        for rank, local in held.items():
+            intervals = [
+                split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)
+            ]
+            extent = tuple(sum(size for _, size in axis) for axis in intervals)
+            if extent != local.stored.shape:
+                wrong = rank, extent, local.stored.shape
+                break
+            parts += [Part(rank, local.stored, box, place) for box, place in boxes_of(intervals) if box.numel]
+        if wrong is None:
+            return parts
+    assert wrong is not None
+    rank, computed, stored = wrong
+    raise Inconsistent(
+        f"rank {rank} should hold a part of shape {list(computed)} by its placements, but the file holds {list(stored)}",
+        tensor=name,
+        hint="the files are of different runs, or the tensor was cut by a rule that placements do not record",
+    )
+
+
+def _splits(name: str, local: DistributedLocal, dim: int, nested: bool, order: ShardOrder, notes: dict[str, Note]) -> list[Split]:
+    """How mesh dimensions cut tensor dimension ``dim``, outermost cut first."""
+    mesh = local.mesh
+    cutting = [i for i, p in enumerate(local.placements) if p.dim == dim and p.kind != "Replicate" and mesh.shape[i] > 1]
+    splits = {i: Split(mesh.shape[i], mesh.coordinate[i], local.placements[i].factor) for i in cutting}
+    in_order = list(splits.values())
+    if any(split.factor > 1 for split in in_order):
+        return (nested_order(in_order) or in_order) if nested else in_order
+    recorded = local.order.get(dim) if local.order else None
+    if recorded is not None and set(recorded) >= set(cutting):
+        return [splits[i] for i in recorded if i in splits]
+    if len(cutting) < 2 or order == "left-to-right" or (order == "auto" and not local.old):
+        return in_order
+    tp = [i for i in cutting if mesh.names[i] == "tp"]
+    if not tp:
+        raise Undecidable(
+            f"torch <= 2.4 cut dimension {dim} twice and did not record in which order (mesh {', '.join(mesh.names)})",
+            tensor=name,
+            expected="a mesh dimension named tp, which is cut first",
+            hint="pass --shard-order left-to-right, or --shard-order tp-first with a mesh dimension named tp",
+        )
+    notes["tp-first"] = Note("info", "tp-first", "torch <= 2.4 cut these tensors by tp first, then by fsdp (not recorded in its placements)")
+    return [splits[i] for i in (*tp, *(i for i in cutting if i not in tp))]
+
+
+def _check_same(name: str, values: Mapping[int, object]) -> None:
+    first_rank, first = next(iter(values.items()))
+    for rank, value in values.items():
+        if value != first:
+            raise Inconsistent(
+                f"the ranks disagree: {_plain(first)} on rank {first_rank}, {_plain(value)} on rank {rank}",
+                tensor=name,
+                hint="the files are of different steps or runs",
+            )
+
+
+def _plain(value: object) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    return f"shape {list(value)}" if all(isinstance(n, int) for n in value) else f"({', '.join(map(str, value))})"
+
+
+# -- pieces, copies, coverage ----------------------------------------------------------------------------------------
+
+
+def _tile(name: str, dtype: Dtype, laid: Laid, missing: tuple[int, ...]) -> Tensor:
+    """Tell pieces from copies (the same box again) and prove that the pieces tile the tensor."""
+    pieces: dict[Box, Piece] = {}
+    copies: list[Piece] = []
+    for part in sorted(laid.parts, key=lambda part: part.rank):
+        piece = _piece(part)
+        if part.box in pieces:
+            copies.append(piece)
+        elif part.box.numel:
+            pieces[part.box] = piece
+    boxes = list(pieces)
+    problem = check_tiling(laid.shape, boxes)
+    if isinstance(problem, Doubled):
+        first, second = pieces[boxes[problem.first]], pieces[boxes[problem.second]]
+        raise Overlap(
+            f"ranks {first.rank} and {second.rank} both hold {problem.box} of shape {list(laid.shape)}",
+            tensor=name,
+            hint="the files are of different runs",
+        )
+    if problem is not None:
+        count = f"{problem.elements:,}".replace(",", " ")
+        text = f"{count} elements of shape {list(laid.shape)}, from {problem.box} on"
+        if missing:
+            raise MissingShard(f"{_ranks(missing)} missing", tensor=name, hint=None)
+        raise Gap(f"no rank holds {text}", tensor=name, hint="the files are of different runs, or ranks are missing")
+    return Tensor(
+        name=name,
+        dtype=dtype,
+        shape=laid.shape,
+        pieces=tuple(pieces.values()),
+        copies=tuple(copies),
+        kind=laid.kind,
+        layout=laid.layout,
+        check_copies=laid.check_copies and bool(copies),
+    )
+
+
+def _piece(part: Part) -> Piece:
+    stored = part.stored
+    start = sum(i * stride for i, stride in zip(part.place, stored.strides, strict=True))
+    return Piece(
+        source=stored.storage.source,
+        offset=stored.offset + start * stored.dtype.itemsize,
+        strides=stored.strides,
+        box=part.box,
+        rank=part.rank,
+        swapped=stored.swapped,
+        conj=stored.conj,
+        neg=stored.neg,
+        crc=stored.record_crc if part.box.extent == stored.shape else None,
+    )
+
+
+def _with_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names whose pieces are the same bytes of the same files share a storage: tied weights as FSDP2 saves them."""
+    seen: dict[tuple[object, ...], str] = {}
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        key = (tensor.dtype, tensor.shape, *(piece.same_bytes_as for piece in tensor.pieces))
+        first = seen.setdefault(key, name) if tensor.numel else name
+        result[name] = tensor if first == name else replace(tensor, alias_of=first)
+    return result
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:12])) + (f" and {len(ranks) - 12} more" if len(ranks) > 12 else "")
+    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"

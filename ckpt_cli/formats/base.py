@@ -1,0 +1,57 @@
+"""What a format is: a module that recognises its files by name and describes them without reading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ckpt_cli.files import Files
+from ckpt_cli.model import Component
+
+ShardOrder = Literal["auto", "tp-first", "left-to-right"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Files that one reader recognises as one component. ``ranks`` maps rank to file where the format has ranks."""
+
+    format: str
+    component: str
+    root: Path
+    files: tuple[Path, ...]
+    evidence: str
+    world_size: int | None = None
+    ranks: Mapping[int, Path] = field(default_factory=dict)
+    trouble: str | None = None
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks whose file is not there."""
+        return tuple(r for r in range(self.world_size or 0) if r not in self.ranks) if self.ranks else ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a reader may need to decide: the model's ``config`` (expert counts) and the user's ``shard_order``."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    shard_order: ShardOrder = "auto"
+
+
+class Reader(Protocol):
+    """One on-disk format."""
+
+    name: str
+
+    def recognise(self, path: Path) -> list[Match]:
+        """The components that ``path`` (a folder or a file) holds directly, from names alone. Never raises for content."""
+        ...
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        """Read headers and pickles, never weights, and prove that every tensor tiles exactly.
+
+        Raises InputError for files that cannot be read, IncompleteError for a checkpoint that is not whole.
+        """
+        ...

@@ -1,0 +1,223 @@
+"""One file of ``torch.save`` per rank: what verl, EasyR1, SkyRL, lmms-engine, accelerate and BAGEL forks write.
+
+File names carry the rank and mostly the world size; ranks are not zero-padded, so they are ordered as numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
+from ckpt_cli.files import Files
+from ckpt_cli.formats.assembly import RankState, assemble
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader
+from ckpt_cli.model import Component, Leaf, Mesh
+from ckpt_cli.names import check_name
+from ckpt_cli.pickles import as_dict, describe
+from ckpt_cli.torchfile import TorchFile
+
+FORMAT = "rank-shards"
+MAX_RANKS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """How one family of trainers names the files of one component."""
+
+    regex: re.Pattern[str]
+    component: str
+    writer: str
+
+
+PATTERNS = (
+    NamePattern(re.compile(r"model_world_size_(?P<world>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt", re.ASCII), "model", "verl family"),
+    NamePattern(re.compile(r"model_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "model", "BAGEL fork"),
+    NamePattern(re.compile(r"ema_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "ema", "BAGEL fork"),
+    NamePattern(re.compile(r"pytorch_model_fsdp_[0-9]+_rank(?P<rank>[0-9]+)\.bin", re.ASCII), "model", "accelerate"),
+)
+
+
+class RankShards:
+    """Reader of per-rank ``torch.save`` files."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        if path.is_file():
+            # One shard file stands for the folder it lies in.
+            return [match for match in self.recognise(path.parent) if path in match.files] if _pattern(path.name) else []
+        try:
+            entries = sorted(entry.name for entry in os.scandir(path) if entry.name.endswith((".pt", ".bin")))
+        except OSError:
+            return []
+        found: dict[tuple[NamePattern, int | None], dict[int, list[Path]]] = {}
+        for name in entries:
+            pattern = _pattern(name)
+            if pattern is not None:
+                fields = pattern.regex.fullmatch(name)
+                assert fields is not None
+                world = int(fields["world"]) if "world" in fields.groupdict() else None
+                found.setdefault((pattern, world), {}).setdefault(int(fields["rank"]), []).append(path / name)
+        worlds: dict[NamePattern, list[int | None]] = {}
+        for pattern, world in found:
+            worlds.setdefault(pattern, []).append(world)
+        return [_match(path, pattern, sizes, {size: found[pattern, size] for size in sizes}) for pattern, sizes in worlds.items()]
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        if match.trouble:
+            raise MixedWorldSizes(
+                match.trouble, path=match.root, expected="files of one save", hint="move the files of the older save to another folder"
+            )
+        states = [self._read(rank, path, files) for rank, path in sorted(match.ranks.items())]
+        world_size = match.world_size or max(match.ranks) + 1
+        missing = tuple(rank for rank in range(world_size) if rank not in match.ranks)
+        self._check_meshes(states, world_size, match)
+        try:
+            assembled = assemble(states, world_size, missing, options)
+        except MissingShard as error:
+            if error.expected is None and missing:
+                error.expected = str(match.root / _name_of(match, missing[0]))
+            raise
+        mesh = next((m for state in states for m in [_largest_mesh(state)] if m is not None), None)
+        return Component(
+            name=match.component,
+            format=FORMAT,
+            root=match.root,
+            tensors=assembled.tensors,
+            files=tuple(match.ranks[rank] for rank in sorted(match.ranks)),
+            world_size=world_size,
+            missing_ranks=missing,
+            mesh=mesh,
+            leaves=states[0].leaves if states else (),
+            notes=assembled.notes,
+            writer=match.evidence,
+        )
+
+    def _read(self, rank: int, path: Path, files: Files) -> RankState:
+        source = files.source(path)
+        file = TorchFile(source)
+        with reading(path):
+            entries = as_dict(file.root)
+            if entries is None:
+                raise CorruptFile(f"the file holds {describe(file.root)}, not a state dict", expected="a dict of tensors")
+            reader = LocalReader(file, rank)
+            locals_, leaves = {}, []
+            for name, node in entries.items():
+                checked = check_name(name)
+                with reading(path, tensor=checked):
+                    local = reader.read(node)
+                if local is None:
+                    leaves.append(Leaf(checked, describe(node)))
+                else:
+                    locals_[checked] = local
+            if not locals_:
+                raise CorruptFile("the state dict holds no tensor")
+        return RankState(rank, path, locals_, tuple(leaves), file.fingerprint)
+
+    def _check_meshes(self, states: list[RankState], world_size: int, match: Match) -> None:
+        """The meshes must fit the world size that the file names announce."""
+        for state in states:
+            mesh = _largest_mesh(state)
+            if mesh is not None and mesh.size > world_size:
+                raise MixedWorldSizes(
+                    f"the file of rank {state.rank} was written by {mesh.size} ranks, not {world_size}",
+                    path=state.path,
+                    expected=f"a mesh of at most {world_size} ranks",
+                    hint="files of two runs were mixed, or some ranks are missing; look for the other files",
+                )
+        self._check_ranks(states)
+
+    def _check_ranks(self, states: list[RankState]) -> None:
+        """The coordinate that each file records must be that of the rank in its name.
+
+        Files that torch's fake process group wrote all record rank 0; these identify nothing, unless they are copies.
+        """
+        claims = {state.rank: claimed for state in states for claimed in [_claimed_rank(state)] if claimed is not None}
+        if len(claims) > 1 and len(set(claims.values())) == 1 and not _copied(states):
+            return
+        for state in states:
+            if claims.get(state.rank, state.rank) != state.rank:
+                raise Inconsistent(
+                    f"the file's name says rank {state.rank}, its content says rank {claims[state.rank]}",
+                    path=state.path,
+                    hint="the file was renamed or copied over another one; get it again from the node that wrote it",
+                )
+
+
+def _pattern(name: str) -> NamePattern | None:
+    return next((pattern for pattern in PATTERNS if pattern.regex.fullmatch(name)), None)
+
+
+def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Mapping[int | None, Mapping[int, list[Path]]]) -> Match:
+    files = tuple(path for size in sizes for paths in found[size].values() for path in paths)
+    size, trouble = sizes[0], None
+    if len(sizes) > 1:
+        listed = " and ".join(f"{s} ({len(found[s])} files)" for s in sorted(sizes, key=lambda s: s or 0))
+        trouble = f"shards of several world sizes lie in one folder: {listed}"
+    twice = next((paths for paths in found[size].values() if len(paths) > 1), None)
+    if twice:
+        trouble = f"two files claim to be the same rank: {' and '.join(path.name for path in twice)}"
+    ranks = {rank: paths[0] for rank, paths in found[size].items()}
+    world = size if size is not None else max(ranks) + 1
+    if world > MAX_RANKS or max(ranks) >= world:
+        trouble = trouble or f"rank {max(ranks)} cannot be one of {world} ranks"
+    return Match(FORMAT, pattern.component, root, files, pattern.writer, world, ranks, trouble)
+
+
+def _name_of(match: Match, rank: int) -> str:
+    """The name that the file of another rank would have."""
+    sibling = next(iter(match.ranks.values())).name
+    pattern = _pattern(sibling)
+    fields = pattern.regex.fullmatch(sibling) if pattern else None
+    if fields is None:
+        return f"(rank {rank})"
+    start, stop = fields.span("rank")
+    width = stop - start if sibling[start] == "0" and stop - start > 1 else 0
+    return f"{sibling[:start]}{rank:0{width}d}{sibling[stop:]}"
+
+
+def _largest_mesh(state: RankState) -> Mesh | None:
+    meshes = {
+        (local.mesh.names, local.mesh.shape)
+        for local in state.locals.values()
+        if isinstance(local, DistributedLocal)
+    }  # fmt: skip
+    if not meshes:
+        return None
+    return max((Mesh(names, shape) for names, shape in meshes), key=lambda mesh: (mesh.size, len(mesh.shape)))
+
+
+def _claimed_rank(state: RankState) -> int | None:
+    """The rank that the meshes of a file claim; None if they claim nothing or several."""
+    claims = {
+        local.mesh.claimed
+        for local in state.locals.values()
+        if isinstance(local, DistributedLocal) and local.mesh.claimed is not None
+    }  # fmt: skip
+    return claims.pop() if len(claims) == 1 else None
+
+
+def _copied(states: list[RankState]) -> bool:
+    """Whether two files have the same bytes although their ranks should hold different parts."""
+    seen: dict[object, RankState] = {}
+    for state in states:
+        other = seen.setdefault(state.fingerprint, state) if state.fingerprint is not None else state
+        if other is not state and _part_coordinates(other) != _part_coordinates(state):
+            return True
+    return False
+
+
+def _part_coordinates(state: RankState) -> list[tuple[str, int, int]]:
+    """Tensor, mesh dimension and coordinate of every cut: what makes the part of this rank different from others."""
+    return [
+        (name, axis, local.mesh.coordinate[axis])
+        for name, local in state.locals.items()
+        if isinstance(local, DistributedLocal)
+        for axis, placement in enumerate(local.placements)
+        if placement.kind != "Replicate"
+    ]

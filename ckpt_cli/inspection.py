@@ -1,0 +1,140 @@
+"""`detect` and `inspect`: what is there, in totals and in groups of like tensors. No weight byte is read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from ckpt_cli.assets import resolve_base
+from ckpt_cli.descriptor import Checkpoint, TensorInfo
+from ckpt_cli.errors import CorruptFile, IncompleteError
+from ckpt_cli.files import Files
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.locate import component_names, locate
+from ckpt_cli.opening import describe_checkpoint, framework_of, listed_component, open_checkpoint, step_info
+from ckpt_cli.report import DetectResult, InspectResult, TensorGroup
+
+
+def detect(path: str | os.PathLike[str], *, type: str | None = None, step: int | None = None) -> DetectResult:
+    """What a path is: framework, steps, components, world size, completeness.
+
+    Reads pickles and headers of the chosen step (the newest complete one), never weights. Raises NotFound,
+    NotRecognised or Unreadable; an incomplete checkpoint is no error here, it is reported as ``problem``.
+    """
+    try:
+        with Files() as files:
+            opened = open_checkpoint(path, files, type=type, step=step)
+            checkpoint = describe_checkpoint(opened)
+    except (IncompleteError, CorruptFile) as error:
+        target = locate(path, step)
+        found = target.checkpoints[-1]
+        names = component_names(found, type)
+        components = [listed_component(place) for place in found.places]
+        checkpoint = Checkpoint(
+            path=str(found.path),
+            step=found.step,
+            run=str(target.run) if target.run else None,
+            framework=framework_of(found, target),
+            components=tuple(
+                info.model_copy(update={"problem": info.problem or error.message}) if info.name in names else info for info in components
+            ),
+            steps=tuple(step_info(other) for other in target.checkpoints if target.run is not None),
+        )
+        return DetectResult(checkpoint=checkpoint, problem=error.message)
+    return DetectResult(checkpoint=without_tensors(checkpoint))
+
+
+def inspect(
+    path: str | os.PathLike[str],
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    base: str | os.PathLike[str] | None = None,
+    shard_order: ShardOrder = "auto",
+) -> InspectResult:
+    """Every tensor of a checkpoint with shape, dtype and layout, and the same in groups per layer pattern.
+
+    Raises InputError for files that cannot be read, IncompleteError for a checkpoint that is not whole.
+    """
+    folder = resolve_base(os.fspath(base)) if base is not None else None
+    with Files() as files:
+        opened = open_checkpoint(path, files, type=type, step=step, base=folder, shard_order=shard_order)
+        checkpoint = describe_checkpoint(opened)
+    groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}
+    return InspectResult(checkpoint=checkpoint, groups=groups)
+
+
+def without_tensors(checkpoint: Checkpoint) -> Checkpoint:
+    """The descriptor with totals only."""
+    components = tuple(info.model_copy(update={"tensors": None, "leaves": ()}) for info in checkpoint.components)
+    return checkpoint.model_copy(update={"components": components})
+
+
+NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+
+
+def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
+    """Group names that differ in numeric parts only, where shape, dtype and layout agree and the numbers leave no gap.
+
+    A pattern that needs several rows has its smaller ones marked ``odd``: the one layer that is unlike the others is what
+    people look for.
+    """
+    patterns: dict[str, list[tuple[TensorInfo, tuple[int, ...]]]] = {}
+    for tensor in tensors:
+        numbers = tuple(int(number) for number in NUMBER.findall(tensor.name))
+        patterns.setdefault(NUMBER.sub("{}", tensor.name), []).append((tensor, numbers))
+    rows: list[TensorGroup] = []
+    for pattern, members in patterns.items():
+        alike: dict[tuple[object, ...], list[tuple[TensorInfo, tuple[int, ...]]]] = {}
+        for member in members:
+            alike.setdefault((member[0].shape, member[0].dtype, member[0].layout), []).append(member)
+        largest = max(len(group) for group in alike.values())
+        for group in alike.values():
+            odd = len(alike) > 1 and len(group) < largest
+            rows += [_row(pattern, block, odd) for block in _blocks(group)]
+    return tuple(rows)
+
+
+def _blocks(group: Sequence[tuple[TensorInfo, tuple[int, ...]]]) -> list[list[tuple[TensorInfo, tuple[int, ...]]]]:
+    """Split a group so that the numbers of each block are a full product of ranges."""
+    if not group[0][1] or _is_product([numbers for _, numbers in group]):
+        return [list(group)]
+    blocks: list[list[tuple[TensorInfo, tuple[int, ...]]]] = []
+    for member in sorted(group, key=lambda member: member[1]):
+        last = blocks[-1] if blocks else None
+        if last is not None and last[-1][1][1:] == member[1][1:] and last[-1][1][0] + 1 == member[1][0]:
+            last.append(member)
+        else:
+            blocks.append([member])
+    return blocks
+
+
+def _is_product(numbers: Sequence[tuple[int, ...]]) -> bool:
+    size = 1
+    for column in zip(*numbers, strict=True):
+        values = set(column)
+        if max(values) - min(values) + 1 != len(values):
+            return False
+        size *= len(values)
+    return size == len(set(numbers)) == len(numbers)
+
+
+def _row(pattern: str, members: Sequence[tuple[TensorInfo, tuple[int, ...]]], odd: bool) -> TensorGroup:
+    first = members[0][0]
+    ranges = []
+    for column in zip(*(numbers for _, numbers in members), strict=True):
+        low, high = min(column), max(column)
+        ranges.append(str(low) if low == high else f"{{{low}..{high}}}")
+    parts = pattern.split("{}")
+    name = "".join(part + (ranges[i] if i < len(ranges) else "") for i, part in enumerate(parts))
+    return TensorGroup(
+        pattern=name,
+        count=len(members),
+        shape=first.shape,
+        dtype=first.dtype,
+        layout=first.layout,
+        elements=sum(tensor.elements for tensor, _ in members),
+        odd=odd,
+    )
+

@@ -1,0 +1,263 @@
+"""From what the user typed to files: run -> checkpoint (step) -> component.
+
+A *run* holds checkpoints in step folders, a *checkpoint* holds components: directly, in role folders (``actor/``), or in
+component folders (``pytorch_model_fsdp_0/``). Names alone are looked at here; tracker files are hints, files decide.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli import formats
+from ckpt_cli.errors import CkptError, NotFound, NotRecognised, UsageError
+from ckpt_cli.formats.base import Match
+
+STEP_FOLDERS = tuple(
+    re.compile(pattern, re.ASCII)
+    for pattern in (
+        r"global_steps?_(?P<step>[0-9]+)",
+        r"checkpoint-(?P<step>[0-9]+)",
+        r"step[-_]?(?P<step>[0-9]+)",
+        r"(?P<step>[0-9]{7})",
+    )
+)
+ROLES = ("actor", "policy", "critic", "reward", "value")
+"""Folders of a checkpoint that hold one trained model each; the first one present is the main component."""
+
+COMPONENT_FOLDERS = {
+    re.compile(r"pytorch_model_fsdp_[0-9]+", re.ASCII): "model",
+    re.compile(r"pytorch_ema_model_fsdp_[0-9]+", re.ASCII): "ema",
+}
+MAIN = ("model", *ROLES[:2])
+SYNONYMS = {"regular": "model", "main": "model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A component on disk: the files that a reader recognised, and the folder that it belongs to.
+
+    ``home`` is the folder that people think of as the component (``actor/``, or the checkpoint itself): its assets lie
+    there or around it, and ``--in-place`` writes there.
+    """
+
+    name: str
+    match: Match
+    home: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint, by names: its step (None if the folder does not say) and its components, the main one first."""
+
+    path: Path
+    step: int | None
+    places: tuple[Place, ...]
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that some component lacks."""
+        return tuple(sorted({rank for place in self.places for rank in place.match.missing_ranks}))
+
+    def place(self, name: str) -> Place | None:
+        return next((place for place in self.places if place.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path means: the checkpoints of a run, oldest first, or one checkpoint.
+
+    ``run`` is None if the path is a checkpoint or lies inside one; ``component`` is set if it points to one component.
+    """
+
+    path: Path
+    run: Path | None
+    checkpoints: tuple[Found, ...]
+    component: str | None = None
+    hints: tuple[str, ...] = ()
+
+
+def locate(path: str | os.PathLike[str], step: int | None = None) -> Target:
+    """Find out what a path is. Raises NotFound or NotRecognised, with what is there and what might have been meant."""
+    given = Path(path)
+    _check_exists(given)
+    if step is None:
+        inside = _inside_checkpoint(given)
+        if inside is not None:
+            return inside
+    if given.is_dir():
+        checkpoints = _steps(given)
+        if checkpoints:
+            return _with_step(Target(given, given, checkpoints, hints=_tracker_hints(given)), step)
+        if step is not None:
+            inside = _inside_checkpoint(given)
+            if inside is not None:
+                return _with_step(inside, step)
+    raise NotRecognised(
+        "no checkpoint was recognised here",
+        path=given,
+        expected="a run, a step folder, a folder of rank files, or safetensors",
+        hint=_suggestion(given),
+    )
+
+
+def component_names(found: Found, wanted: str | None) -> list[str]:
+    """The components that ``--type`` means. Raises NotFound with the list of those that are there."""
+    there = [place.name for place in found.places]
+    main = there[0]
+    if wanted is None:
+        return [main]
+    if wanted == "all":
+        return there
+    if wanted == "both":
+        names = [main, "ema"]
+    else:
+        names = [main if SYNONYMS.get(wanted, wanted) == "model" and "model" not in there and main in MAIN else SYNONYMS.get(wanted, wanted)]
+    for name in names:
+        if name not in there:
+            raise NotFound(
+                f"this checkpoint has no component {name}",
+                path=found.path,
+                expected=f"one of: {', '.join(there)}",
+                hint=f"pass --type {there[0]}, or another checkpoint",
+            )
+    return names
+
+
+def _check_exists(path: Path) -> None:
+    try:
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError):
+        exists = False
+    if exists:
+        return
+    parent = path.parent
+    try:
+        names = sorted(entry.name for entry in os.scandir(parent)) if parent.is_dir() else []
+    except OSError:
+        names = []
+    import difflib
+
+    close = difflib.get_close_matches(path.name, names, n=1)
+    hint = f"did you mean {parent / close[0]}?" if close else f"{parent} does not exist either" if not parent.is_dir() else None
+    raise NotFound("no such file or folder", path=path, hint=hint)
+
+
+def _inside_checkpoint(path: Path) -> Target | None:
+    """The path as a checkpoint, a role folder, a component folder or a file of one."""
+    places = _places(path)
+    if places:
+        name = path.name
+        role = name if name in ROLES else next((c for regex, c in COMPONENT_FOLDERS.items() if regex.fullmatch(name)), None)
+        root = path.parent if role is not None else path
+        if role in ROLES:
+            places = tuple(replace(place, name=role if place.name == "model" else place.name) for place in places)
+        elif role is not None:
+            places = tuple(replace(place, name=role, home=root) for place in places)
+        return Target(path, None, (Found(root, _step_of(root), places),), component=places[0].name)
+    if not path.is_file():
+        return None
+    matches = formats.recognise(path)
+    if not matches:
+        return None
+    outer = _inside_checkpoint(path.parent) if matches[0].root == path.parent else None
+    if outer is not None:
+        found = outer.checkpoints[0]
+        chosen = [place for place in found.places if place.match.component == matches[0].component or len(found.places) == 1]
+        return Target(path, None, (replace(found, places=tuple(chosen or found.places)),), outer.component)
+    places = tuple(Place(match.component, match, path.parent) for match in matches)
+    return Target(path, None, (Found(path, None, places),), component=places[0].name)
+
+
+def _places(folder: Path) -> tuple[Place, ...]:
+    """The components of a checkpoint folder, the main one first."""
+    if not folder.is_dir():
+        return ()
+    places = [Place(match.component, match, folder) for match in formats.recognise(folder)]
+    try:
+        children = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    except OSError:
+        return tuple(places)
+    for role in ROLES:
+        if role in children:
+            places += [Place(role, match, folder / role) for match in formats.recognise(folder / role) if match.component == "model"]
+    for child in children:
+        for regex, component in COMPONENT_FOLDERS.items():
+            if regex.fullmatch(child):
+                places += [Place(component, match, folder) for match in formats.recognise(folder / child)]
+    # A name that two formats claim belongs to the first one: shards before a folder of already merged weights.
+    unique: dict[str, Place] = {}
+    for place in places:
+        unique.setdefault(place.name, place)
+    order = sorted(unique.values(), key=lambda place: MAIN.index(place.name) if place.name in MAIN else len(MAIN))
+    return tuple(order)
+
+
+def _steps(folder: Path) -> tuple[Found, ...]:
+    """The checkpoints in the step folders of a run, by step number."""
+    found: list[Found] = []
+    try:
+        children = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except OSError:
+        return ()
+    for name in children:
+        step = _step_of(Path(name))
+        if step is not None:
+            places = _places(folder / name)
+            if places:
+                found.append(Found(folder / name, step, places))
+    return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name)))
+
+
+def _with_step(target: Target, step: int | None) -> Target:
+    if step is None:
+        return target
+    chosen = tuple(found for found in target.checkpoints if found.step == step)
+    if len(chosen) > 1:
+        names = ", ".join(found.path.name for found in chosen)
+        raise UsageError(f"step {step} is there more than once: {names}", path=target.path, hint="pass the folder itself")
+    if not chosen:
+        there = ", ".join(str(found.step) for found in target.checkpoints if found.step is not None)
+        raise NotFound(f"there is no step {step}", path=target.path, expected=f"one of the steps {there}" if there else None)
+    return replace(target, checkpoints=chosen)
+
+
+def _step_of(folder: Path) -> int | None:
+    for regex in STEP_FOLDERS:
+        fields = regex.fullmatch(folder.name)
+        if fields:
+            return int(fields["step"][:18])
+    return None
+
+
+def _tracker_hints(run: Path) -> tuple[str, ...]:
+    """What tracker files say the last step is; never trusted, only shown when the files disagree."""
+    hints = []
+    for name in ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt", "latest_global_step.txt"):
+        try:
+            text = (run / name).read_bytes()[:32].decode("ascii", "replace").strip()
+        except OSError:
+            continue
+        if text.isascii() and text.isdigit():
+            hints.append(f"{name} says {int(text)}")
+    return tuple(hints)
+
+
+def _suggestion(path: Path) -> str | None:
+    """The nearest folder, one or two levels down or one level up, in which something would be recognised."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        below = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())[:200]
+    except OSError:
+        return None
+    for child in [*below, str(folder.parent), str(folder)]:
+        candidate = Path(child)
+        try:
+            if candidate != path and (_places(candidate) or _steps(candidate)):
+                return f"did you mean {candidate}?"
+        except CkptError:
+            continue
+    names = sorted(os.listdir(folder))[:5]
+    return f"the folder holds {', '.join(names)}" if names else "the folder is empty"

@@ -1,0 +1,68 @@
+"""Tensor names: which are acceptable, and which prefixes of training wrappers go away."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from ckpt_cli.errors import CorruptFile, Inconsistent
+
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+"""Put into names by FSDP1, activation checkpointing and torch.compile."""
+
+DDP = "module."
+"""Put in front of every name by DistributedDataParallel."""
+
+MAX_NAME = 4096
+
+
+def check_name(name: object) -> str:
+    """A tensor name that can be written: text that encodes to UTF-8, at most 4096 characters, not "__metadata__"."""
+    if not isinstance(name, str):
+        raise CorruptFile(f"a key of the state dict is a {type(name).__name__}", expected="text")
+    if len(name) > MAX_NAME:
+        raise CorruptFile(f"a tensor name has {len(name)} characters", expected=f"at most {MAX_NAME}")
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise CorruptFile("a tensor name is not valid Unicode", tensor=printable(name)) from None
+    if name == "__metadata__":
+        raise CorruptFile("a tensor is called __metadata__, which safetensors reserves", tensor=name)
+    return name
+
+
+def strip_wrappers(name: str) -> str:
+    """The name without what training wrappers put between its parts.
+
+    >>> strip_wrappers("_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight")
+    'model.layers.0.mlp.weight'
+    """
+    for wrapper in WRAPPERS:
+        name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
+    return name
+
+
+def stripped_names(names: Iterable[str]) -> dict[str, str]:
+    """Old name -> name without wrappers; "module." goes only if every name begins with it (DistributedDataParallel).
+
+    Raises Inconsistent if two names become one.
+    """
+    renamed = {name: strip_wrappers(name) for name in names}
+    while renamed and all(new.startswith(DDP) for new in renamed.values()):
+        renamed = {name: strip_wrappers(new.removeprefix(DDP)) for name, new in renamed.items()}
+    taken: dict[str, str] = {}
+    for name, new in renamed.items():
+        if new in taken:
+            raise Inconsistent(f"without wrapper prefixes, {printable(taken[new])} has the same name", tensor=name)
+        taken[new] = name
+    return renamed
+
+
+def printable(text: object) -> str:
+    """Text from a file, safe for a terminal: control, format and surrogate characters become escapes."""
+    return "".join(
+        character if character == " " or unicodedata.category(character) not in UNSAFE else ascii(character)[1:-1] for character in str(text)
+    )
+
+
+UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})

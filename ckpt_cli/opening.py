@@ -1,0 +1,184 @@
+"""Opening a checkpoint: the newest complete step of a run, its components described and proved whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_cli import formats
+from ckpt_cli.assets import Assets, find_assets
+from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo, StepInfo
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable
+from ckpt_cli.files import Files
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.locate import Found, Place, Target, component_names, locate
+from ckpt_cli.model import Component, Note
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedComponent:
+    """A component that was read and tiles exactly, with the assets that belong to it."""
+
+    name: str
+    place: Place
+    component: Component
+    assets: Assets
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The checkpoint that a path and the options mean. ``problems`` says why newer steps were passed over."""
+
+    target: Target
+    found: Found
+    components: tuple[OpenedComponent, ...]
+    problems: dict[Path, str]
+    notes: tuple[Note, ...]
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    files: Files,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    base: Path | None = None,
+    shard_order: ShardOrder = "auto",
+) -> Opened:
+    """Locate ``path``, choose the newest complete step (or ``step``), describe the components that ``type`` means.
+
+    Raises NotFound, NotRecognised, InputError for unreadable files, IncompleteError for a checkpoint that is not whole.
+    """
+    target = locate(path, step)
+    choosing = step is None and target.run is not None and len(target.checkpoints) > 1
+    problems: dict[Path, str] = {}
+    first_error: CkptError | None = None
+    for found in reversed(target.checkpoints):
+        try:
+            components = tuple(_describe(found, name, files, base, shard_order) for name in component_names(found, type))
+        except (IncompleteError, CorruptFile, NotFound) as error:
+            if not choosing or isinstance(error, Undecidable):
+                raise _with_step_hint(error, found, target, path)
+            problems[found.path] = _short(error)
+            first_error = first_error or error
+            continue
+        notes = [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
+        notes += [note for opened in components for note in opened.component.notes]
+        return Opened(target, found, components, problems, tuple(notes))
+    assert first_error is not None
+    first_error.hint = first_error.hint or "no step of this run is complete"
+    raise first_error
+
+
+def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Checkpoint:
+    """The descriptor of an opened checkpoint; components that were not opened are listed by name."""
+    main = opened.components[0]
+    described = {opened.name: ComponentInfo.of(opened.component, opened.name) for opened in opened.components}
+    listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
+    config = main.assets.config
+    architectures = config.get("architectures")
+    text = config.get("text_config")
+    layers = config.get("num_hidden_layers", text.get("num_hidden_layers") if isinstance(text, dict) else None)
+    notes = [*opened.notes, *extra_notes, *_tracker_notes(opened)]
+    return Checkpoint(
+        path=str(opened.found.path),
+        step=opened.found.step,
+        run=str(opened.target.run) if opened.target.run else None,
+        framework=framework_of(opened.found, opened.target),
+        components=tuple(listed.values()),
+        steps=tuple(
+            step_info(found, opened.problems.get(found.path)) for found in opened.target.checkpoints if opened.target.run is not None
+        ),
+        assets=tuple(main.assets.names),
+        lacking=tuple(main.assets.lacking),
+        architecture=architectures[0] if isinstance(architectures, list) and architectures and isinstance(architectures[0], str) else None,
+        layers=layers if type(layers) is int else None,
+        notes=tuple(NoteInfo.of(note) for note in notes),
+    )
+
+
+def listed_component(place: Place) -> ComponentInfo:
+    """What names alone tell about a component."""
+    match = place.match
+    missing = match.missing_ranks
+    problem = match.trouble or (f"{len(match.ranks)} of {match.world_size} rank files, missing {_brief(missing)}" if missing else None)
+    return ComponentInfo(
+        name=place.name,
+        format=match.format,
+        writer=match.evidence,
+        path=str(match.root),
+        files=len(match.files),
+        world_size=match.world_size,
+        missing_ranks=missing,
+        problem=problem,
+    )
+
+
+def step_info(found: Found, problem: str | None = None) -> StepInfo:
+    """One line about a step, from names, or with the problem that was found in its content."""
+    by_name = next((info.problem for place in found.places if (info := listed_component(place)).problem), None)
+    return StepInfo(
+        step=found.step, path=str(found.path), components=tuple(place.name for place in found.places), problem=problem or by_name
+    )
+
+
+def framework_of(found: Found, target: Target) -> str:
+    """The trainer that wrote a checkpoint, as far as its layout tells."""
+    names = {place.name for place in found.places}
+    run = target.run or found.path.parent
+    folder, match = found.path.name, found.places[0].match
+    if match.format == "safetensors":
+        return "Hugging Face"
+    if match.evidence != "verl family":
+        return match.evidence
+    if any(place.match.root.name.startswith("pytorch_") for place in found.places):
+        return "lmms-engine"
+    if "policy" in names or (run / "latest_ckpt_global_step.txt").exists():
+        return "SkyRL"
+    if (run / "checkpoint_tracker.json").exists():
+        return "EasyR1"
+    return "verl" if folder.startswith("global_step") else "verl family"
+
+
+def _describe(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:
+    place = found.place(name)
+    assert place is not None
+    assets = find_assets(place.home, found.path, base)
+    component = formats.describe(place.match, files, ReadOptions(assets.config, shard_order))
+    return OpenedComponent(name, place, component, assets)
+
+
+def _with_step_hint(error: CkptError, found: Found, target: Target, path: str | os.PathLike[str]) -> CkptError:
+    """Name the newest step whose files are all there, when an incomplete one was asked for."""
+    if isinstance(error, (IncompleteError, CorruptFile)) and error.hint is None:
+        siblings = target.checkpoints
+        if target.run is None or len(siblings) <= 1:
+            try:
+                siblings = locate(found.path.parent).checkpoints if found.step is not None else ()
+            except CkptError:
+                siblings = ()
+        whole = [other for other in siblings if other.path != found.path and not step_info(other).problem]
+        if whole:
+            error.hint = f"get the file from the node that wrote it, or pass --step {whole[-1].step} (the newest complete step)"
+            if target.run is None:
+                error.hint = f"get the file from the node that wrote it, or use {whole[-1].path} (the newest complete step)"
+        else:
+            error.hint = "get the file from the node that wrote it"
+    return error
+
+
+def _tracker_notes(opened: Opened) -> list[Note]:
+    step = opened.found.step
+    return [Note("info", "tracker", f"{hint}, but step {step} was chosen") for hint in opened.target.hints if not hint.endswith(f" {step}")]
+
+
+def _short(error: CkptError) -> str:
+    where = Path(error.path).name if error.path else None
+    return f"{error.message} ({where})" if where and where not in error.message else error.message
+
+
+def _brief(ranks: tuple[int, ...]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -1,0 +1,67 @@
+"""The only place where values are compared before a merge: copies of plain tensors, and tied heads.
+
+Cheap first: the CRC-32 that torch stored with each record. Then the bytes, through two small buffers. What is compared is
+what the files hold, element by element in the order of the tensor, so different strides do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpt_cli.geometry import Box
+from ckpt_cli.kernels import Region, read_region, tiles
+from ckpt_cli.model import Piece, Tensor
+
+BLOCK = 1 << 20
+
+
+def same_values(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bytes (NaNs are equal if their bits are)."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    if first.alias_of == second.name or second.alias_of == first.name:
+        return True
+    other = {piece.box: piece for piece in second.pieces}
+    if set(other) == {piece.box for piece in first.pieces}:
+        return all(_same_piece(piece, other[piece.box], first.dtype.itemsize) for piece in first.pieces)
+    for tile in tiles(first.shape, first.dtype.itemsize, BLOCK):
+        if _tile_bytes(first, tile) != _tile_bytes(second, tile):
+            return False
+    return True
+
+
+def unequal_copies(tensor: Tensor) -> Iterator[tuple[Piece, Piece]]:
+    """Pairs (piece, copy) of one tensor whose bytes differ although they are the same box."""
+    pieces = {piece.box: piece for piece in tensor.pieces}
+    for copy in tensor.copies:
+        piece = pieces[copy.box]
+        if not _same_piece(piece, copy, tensor.dtype.itemsize):
+            yield piece, copy
+
+
+def _same_piece(first: Piece, second: Piece, itemsize: int) -> bool:
+    if first.same_bytes_as == second.same_bytes_as:
+        return True
+    alike = first.strides == second.strides and first.swapped == second.swapped and first.conj == second.conj and first.neg == second.neg
+    if alike and first.crc is not None and first.crc == second.crc:
+        return True
+    inner = Box((0,) * len(first.box.extent), first.box.extent)
+    for tile in tiles(first.box.extent, itemsize, BLOCK):
+        region = tile.intersect(inner) or tile
+        if _piece_bytes(first, region, itemsize) != _piece_bytes(second, region, itemsize):
+            return False
+    return True
+
+
+def _piece_bytes(piece: Piece, region: Box, itemsize: int) -> bytes:
+    buffer = bytearray(region.numel * itemsize)
+    read_region(Region(piece, region.offset, region.extent, itemsize), buffer)
+    return bytes(buffer)
+
+
+def _tile_bytes(tensor: Tensor, tile: Box) -> bytes:
+    from ckpt_cli.kernels import read_tile
+
+    buffer = bytearray(tile.numel * tensor.dtype.itemsize)
+    read_tile(tensor, tile, buffer)
+    return bytes(buffer)

@@ -1,0 +1,107 @@
+"""What commands return, and the JSON envelope around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckpt_cli.descriptor import Checkpoint, Frozen, NoteInfo
+
+SCHEMA = 1
+
+
+class TensorGroup(Frozen):
+    """One row of `inspect`: tensors whose names differ in layer numbers only and that are alike in everything else.
+
+    ``pattern`` is the name with ranges such as ``{0..27}``; ``odd`` marks a group that differs from the others of its
+    pattern; ``elements`` counts all tensors of the group.
+    """
+
+    pattern: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    elements: int
+    odd: bool = False
+
+
+class InspectResult(Frozen):
+    """A checkpoint and, per component that was read, its tensors in groups."""
+
+    checkpoint: Checkpoint
+    groups: dict[str, tuple[TensorGroup, ...]]
+
+
+class DetectResult(Frozen):
+    """A checkpoint; ``problem`` is set if it is not complete."""
+
+    checkpoint: Checkpoint
+    problem: str | None = None
+
+
+class FileInfo(Frozen):
+    """A file that was, or would be, written."""
+
+    name: str
+    bytes: int
+
+
+class MergedComponent(Frozen):
+    """One output folder. ``elements`` were written; together with ``dropped`` ones they are all ``source_elements``."""
+
+    component: str
+    output: str
+    files: tuple[FileInfo, ...]
+    tensors: int
+    elements: int
+    source_elements: int
+    bytes_read: int
+    bytes_written: int
+    dtypes: dict[str, int]
+    cast: int
+    renamed: int
+    dropped: dict[str, str]
+    left_out: int
+    assets: tuple[str, ...]
+    lacking: tuple[str, ...]
+    overflows: dict[str, int]
+    disk_free: int | None
+    peak_memory: int
+    plan_digest: str
+    notes: tuple[NoteInfo, ...] = ()
+
+
+class MergeResult(Frozen):
+    """What `merge` did (or, with ``dry_run``, would do)."""
+
+    checkpoint: Checkpoint
+    outputs: tuple[MergedComponent, ...]
+    dry_run: bool
+    seconds: float
+
+
+class ErrorInfo(Frozen):
+    code: str
+    message: str
+    hint: str | None = None
+    path: str | None = None
+    tensor: str | None = None
+    expected: str | None = None
+
+
+class Envelope(Frozen):
+    """The one document that ``--json`` prints, on success and on failure."""
+
+    schema_version: int
+    command: str
+    status: str
+    exit_code: int
+    data: dict[str, Any] | None
+    errors: tuple[ErrorInfo, ...]
+
+    def to_json(self) -> str:
+        """The document as text, ASCII only, with the key "schema" for the version."""
+        import json
+
+        content = self.model_dump(mode="json")
+        return json.dumps({"schema": content.pop("schema_version"), **content}, indent=2)

@@ -1,0 +1,154 @@
+"""A folder that appears whole or not at all: built under a temporary name beside its target, then renamed.
+
+The folder is locked while its process lives, so a later run recognises what a killed one left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import glob
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from ckpt_cli.errors import NotWritable, OutputExists
+
+MARK = ".ckpt-tmp-"
+AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2
+
+
+class Staging:
+    """The temporary folder of one output. Use it as a context manager: without `publish` it is removed again."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.folder = target.parent / f".{target.name}{MARK}{uuid.uuid4().hex[:12]}"
+        self._lock = -1
+        self.removed = remove_leftovers(target)
+
+    def __enter__(self) -> Staging:
+        try:
+            self.folder.mkdir()
+            with contextlib.suppress(OSError):
+                self._lock = _lock(self.folder)
+        except OSError as error:
+            hint = "choose another place with -o"
+            raise NotWritable(f"the output folder cannot be created: {error.strerror}", path=self.target, hint=hint) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        if self.folder.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def sync(self) -> None:
+        """Make the names inside durable; files sync themselves when they are written."""
+        sync_folder(self.folder)
+
+    def publish(self, *, replace: bool) -> None:
+        """Give the folder its name. ``replace``: an existing folder is swapped out in one step and then removed.
+
+        Raises OutputExists if something else stands there (also if it appeared meanwhile).
+        """
+        try:
+            if replace and self.target.exists():
+                self._exchange()
+            else:
+                self._rename()
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise OutputExists("the output appeared while it was being written", path=self.target, hint="choose another -o") from error
+            raise NotWritable(f"the output cannot be renamed into place: {error.strerror}", path=self.target) from error
+        sync_folder(self.target.parent)
+
+    def publish_into(self, folder: Path) -> None:
+        """Move the files into an existing folder, replacing nothing: all of them, or none."""
+        moved: list[Path] = []
+        try:
+            for path in sorted(self.folder.iterdir()):
+                os.link(path, folder / path.name)
+                moved.append(folder / path.name)
+        except OSError as error:
+            for path in moved:
+                path.unlink()
+            if error.errno == errno.EEXIST:
+                raise OutputExists("a file of this name is there already", path=error.filename2 or folder) from error
+            raise NotWritable(f"the files cannot be moved into place: {error.strerror}", path=folder) from error
+        sync_folder(folder)
+
+    def _rename(self) -> None:
+        if not _renameat2(self.folder, self.target, RENAME_NOREPLACE):
+            # rename(2) replaces nothing but an empty folder.
+            os.rename(self.folder, self.target)
+
+    def _exchange(self) -> None:
+        if _renameat2(self.folder, self.target, RENAME_EXCHANGE):
+            return
+        aside = self.folder.with_name(self.folder.name + "-old")
+        os.rename(self.target, aside)
+        try:
+            os.rename(self.folder, self.target)
+        except OSError:
+            os.rename(aside, self.target)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(target: Path) -> list[Path]:
+    """Remove temporary folders for this target that a killed process left; those in use are locked and stay."""
+    removed = []
+    with contextlib.suppress(OSError):
+        for folder in target.parent.glob(f".{glob.escape(target.name)}{MARK}*"):
+            with contextlib.suppress(OSError):
+                lock = _lock(folder)
+                try:
+                    shutil.rmtree(folder)
+                    removed.append(folder)
+                finally:
+                    os.close(lock)
+    return removed
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync a folder; file systems that cannot do that are left alone."""
+    fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor of the folder that holds an exclusive lock until it is closed; OSError if another process has it."""
+    import fcntl
+
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _renameat2(old: Path, new: Path, flags: int) -> bool:
+    """``renameat2`` of Linux; False where it does not exist or the file system lacks it. Other failures raise OSError."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    if call(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(number, os.strerror(number), str(old), None, str(new))
+

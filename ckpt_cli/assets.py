@@ -100,7 +100,9 @@ def resolve_base(base: str) -> Path:
             commit = ""
         if re.fullmatch(r"[0-9a-f]{40}", commit) and (repository / "snapshots" / commit).is_dir():
             return repository / "snapshots" / commit
-    raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint="download it first; ckpt never does")
+    raise NotFound(
+        "no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint="download it first; ckpt never does"
+    )
 
 
 def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
@@ -114,12 +116,14 @@ def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
     changed = [_set(config, key, dtype) for key in keys or [_dtype_key(config)]]
     for value in config.values():
         if isinstance(value, dict):
-            changed += [_set(value, key, dtype) for key in ("dtype", "torch_dtype") if value.get(key) in old and isinstance(value.get(key), str)]
+            changed += [
+                _set(value, key, dtype) for key in ("dtype", "torch_dtype") if value.get(key) in old and isinstance(value.get(key), str)
+            ]
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode() if any(changed) else path
 
 
 def _dtype_key(config: Mapping[str, Any]) -> str:
-    """transformers writes "dtype" since 4.56 and reads "torch_dtype" as well; older versions know the latter only."""
+    """The key that this version knows: transformers writes "dtype" since 4.56 and reads "torch_dtype" as well; older versions know the latter only."""
     version = str(config.get("transformers_version", "0")).split(".")
     numbers = [int(part) for part in version[:2] if part.isdigit()]
     return "dtype" if numbers >= [4, 56] else "torch_dtype"
@@ -182,4 +186,3 @@ def config_notes(config: Mapping[str, Any], names: Sequence[str], dtypes: set[st
     if wanted == "bfloat16" and dtypes == {"F32"}:
         notes.append(Note("info", "fp32-masters", "these are float32 masters of a bfloat16 model: --dtype bf16 halves the output"))
     return notes
-

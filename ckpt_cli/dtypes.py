@@ -95,5 +95,6 @@ def numpy_dtype(dtype: Dtype) -> numpy.dtype[Any]:
     if dtype.numpy.startswith(("bfloat", "float8")):
         import ml_dtypes
 
-        return numpy.dtype(getattr(ml_dtypes, dtype.numpy))
+        scalar: type = getattr(ml_dtypes, dtype.numpy)
+        return numpy.dtype(scalar)
     return numpy.dtype(dtype.numpy)

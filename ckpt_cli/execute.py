@@ -273,5 +273,7 @@ def _output_errors(target: Path) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in FULL:
-            raise NoSpace(f"writing failed: {error.strerror}", path=target, hint="free some space, or choose another disk with -o") from error
+            raise NoSpace(
+                f"writing failed: {error.strerror}", path=target, hint="free some space, or choose another disk with -o"
+            ) from error
         raise NotWritable(f"writing failed: {error.strerror}", path=target) from error

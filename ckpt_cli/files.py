@@ -77,7 +77,9 @@ class FileSource:
             done = 0
             while done < len(buffer):
                 try:
-                    count = os.preadv(fd, [buffer[done:]], offset + done) if hasattr(os, "preadv") else _pread(fd, buffer[done:], offset + done)
+                    count = (
+                        os.preadv(fd, [buffer[done:]], offset + done) if hasattr(os, "preadv") else _pread(fd, buffer[done:], offset + done)
+                    )
                 except OSError as error:
                     raise Unreadable(f"reading failed: {error.strerror}", path=self.path) from error
                 if count == 0:

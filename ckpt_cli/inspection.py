@@ -137,4 +137,3 @@ def _row(pattern: str, members: Sequence[tuple[TensorInfo, tuple[int, ...]]], od
         elements=sum(tensor.elements for tensor, _ in members),
         odd=odd,
     )
-

@@ -114,7 +114,9 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
     if wanted == "both":
         names = [main, "ema"]
     else:
-        names = [main if SYNONYMS.get(wanted, wanted) == "model" and "model" not in there and main in MAIN else SYNONYMS.get(wanted, wanted)]
+        names = [
+            main if SYNONYMS.get(wanted, wanted) == "model" and "model" not in there and main in MAIN else SYNONYMS.get(wanted, wanted)
+        ]
     for name in names:
         if name not in there:
             raise NotFound(

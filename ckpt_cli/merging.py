@@ -308,7 +308,9 @@ def _refuse_existing(job: Job, side: Mapping[str, object]) -> None:
     planned = [*(file.name for file in job.plan.files), *([job.plan.index_name] if job.plan.index_name else []), manifest.NAME, *side]
     for name in planned:
         if (job.output / name).exists():
-            raise OutputExists("the checkpoint folder has a file of this name already", path=job.output / name, hint="use -o instead of --in-place")
+            raise OutputExists(
+                "the checkpoint folder has a file of this name already", path=job.output / name, hint="use -o instead of --in-place"
+            )
 
 
 def _make_parents(target: Path) -> list[Path]:
@@ -317,7 +319,9 @@ def _make_parents(target: Path) -> list[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise NotWritable(f"the output folder cannot be created: {error.strerror}", path=target, hint="choose another place with -o") from error
+        raise NotWritable(
+            f"the output folder cannot be created: {error.strerror}", path=target, hint="choose another place with -o"
+        ) from error
     return missing
 
 
@@ -346,8 +350,7 @@ def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written)
         "dropped": job.selection.dropped,
     }
     settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in ("dry_run", "overwrite", "jobs")}
-    sources = [source for source in _sources(job.plan)]
-    return manifest.build("merge", settings, sources, job.plan.digest, written.files, facts)
+    return manifest.build("merge", settings, _sources(job.plan), job.plan.digest, written.files, facts)
 
 
 def _sources(plan: Plan) -> list[Any]:

@@ -61,7 +61,8 @@ def stripped_names(names: Iterable[str]) -> dict[str, str]:
 def printable(text: object) -> str:
     """Text from a file, safe for a terminal: control, format and surrogate characters become escapes."""
     return "".join(
-        character if character == " " or unicodedata.category(character) not in UNSAFE else ascii(character)[1:-1] for character in str(text)
+        character if character == " " or unicodedata.category(character) not in UNSAFE else ascii(character)[1:-1]
+        for character in str(text)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli import formats
@@ -60,7 +60,8 @@ def open_checkpoint(
             components = tuple(_describe(found, name, files, base, shard_order) for name in component_names(found, type))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if not choosing or isinstance(error, Undecidable):
-                raise _with_step_hint(error, found, target, path)
+                _add_step_hint(error, found, target)
+                raise
             problems[found.path] = _short(error)
             first_error = first_error or error
             continue
@@ -147,10 +148,10 @@ def _describe(found: Found, name: str, files: Files, base: Path | None, shard_or
     assert place is not None
     assets = find_assets(place.home, found.path, base)
     component = formats.describe(place.match, files, ReadOptions(assets.config, shard_order))
-    return OpenedComponent(name, place, component, assets)
+    return OpenedComponent(name, place, replace(component, name=name), assets)
 
 
-def _with_step_hint(error: CkptError, found: Found, target: Target, path: str | os.PathLike[str]) -> CkptError:
+def _add_step_hint(error: CkptError, found: Found, target: Target) -> None:
     """Name the newest step whose files are all there, when an incomplete one was asked for."""
     if isinstance(error, (IncompleteError, CorruptFile)) and error.hint is None:
         siblings = target.checkpoints
@@ -166,7 +167,6 @@ def _with_step_hint(error: CkptError, found: Found, target: Target, path: str | 
                 error.hint = f"get the file from the node that wrote it, or use {whole[-1].path} (the newest complete step)"
         else:
             error.hint = "get the file from the node that wrote it"
-    return error
 
 
 def _tracker_notes(opened: Opened) -> list[Note]:

@@ -303,7 +303,7 @@ class _Machine:
         raw = self.line()
         if len(raw) < 2 or raw[0] != raw[-1] or raw[:1] not in b"'\"":
             raise _Malformed("a string is not quoted")
-        self.push(codecs.escape_decode(raw[1:-1])[0].decode("latin-1"))  # type: ignore[attr-defined]
+        self.push(codecs.escape_decode(raw[1:-1])[0].decode("latin-1"))
 
     def op_string1(self) -> None:
         self.push(self.take(self.number(1)).decode("latin-1"))

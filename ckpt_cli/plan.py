@@ -105,7 +105,11 @@ class Plan:
             for output in file.tensors:
                 for piece in output.tensor.pieces:
                     identity = piece.source.identity
-                    state.update(f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box}".encode("utf-8", "surrogateescape"))
+                    state.update(
+                        f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box}".encode(
+                            "utf-8", "surrogateescape"
+                        )
+                    )
         return state.hexdigest()
 
 
@@ -183,9 +187,7 @@ def _is_copy(output: OutputTensor) -> bool:
     if output.is_cast or tensor.nbytes < WORTH_COPYING * len(tensor.pieces):
         return False
     strides = contiguous_strides(tensor.shape)
-    return all(
-        piece.verbatim and is_run(piece.box.extent, piece.strides) and is_run(piece.box.extent, strides) for piece in tensor.pieces
-    )
+    return all(piece.verbatim and is_run(piece.box.extent, piece.strides) and is_run(piece.box.extent, strides) for piece in tensor.pieces)
 
 
 def _split(outputs: Sequence[OutputTensor], limit: int | None) -> list[list[OutputTensor]]:

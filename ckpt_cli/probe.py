@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpt_cli.geometry import Box
-from ckpt_cli.kernels import Region, read_region, tiles
+from ckpt_cli.kernels import Region, read_region, read_tile, tiles
 from ckpt_cli.model import Piece, Tensor
 
 BLOCK = 1 << 20
@@ -24,10 +24,7 @@ def same_values(first: Tensor, second: Tensor) -> bool:
     other = {piece.box: piece for piece in second.pieces}
     if set(other) == {piece.box for piece in first.pieces}:
         return all(_same_piece(piece, other[piece.box], first.dtype.itemsize) for piece in first.pieces)
-    for tile in tiles(first.shape, first.dtype.itemsize, BLOCK):
-        if _tile_bytes(first, tile) != _tile_bytes(second, tile):
-            return False
-    return True
+    return all(_tile_bytes(first, tile) == _tile_bytes(second, tile) for tile in tiles(first.shape, first.dtype.itemsize, BLOCK))
 
 
 def unequal_copies(tensor: Tensor) -> Iterator[tuple[Piece, Piece]]:
@@ -42,15 +39,15 @@ def unequal_copies(tensor: Tensor) -> Iterator[tuple[Piece, Piece]]:
 def _same_piece(first: Piece, second: Piece, itemsize: int) -> bool:
     if first.same_bytes_as == second.same_bytes_as:
         return True
-    alike = first.strides == second.strides and first.swapped == second.swapped and first.conj == second.conj and first.neg == second.neg
-    if alike and first.crc is not None and first.crc == second.crc:
-        return True
-    inner = Box((0,) * len(first.box.extent), first.box.extent)
-    for tile in tiles(first.box.extent, itemsize, BLOCK):
-        region = tile.intersect(inner) or tile
-        if _piece_bytes(first, region, itemsize) != _piece_bytes(second, region, itemsize):
-            return False
-    return True
+    if first.strides == second.strides and first.crc is not None and first.crc == second.crc:
+        return (first.swapped, first.conj, first.neg) == (second.swapped, second.conj, second.neg)
+    # Byte order and lazy flags must agree here; read_tile, which undoes them, is for tensors.
+    if (first.swapped, first.conj, first.neg) != (second.swapped, second.conj, second.neg):
+        return False
+    return all(
+        _piece_bytes(first, region, itemsize) == _piece_bytes(second, region, itemsize)
+        for region in tiles(first.box.extent, itemsize, BLOCK)
+    )
 
 
 def _piece_bytes(piece: Piece, region: Box, itemsize: int) -> bytes:
@@ -60,8 +57,6 @@ def _piece_bytes(piece: Piece, region: Box, itemsize: int) -> bytes:
 
 
 def _tile_bytes(tensor: Tensor, tile: Box) -> bytes:
-    from ckpt_cli.kernels import read_tile
-
     buffer = bytearray(tile.numel * tensor.dtype.itemsize)
     read_tile(tensor, tile, buffer)
     return bytes(buffer)

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import CorruptFile, Unsupported, reading
@@ -51,7 +51,11 @@ def read_header(source: FileSource) -> Header:
         start = source.read(0, min(64, source.size))
         length = int.from_bytes(start[:8], "little")
         if length > MAX_HEADER or 8 + length > source.size:
-            hint = "run `git lfs pull`" if start.startswith(b"version https://git-lfs") else "the copy was interrupted, or it is another format"
+            hint = (
+                "run `git lfs pull`"
+                if start.startswith(b"version https://git-lfs")
+                else "the copy was interrupted, or it is another format"
+            )
             raise CorruptFile(f"the header would be {length} bytes long", expected=f"at most {min(MAX_HEADER, source.size - 8)}", hint=hint)
         return _validated(_parse(source.read(8, length)), 8 + length, source.size)
 
@@ -71,7 +75,9 @@ def build_header(entries: Iterable[tuple[str, Dtype, Shape]], metadata: Mapping[
     text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % ALIGNMENT)
     if len(text) > MAX_HEADER:
-        raise Unsupported(f"the header would need {len(text)} bytes", expected=f"at most {MAX_HEADER}", hint="use a smaller --max-shard-size")
+        raise Unsupported(
+            f"the header would need {len(text)} bytes", expected=f"at most {MAX_HEADER}", hint="use a smaller --max-shard-size"
+        )
     begin = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, [begin + start for start in starts]
 
@@ -139,5 +145,5 @@ def _entry(name: str, fields: object, begin: int) -> tuple[int, int, Entry]:
     return span[0], span[1], Entry(name, dtype, tuple(shape), begin + span[0])
 
 
-def _naturals(value: object) -> bool:
+def _naturals(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and 0 <= n <= MAX_NUMEL for n in value)

@@ -115,7 +115,7 @@ def remove_leftovers(target: Path) -> list[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """fsync a folder; file systems that cannot do that are left alone."""
+    """Sync a folder to disk; file systems that cannot do that are left alone."""
     fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         os.fsync(fd)
@@ -151,4 +151,3 @@ def _renameat2(old: Path, new: Path, flags: int) -> bool:
     if number in (errno.ENOSYS, errno.EINVAL):
         return False
     raise OSError(number, os.strerror(number), str(old), None, str(new))
-

@@ -106,7 +106,9 @@ class TorchFile:
         """Equal for two files whose storages have the same names, sizes and checksums; None without checksums."""
         if self._zip is None:
             return None
-        records = tuple((name[len(self._top) :], m.size, m.crc) for name, m in self._zip.members.items() if name.startswith(f"{self._top}data/"))
+        records = tuple(
+            (name[len(self._top) :], m.size, m.crc) for name, m in self._zip.members.items() if name.startswith(f"{self._top}data/")
+        )
         return records if any(crc for _, _, crc in records) else None
 
     def tensor(self, node: object) -> StoredTensor | None:

@@ -166,7 +166,7 @@ class ZipMap:
         header = self._source.read(member.header, 30 + len(member.name.encode()))
         name_length, extra_length = struct.unpack_from("<2H", header, 26)
         method = struct.unpack_from("<H", header, 8)[0]
-        data = member.header + 30 + name_length + extra_length
+        data: int = member.header + 30 + name_length + extra_length
         if header[:4] != LOCAL or header[30:] != member.name.encode() or name_length != len(member.name.encode()) or method != STORED:
             raise CorruptFile(f"the local header of {_tail(member.name)} contradicts the zip directory")
         if data + member.size != member.end:

@@ -169,7 +169,9 @@ def _lay_distributed(
         rows = shape[0]
         shape = (rows * count, *shape[1:])
         parts = [
-            replace(part, box=Box((part.box.offset[0] + rows * block_of[held[part.rank].mesh.ranks], *part.box.offset[1:]), part.box.extent))
+            replace(
+                part, box=Box((part.box.offset[0] + rows * block_of[held[part.rank].mesh.ranks], *part.box.offset[1:]), part.box.extent)
+            )
             for part in parts
         ]
         notes["experts"] = Note("info", "expert-blocks", f"experts were cut by hand into {count} blocks on dimension 0; put together again")
@@ -178,10 +180,13 @@ def _lay_distributed(
     strided = any(placement.factor > 1 for placement in placements)
     cut = any(placement.kind != "Replicate" for placement in placements)
     layout = ", ".join(f"{placement} x{size}" for placement, size in zip(placements, sizes, strict=True))
+    if first.padded:
+        text = "torch 2.3 recorded one placement on a mesh of two dimensions: it belongs to the last one, the other holds replicas"
+        notes["padded"] = Note("info", "hsdp-2.3", text)
     if blocks is not None:
         layout = f"{layout}, {blocks[0]} expert blocks" if layout else f"{blocks[0]} expert blocks"
     kind: LayoutKind = "strided" if strided else "sharded" if cut or blocks else "replicated" if len(held) > 1 else "whole"
-    return Laid(shape, parts, kind, layout or ("replicated" if len(held) > 1 else ""), check_copies=several)
+    return Laid(shape, parts, kind, layout or ("replicated" if len(held) > 1 else ""), check_copies=several or first.padded)
 
 
 def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: ShardOrder, notes: dict[str, Note]) -> list[Part]:
@@ -193,9 +198,7 @@ def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: S
         parts: list[Part] = []
         wrong = None
         for rank, local in held.items():
-            intervals = [
-                split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)
-            ]
+            intervals = [split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)]
             extent = tuple(sum(size for _, size in axis) for axis in intervals)
             if extent != local.stored.shape:
                 wrong = rank, extent, local.stored.shape
@@ -233,7 +236,9 @@ def _splits(name: str, local: DistributedLocal, dim: int, nested: bool, order: S
             expected="a mesh dimension named tp, which is cut first",
             hint="pass --shard-order left-to-right, or --shard-order tp-first with a mesh dimension named tp",
         )
-    notes["tp-first"] = Note("info", "tp-first", "torch <= 2.4 cut these tensors by tp first, then by fsdp (not recorded in its placements)")
+    notes["tp-first"] = Note(
+        "info", "tp-first", "torch <= 2.4 cut these tensors by tp first, then by fsdp (not recorded in its placements)"
+    )
     return [splits[i] for i in (*tp, *(i for i in cutting if i not in tp))]
 
 

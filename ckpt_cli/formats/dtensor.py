@@ -63,7 +63,11 @@ class RankMesh:
 
 @dataclass(frozen=True, slots=True)
 class DistributedLocal:
-    """One rank's part of a DTensor. ``order`` lists, per tensor dimension, the mesh dimensions in the order of cutting."""
+    """One rank's part of a DTensor.
+
+    ``order`` lists, per tensor dimension, the mesh dimensions in the order of cutting. ``old``: written by torch <= 2.4.
+    ``padded``: the file gave fewer placements than the mesh has dimensions.
+    """
 
     stored: StoredTensor
     shape: Shape
@@ -71,6 +75,7 @@ class DistributedLocal:
     mesh: RankMesh
     order: Mapping[int, tuple[int, ...]] | None
     old: bool
+    padded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +132,13 @@ class LocalReader:
             raise CorruptFile("a DTensor has no placements")
         old = kind.module.startswith(OLD_MODULE)
         parsed = tuple(_placement(placement, len(shape)) for placement in placements)
-        if len(parsed) < len(mesh.shape) and old:
-            # torch 2.3 wrote HSDP parameters with the whole mesh and only the placement of its last dimension.
+        padded = old and len(parsed) < len(mesh.shape)
+        if padded:
+            # torch 2.3 wrote HSDP parameters of FSDP2 with the whole mesh and only the placement of its last dimension.
             parsed = (Placement("Replicate"),) * (len(mesh.shape) - len(parsed)) + parsed
         if len(parsed) != len(mesh.shape):
             raise CorruptFile(f"a DTensor has {len(parsed)} placements on a mesh of {len(mesh.shape)} dimensions")
-        return DistributedLocal(local, shape, parsed, mesh, _shard_order(described.get("shard_order")), old)
+        return DistributedLocal(local, shape, parsed, mesh, _shard_order(described.get("shard_order")), old, padded)
 
     def _mesh(self, node: object) -> RankMesh:
         if not isinstance(node, Call):
@@ -170,7 +176,9 @@ class LocalReader:
             raise CorruptFile("a mesh has neither ranks nor a layout")
         inner = _fields(layout.state) if layout.state is not None else {}
         if "axes" in inner:
-            pairs = [(_fields(axis.state).get("shape"), _fields(axis.state).get("stride")) for axis in inner["axes"] if isinstance(axis, Call)]
+            pairs = [
+                (_fields(axis.state).get("shape"), _fields(axis.state).get("stride")) for axis in inner["axes"] if isinstance(axis, Call)
+            ]
         else:
             shape = inner.get("shape", layout.args[0] if layout.args else None)
             stride = inner.get("stride", layout.args[1] if len(layout.args) > 1 else None)

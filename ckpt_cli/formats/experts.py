@@ -72,6 +72,6 @@ def expert_blocks(
 
 
 def _is_stack_of_experts(name: str) -> bool:
-    """"...mlp.experts.gate_up_proj" is a stack; "...experts.3.up_proj.weight" is one expert."""
+    """Whether this is a stack, as "...mlp.experts.gate_up_proj", and not one expert, as "...experts.3.up_proj.weight"."""
     parts = name.split(".")
     return "experts" in parts and not any(part.isdigit() for part in parts[parts.index("experts") :])

@@ -52,7 +52,8 @@ class HubFolder:
         if first.suffix != ".json":
             header = read_header(source := files.source(first))
             entries = [(entry, source) for entry in header.entries]
-            paths, metadata = (first,), header.metadata
+            paths: tuple[Path, ...] = (first,)
+            metadata = header.metadata
         else:
             weight_map = _weight_map(first)
             names = sorted(set(weight_map.values()))
@@ -97,7 +98,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         for name, file in weight_map.items():
             parsed = PureWindowsPath(file) if isinstance(file, str) else None
             if parsed is None or parsed.drive or parsed.root or ".." in parsed.parts or parsed.suffix != ".safetensors" or "\0" in file:
-                raise CorruptFile("the index names a file outside of its folder or of another format", tensor=name, expected="a .safetensors file")
+                raise CorruptFile(
+                    "the index names a file outside of its folder or of another format", tensor=name, expected="a .safetensors file"
+                )
         return weight_map
 
 

@@ -76,7 +76,7 @@ class RankShards:
         states = [self._read(rank, path, files) for rank, path in sorted(match.ranks.items())]
         world_size = match.world_size or max(match.ranks) + 1
         missing = tuple(rank for rank in range(world_size) if rank not in match.ranks)
-        self._check_meshes(states, world_size, match)
+        self._check_meshes(states, world_size)
         try:
             assembled = assemble(states, world_size, missing, options)
         except MissingShard as error:
@@ -119,7 +119,7 @@ class RankShards:
                 raise CorruptFile("the state dict holds no tensor")
         return RankState(rank, path, locals_, tuple(leaves), file.fingerprint)
 
-    def _check_meshes(self, states: list[RankState], world_size: int, match: Match) -> None:
+    def _check_meshes(self, states: list[RankState], world_size: int) -> None:
         """The meshes must fit the world size that the file names announce."""
         for state in states:
             mesh = _largest_mesh(state)

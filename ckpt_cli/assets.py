@@ -123,7 +123,7 @@ def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
 
 
 def _dtype_key(config: Mapping[str, Any]) -> str:
-    """The key that this version knows: transformers writes "dtype" since 4.56 and reads "torch_dtype" as well; older versions know the latter only."""
+    """The key that the config's transformers version knows: "dtype" since 4.56, "torch_dtype" before."""
     version = str(config.get("transformers_version", "0")).split(".")
     numbers = [int(part) for part in version[:2] if part.isdigit()]
     return "dtype" if numbers >= [4, 56] else "torch_dtype"

@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli import formats
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, UsageError
 from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.registry import recognise
 
 STEP_FOLDERS = tuple(
     re.compile(pattern, re.ASCII)
@@ -161,7 +161,7 @@ def _inside_checkpoint(path: Path) -> Target | None:
         return Target(path, None, (Found(root, _step_of(root), places),), component=places[0].name)
     if not path.is_file():
         return None
-    matches = formats.recognise(path)
+    matches = recognise(path)
     if not matches:
         return None
     outer = _inside_checkpoint(path.parent) if matches[0].root == path.parent else None
@@ -177,18 +177,18 @@ def _places(folder: Path) -> tuple[Place, ...]:
     """The components of a checkpoint folder, the main one first."""
     if not folder.is_dir():
         return ()
-    places = [Place(match.component, match, folder) for match in formats.recognise(folder)]
+    places = [Place(match.component, match, folder) for match in recognise(folder)]
     try:
         children = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     except OSError:
         return tuple(places)
     for role in ROLES:
         if role in children:
-            places += [Place(role, match, folder / role) for match in formats.recognise(folder / role) if match.component == "model"]
+            places += [Place(role, match, folder / role) for match in recognise(folder / role) if match.component == "model"]
     for child in children:
         for regex, component in COMPONENT_FOLDERS.items():
             if regex.fullmatch(child):
-                places += [Place(component, match, folder) for match in formats.recognise(folder / child)]
+                places += [Place(component, match, folder) for match in recognise(folder / child)]
     # A name that two formats claim belongs to the first one: shards before a folder of already merged weights.
     unique: dict[str, Place] = {}
     for place in places:

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli import formats
 from ckpt_cli.assets import Assets, find_assets
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo, StepInfo
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable
 from ckpt_cli.files import Files
+from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.registry import describe
 from ckpt_cli.locate import Found, Place, Target, component_names, locate
 from ckpt_cli.model import Component, Note
 
@@ -104,7 +105,7 @@ def listed_component(place: Place) -> ComponentInfo:
     """What names alone tell about a component."""
     match = place.match
     missing = match.missing_ranks
-    problem = match.trouble or (f"{len(match.ranks)} of {match.world_size} rank files, missing {_brief(missing)}" if missing else None)
+    problem = match.trouble or (f"{ranks_of(missing, match.world_size or 0)} missing" if missing else None)
     return ComponentInfo(
         name=place.name,
         format=match.format,
@@ -147,7 +148,7 @@ def _describe(found: Found, name: str, files: Files, base: Path | None, shard_or
     place = found.place(name)
     assert place is not None
     assets = find_assets(place.home, found.path, base)
-    component = formats.describe(place.match, files, ReadOptions(assets.config, shard_order))
+    component = describe(place.match, files, ReadOptions(assets.config, shard_order))
     return OpenedComponent(name, place, replace(component, name=name), assets)
 
 
@@ -177,8 +178,3 @@ def _tracker_notes(opened: Opened) -> list[Note]:
 def _short(error: CkptError) -> str:
     where = Path(error.path).name if error.path else None
     return f"{error.message} ({where})" if where and where not in error.message else error.message
-
-
-def _brief(ranks: tuple[int, ...]) -> str:
-    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -70,10 +70,10 @@ def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, .
         _check_present(name, held, lacking)
         dtype = _common_dtype(name, held)
         laid = _lay(name, held, world_size, missing, options, notes)
-        tensors[name] = _tile(name, dtype, laid, missing)
+        tensors[name] = _tile(name, dtype, laid, world_size, missing)
     if missing:
-        listed = _ranks(missing)
-        notes["missing"] = Note("warning", "replicas-only", f"{listed} missing; other ranks hold replicas of everything")
+        text = f"{ranks_of(missing, world_size)} missing; other ranks hold replicas of everything"
+        notes["missing"] = Note("warning", "replicas-only", text)
     return Assembled(_with_aliases(tensors), tuple(notes.values()))
 
 
@@ -262,7 +262,7 @@ def _plain(value: object) -> str:
 # -- pieces, copies, coverage ----------------------------------------------------------------------------------------
 
 
-def _tile(name: str, dtype: Dtype, laid: Laid, missing: tuple[int, ...]) -> Tensor:
+def _tile(name: str, dtype: Dtype, laid: Laid, world_size: int, missing: tuple[int, ...]) -> Tensor:
     """Tell pieces from copies (the same box again) and prove that the pieces tile the tensor."""
     pieces: dict[Box, Piece] = {}
     copies: list[Piece] = []
@@ -285,7 +285,7 @@ def _tile(name: str, dtype: Dtype, laid: Laid, missing: tuple[int, ...]) -> Tens
         count = f"{problem.elements:,}".replace(",", " ")
         text = f"{count} elements of shape {list(laid.shape)}, from {problem.box} on"
         if missing:
-            raise MissingShard(f"{_ranks(missing)} missing", tensor=name, hint=None)
+            raise MissingShard(f"{ranks_of(missing, world_size)} missing")
         raise Gap(f"no rank holds {text}", tensor=name, hint="the files are of different runs, or ranks are missing")
     return Tensor(
         name=name,
@@ -326,6 +326,7 @@ def _with_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_of(ranks: Sequence[int], world_size: int) -> str:
+    """The subject of a sentence: "rank 2 of 4 is", "ranks 1, 3 of 4 are"."""
     listed = ", ".join(map(str, ranks[:12])) + (f" and {len(ranks) - 12} more" if len(ranks) > 12 else "")
-    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"
+    return f"rank {listed} of {world_size} is" if len(ranks) == 1 else f"ranks {listed} of {world_size} are"

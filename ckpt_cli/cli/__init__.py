@@ -1,0 +1,98 @@
+"""The command line. `main` is its entry point and the only place that exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+INTERNAL = 70
+"""Exit code of an error that is a bug of ours (EX_SOFTWARE of sysexits.h)."""
+
+
+class Ended(BaseException):
+    """A signal asked us to end; everything cleans up on its way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 findings, 2 usage, 3 input, 4 incomplete, 5 output, 128 + n for signal n."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    _handle_signals()
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader went away, as with `ckpt inspect | head`: nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
+    except OSError as error:
+        sys.stderr.write(f"error[output]: stdout cannot be written: {error.strerror}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 5
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    import typer
+
+    from ckpt_cli.cli.app import app
+
+    debug = "--debug" in arguments or bool(os.environ.get("CKPT_DEBUG"))
+    try:
+        result = app(args=arguments, prog_name="ckpt", standalone_mode=False)
+    except typer.TyperException as error:
+        return _usage_error(error, arguments)
+    except typer.Abort:
+        return Ended(signal.SIGINT).exit_code
+    except Ended as ended:
+        sys.stderr.write(f"ended by {signal.Signals(ended.exit_code - 128).name}; nothing was left behind\n")
+        return ended.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        # The one net under everything: a bug of ours ends in one line, not in a traceback.
+        if debug:
+            raise
+        sys.stderr.write(f"error[internal]: {type(error).__name__}: this is a bug in ckpt\n  hint: run again with --debug and report it\n")
+        return INTERNAL
+    return result if isinstance(result, int) else 0
+
+
+def _usage_error(error: Exception, arguments: list[str]) -> int:
+    """A command line that does not parse, told as every other error."""
+    from ckpt_cli.cli.session import print_document, usage_envelope
+    from ckpt_cli.names import printable
+
+    describe = getattr(error, "format_message", None)
+    message = (describe() if describe else str(error)).rstrip(".")
+    code = int(getattr(error, "exit_code", 2))
+    command = next((argument for argument in arguments if not argument.startswith("-")), "ckpt")
+    if "--json" in arguments:
+        print_document(usage_envelope(command, code, message))
+    else:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "ckpt"
+        sys.stderr.write(f"error[usage]: {printable(message[:1].lower() + message[1:])}\n  hint: {path} --help\n")
+    return code
+
+
+def _handle_signals() -> None:
+    def end(number: int, _: FrameType | None) -> None:
+        # A second signal ends at once.
+        signal.signal(number, signal.SIG_DFL)
+        raise Ended(number)
+
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # Shells start background jobs with SIGINT ignored; that is respected.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)

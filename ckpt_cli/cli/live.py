@@ -1,0 +1,113 @@
+"""How progress is shown: a bar on a terminal, lines in a log, JSON lines for programs, or nothing. Always on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ckpt_cli.cli.text import duration, size
+from ckpt_cli.progress import Progress, Silent
+
+if TYPE_CHECKING:
+    from ckpt_cli.cli.session import Session
+
+EVERY = 10.0
+"""Seconds between two lines of a log."""
+
+
+def make_progress(session: Session) -> Progress:
+    """The progress display that the options and the terminal ask for."""
+    mode = session.progress
+    if mode == "auto":
+        mode = "off" if session.quiet or session.json else "bar" if sys.stderr.isatty() else "plain"  # type: ignore[assignment]
+    if mode == "off":
+        return Silent()
+    if mode == "json":
+        return JsonLines()
+    return Plain() if mode == "plain" else Bar(session)
+
+
+class Bar:
+    """One line with bytes, rate and time left; a second one for the file that is being written, if there are several."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._live: Any = None
+        self._total: Any = None
+
+    def start(self, total_bytes: int, label: str) -> None:
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import Progress as Live
+
+        self._live = Live(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%", markup=False),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=self._session.err(),
+            transient=True,
+        )
+        self._total = self._live.add_task(label, total=max(total_bytes, 1))
+        self._live.start()
+
+    def advance(self, count: int, label: str) -> None:
+        self._live.update(self._total, advance=count, description=label)
+
+    def finish(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class _Counting:
+    """Bytes done so far, and when the next line is due."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = 0
+        self._done = 0
+        self._label = ""
+        self._started = self._due = time.monotonic()
+
+    def start(self, total_bytes: int, label: str) -> None:
+        self._total, self._done, self._label = total_bytes, 0, label
+        self._started = time.monotonic()
+        self._due = self._started + EVERY
+
+    def advance(self, count: int, label: str) -> None:
+        with self._lock:
+            self._done += count
+            due = label != self._label or time.monotonic() >= self._due
+            self._label = label
+            if due:
+                self._due = time.monotonic() + EVERY
+                self.tell(time.monotonic() - self._started)
+
+    def finish(self) -> None:
+        pass
+
+    def tell(self, elapsed: float) -> None:
+        raise NotImplementedError
+
+
+class Plain(_Counting):
+    """A line every ten seconds and for every new output file."""
+
+    def tell(self, elapsed: float) -> None:
+        share = 100 * self._done / max(self._total, 1)
+        rate = self._done / max(elapsed, 1e-9)
+        left = (self._total - self._done) / max(rate, 1.0)
+        text = f"{share:3.0f}%  {size(self._done)} of {size(self._total)}  {size(rate)}/s  {duration(left)} left  {self._label}"
+        sys.stderr.write(text + "\n")
+
+
+class JsonLines(_Counting):
+    """The same for programs."""
+
+    def tell(self, elapsed: float) -> None:
+        line = {"event": "progress", "done": self._done, "total": self._total, "seconds": round(elapsed, 3), "file": self._label}
+        sys.stderr.write(json.dumps(line) + "\n")

@@ -1,0 +1,38 @@
+"""Options that mean the same everywhere, declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from ckpt_cli.cli.session import ColorMode, ProgressMode
+from ckpt_cli.formats.base import ShardOrder
+
+OUTPUT_PANEL = "What is printed"
+
+Path = Annotated[str, typer.Argument(metavar="PATH", help="A run, a step, a component folder or a file.", show_default=False)]
+Type = Annotated[
+    Optional[str],  # noqa: UP045 - Typer evaluates this on Python 3.10
+    typer.Option("--type", metavar="NAME", help="Component: model, ema, both, all, or a name that detect lists.", show_default=False),
+]
+Step = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--step", metavar="N", help="A step of a run; default: the newest complete one.", show_default=False),
+]
+Base = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--base", metavar="DIR", help="The model that training started from: supplies what the run lacks.", show_default=False),
+]
+Order = Annotated[
+    ShardOrder,
+    typer.Option("--shard-order", help="How torch <= 2.4 cut tensors that two mesh dimensions shard."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, also on failure.", rich_help_panel=OUTPUT_PANEL)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer.", rich_help_panel=OUTPUT_PANEL)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Notes and details as well.", rich_help_panel=OUTPUT_PANEL)]
+Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks.", envvar="CKPT_DEBUG", rich_help_panel=OUTPUT_PANEL)]
+Color = Annotated[ColorMode, typer.Option("--color", help="Colours.", envvar="CKPT_COLOR", rich_help_panel=OUTPUT_PANEL)]
+Progress = Annotated[
+    ProgressMode, typer.Option("--progress", help="How progress is shown on stderr.", envvar="CKPT_PROGRESS", rich_help_panel=OUTPUT_PANEL)
+]

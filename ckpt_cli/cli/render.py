@@ -1,0 +1,268 @@
+"""Results as people read them: facts first, then tables, then warnings, and the next command as the last line.
+
+Names from files only ever become `rich.text.Text`, with control characters escaped: markup in them means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ckpt_cli.cli import text
+from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo
+from ckpt_cli.names import printable
+from ckpt_cli.report import DetectResult, InspectResult, MergedComponent, MergeResult, TensorGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ckpt_cli.cli.session import Session
+
+NARROW = 100
+"""Below this many columns the tables drop what is needed least."""
+
+
+def detect_result(result: DetectResult, session: Session) -> None:
+    """What `ckpt detect` prints."""
+    console, checkpoint = session.out(), result.checkpoint
+    if session.quiet:
+        console.print(_plain(checkpoint.path))
+        return
+    facts = [("found", f"{checkpoint.framework} {'run' if checkpoint.run else 'checkpoint'}", text.path(checkpoint.run or checkpoint.path))]
+    if checkpoint.run:
+        why = "the newest complete one" if result.problem is None else "the newest one"
+        facts.append(("chosen", f"step {checkpoint.step}, {why}", text.path(checkpoint.path)))
+    _print_facts(console, [(label, f"{where}   {what}") for label, what, where in facts])
+    console.print()
+    table = _table(("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state"), right=(2, 3, 5, 6, 7))
+    for info in checkpoint.components:
+        table.add_row(*_cells(_component_row(info)))
+    console.print(table)
+    if len(checkpoint.steps) > 1:
+        console.print()
+        steps = _table(("step", "components", "state", ""), right=(0,))
+        for step in checkpoint.steps:
+            chosen = "<- chosen" if step.path == checkpoint.path else ""
+            steps.add_row(*_cells((str(step.step), ", ".join(step.components), step.problem or "all files are there", chosen)))
+        console.print(steps)
+    console.print()
+    _print_notes(session, checkpoint.notes)
+    if result.problem is None:
+        _next(session, f"ckpt merge {text.argument(checkpoint.run or checkpoint.path)} --dry-run")
+    else:
+        session.say(f"warning: incomplete: {printable(result.problem)}", "yellow")
+        _next(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says what is missing)")
+
+
+def inspect_result(result: InspectResult, session: Session, *, show_all: bool = False) -> None:
+    """What `ckpt inspect` prints: facts, then one row per group of like tensors (or per tensor)."""
+    console, checkpoint = session.out(), result.checkpoint
+    if session.quiet:
+        for info in checkpoint.components:
+            for tensor in info.tensors or ():
+                console.print(_plain(tensor.name), soft_wrap=True)
+        return
+    for info in checkpoint.components:
+        if info.tensors is None:
+            continue
+        _print_facts(console, _facts(checkpoint, info))
+        console.print()
+        rows = (
+            [
+                TensorGroup(
+                    pattern=t.name,
+                    count=1,
+                    shape=t.shape,
+                    dtype=t.dtype,
+                    layout=_alias(t.layout, t.alias_of),
+                    elements=t.elements,
+                    odd=False,
+                )
+                for t in info.tensors
+            ]
+            if show_all
+            else result.groups[info.name]
+        )
+        console.print(_tensor_table(rows, console, counted=not show_all))
+        if info.leaves and session.verbose:
+            console.print()
+            leaves = _table(("entry that is no tensor", "value"))
+            for leaf in info.leaves:
+                leaves.add_row(*_cells((leaf.name, leaf.text)))
+            console.print(leaves)
+        console.print()
+    _print_notes(session, checkpoint.notes)
+    if checkpoint.framework == "Hugging Face":
+        _next(session, f"ckpt inspect {text.argument(checkpoint.path)} --all" if not show_all else "nothing; this is a merged model")
+    else:
+        _next(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run")
+
+
+def merge_result(result: MergeResult, session: Session) -> None:
+    """What `ckpt merge` prints, after the work or instead of it."""
+    console, checkpoint = session.out(), result.checkpoint
+    if session.quiet:
+        for output in result.outputs:
+            console.print(_plain(output.output), soft_wrap=True)
+        return
+    for output in result.outputs:
+        info = next(info for info in checkpoint.components if info.name == output.component)
+        facts = _facts(checkpoint, info)[:1]
+        facts.append(("covered", _coverage(output, info)))
+        facts.append(("dtype", _dtypes(output)))
+        if output.renamed:
+            facts.append(("renamed", f"{text.plural(output.renamed, 'tensor')}: prefixes of training wrappers removed"))
+        facts += [("dropped", f"{name}: {why}") for name, why in output.dropped.items()]
+        if output.left_out:
+            facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
+        facts.append(("assets", ", ".join(output.assets) or "none"))
+        files, written = text.plural(len(output.files), "file"), text.size(output.bytes_written)
+        if result.dry_run:
+            free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
+            facts.append(("would write", f"{text.path(output.output)}   {files}, {written}{free}"))
+            facts.append(("memory", f"at most about {text.size(output.peak_memory)}"))
+        else:
+            rate = f" ({text.size(output.bytes_read / result.seconds)}/s)" if result.seconds > 0.5 else ""
+            facts.append(("wrote", f"{text.path(output.output)}   {files}, {written} in {text.duration(result.seconds)}{rate}"))
+        _print_facts(console, facts)
+        if len(output.files) > 1 and (result.dry_run or session.verbose):
+            table = _table(("file", "size"), right=(1,))
+            for file in output.files:
+                table.add_row(*_cells((file.name, text.size(file.bytes))))
+            console.print()
+            console.print(table)
+        _print_notes(session, output.notes)
+        for what in output.lacking:
+            session.say(f"warning: the output has no {_bare(what)}: pass --base DIR with the model that training started from", "yellow")
+        console.print()
+    _print_notes(session, checkpoint.notes)
+    if result.dry_run:
+        _next(session, "run the same command without --dry-run")
+    else:
+        _next(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[str, str]]:
+    described = [checkpoint.framework, info.name] if info.name != "model" else [checkpoint.framework]
+    if info.world_size:
+        described.append(text.plural(info.world_size, "rank"))
+    if info.mesh:
+        described.append(f"mesh {info.mesh}")
+    if checkpoint.step is not None:
+        described.append(f"step {checkpoint.step}")
+    files = f"{info.files} of {info.world_size} rank files, " if info.world_size else f"{text.plural(info.files, 'file')}, "
+    counted = ", ".join(f"{count.tensors} {kind}" for kind, count in info.kinds.items())
+    dtypes = "   ".join(
+        f"{code} {text.params(count.elements)}" + (f" ({text.plural(count.tensors, 'tensor')})" if len(info.dtypes) > 1 else "")
+        for code, count in sorted(info.dtypes.items(), key=lambda item: -item[1].elements)
+    )
+    model = ", ".join(filter(None, (checkpoint.architecture, f"{checkpoint.layers} layers" if checkpoint.layers else None)))
+    assets = f"config.json ({model})" if model else "config.json" if "config.json" in checkpoint.assets else ""
+    others = [name for name in checkpoint.assets if name != "config.json"]
+    lacking = [f"no {_bare(what)}" for what in checkpoint.lacking]
+    return [
+        ("checkpoint", f"{text.path(checkpoint.path)}   {', '.join(described)}"),
+        (
+            "complete",
+            f"{files}{text.plural(sum(c.tensors for c in info.kinds.values()), 'tensor')} ({counted}), every element covered once",
+        ),
+        ("size", f"{text.size(info.bytes or 0)}   {text.params(info.elements or 0)} params   {dtypes}"),
+        ("assets", ", ".join(filter(None, (assets, *others[:6], f"{len(others) - 6} more" if len(others) > 6 else "", *lacking)))),
+    ]
+
+
+def _component_row(info: ComponentInfo) -> tuple[str, ...]:
+    tensors = str(sum(count.tensors for count in info.kinds.values())) if info.kinds else ""
+    return (
+        info.name,
+        info.format,
+        str(info.files),
+        str(info.world_size or ""),
+        info.mesh or "",
+        tensors,
+        text.params(info.elements) if info.elements is not None else "",
+        text.size(info.bytes) if info.bytes is not None else "",
+        info.problem or ("complete" if info.elements is not None else "all files are there"),
+    )
+
+
+def _tensor_table(rows: Sequence[TensorGroup], console: Console, *, counted: bool) -> Table:
+    wide = console.width >= NARROW
+    heads = ["tensor", *(["count"] if counted else []), "shape", "dtype", *(["layout"] if wide else []), "params", ""]
+    right = tuple(i for i, head in enumerate(heads) if head in ("count", "params"))
+    table = _table(heads, right=right)
+    for row in rows:
+        cells = [row.pattern, *([str(row.count)] if counted else []), text.shape(row.shape), row.dtype]
+        cells += [row.layout] if wide else []
+        cells += [text.params(row.elements), "<- differs from its group" if row.odd else ""]
+        table.add_row(*_cells(cells))
+    return table
+
+
+def _coverage(output: MergedComponent, info: ComponentInfo) -> str:
+    counted = ", ".join(f"{count.tensors} {kind}" for kind, count in info.kinds.items())
+    return (
+        f"{text.exact(output.elements)} of {text.exact(output.source_elements)} elements, "
+        f"{text.plural(output.tensors, 'tensor')} written ({counted} in the checkpoint)"
+    )
+
+
+def _dtypes(output: MergedComponent) -> str:
+    listed = ", ".join(f"{code} {text.params(count)}" for code, count in sorted(output.dtypes.items(), key=lambda item: -item[1]))
+    return f"{listed}   ({text.plural(output.cast, 'tensor')} cast)" if output.cast else listed
+
+
+def _alias(layout: str, alias_of: str | None) -> str:
+    return f"same storage as {alias_of}" if alias_of else layout
+
+
+def _bare(what: str) -> str:
+    return what.removeprefix("a ")
+
+
+def _print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in facts:
+        if value:
+            grid.add_row(*_cells((label, value)))
+    console.print(grid)
+
+
+def _print_notes(session: Session, notes: Iterable[NoteInfo]) -> None:
+    for note in notes:
+        if note.level == "warning":
+            session.say(f"warning: {printable(note.text)}", "yellow")
+        elif session.verbose:
+            session.say(f"note: {printable(note.text)}", "dim")
+
+
+def _next(session: Session, command: str) -> None:
+    session.say(f"next: {command}", "bold")
+
+
+def _table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=i in right)
+    return table
+
+
+def _cells(values: Iterable[str]) -> list[Text]:
+    return [_plain(value) for value in values]
+
+
+def _plain(value: str) -> Text:
+    from rich.text import Text
+
+    return Text(printable(value))

@@ -133,7 +133,7 @@ class Files:
 
     def source(self, path: str | os.PathLike[str]) -> FileSource:
         """The source of ``path``; the same object for the same path. Raises NotFound or Unreadable."""
-        name = os.fspath(path)
+        name = os.path.abspath(path)
         with self._lock:
             if name not in self._sources:
                 fd, identity = _open(name)

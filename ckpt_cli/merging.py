@@ -343,7 +343,7 @@ def _check_space(job: Job) -> int | None:
 
 def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written) -> bytes:
     facts = {
-        "checkpoint": str(opened.found.path),
+        "checkpoint": os.path.abspath(opened.found.path),
         "step": opened.found.step,
         "component": job.opened.name,
         "elements": job.plan.elements,
@@ -375,6 +375,7 @@ def _result(job: Job, options: MergeOptions, free: int | None, written: Written)
         files=(*(FileInfo(name=file.name, bytes=file.size) for file in plan.files), *extra),
         tensors=len(plan.tensors),
         elements=plan.elements,
+        covered_elements=sum(piece.box.numel for tensor in component.tensors.values() for piece in tensor.pieces),
         source_elements=sum(tensor.numel for tensor in component.tensors.values()),
         bytes_read=plan.bytes_read,
         bytes_written=plan.bytes_written,

@@ -47,13 +47,14 @@ class FileInfo(Frozen):
 
 
 class MergedComponent(Frozen):
-    """One output folder. ``elements`` were written; together with ``dropped`` ones they are all ``source_elements``."""
+    """One output folder. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written."""
 
     component: str
     output: str
     files: tuple[FileInfo, ...]
     tensors: int
     elements: int
+    covered_elements: int
     source_elements: int
     bytes_read: int
     bytes_written: int

@@ -81,11 +81,11 @@ class _Counting:
     def advance(self, count: int, label: str) -> None:
         with self._lock:
             self._done += count
-            due = label != self._label or time.monotonic() >= self._due
+            now = time.monotonic()
+            if now >= self._due or (label != self._label and now >= self._due - EVERY + 1):
+                self._due = now + EVERY
+                self.tell(now - self._started)
             self._label = label
-            if due:
-                self._due = time.monotonic() + EVERY
-                self.tell(time.monotonic() - self._started)
 
     def finish(self) -> None:
         pass

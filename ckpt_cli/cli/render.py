@@ -95,7 +95,7 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
         console.print()
     _print_notes(session, checkpoint.notes)
     if checkpoint.framework == "Hugging Face":
-        _next(session, f"ckpt inspect {text.argument(checkpoint.path)} --all" if not show_all else "nothing; this is a merged model")
+        _next(session, f'{checkpoint.architecture or "AutoModel"}.from_pretrained("{text.path(checkpoint.path)}")')
     else:
         _next(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run")
 
@@ -206,15 +206,14 @@ def _tensor_table(rows: Sequence[TensorGroup], console: Console, *, counted: boo
 
 def _coverage(output: MergedComponent, info: ComponentInfo) -> str:
     counted = ", ".join(f"{count.tensors} {kind}" for kind, count in info.kinds.items())
-    return (
-        f"{text.exact(output.elements)} of {text.exact(output.source_elements)} elements, "
-        f"{text.plural(output.tensors, 'tensor')} written ({counted} in the checkpoint)"
-    )
+    covered = f"{text.exact(output.covered_elements)} of {text.exact(output.source_elements)} elements ({counted})"
+    return covered if output.elements == output.source_elements else f"{covered}, {text.exact(output.elements)} written"
 
 
 def _dtypes(output: MergedComponent) -> str:
     listed = ", ".join(f"{code} {text.params(count)}" for code, count in sorted(output.dtypes.items(), key=lambda item: -item[1]))
-    return f"{listed}   ({text.plural(output.cast, 'tensor')} cast)" if output.cast else listed
+    cast = "" if not output.cast else ", all cast" if output.cast == output.tensors else f", {output.cast} of them cast"
+    return f"{listed} in {text.plural(output.tensors, 'tensor')}{cast}"
 
 
 def _alias(layout: str, alias_of: str | None) -> str:

@@ -83,6 +83,8 @@ def locate(path: str | os.PathLike[str], step: int | None = None) -> Target:
     """Find out what a path is. Raises NotFound or NotRecognised, with what is there and what might have been meant."""
     given = Path(path)
     _check_exists(given)
+    if given.name in ("", ".."):
+        given = given.resolve()
     if step is None:
         inside = _inside_checkpoint(given)
         if inside is not None:
@@ -91,10 +93,10 @@ def locate(path: str | os.PathLike[str], step: int | None = None) -> Target:
         checkpoints = _steps(given)
         if checkpoints:
             return _with_step(Target(given, given, checkpoints, hints=_tracker_hints(given)), step)
-        if step is not None:
-            inside = _inside_checkpoint(given)
-            if inside is not None:
-                return _with_step(inside, step)
+    if step is not None:
+        inside = _inside_checkpoint(given)
+        if inside is not None:
+            return _with_step(inside, step)
     raise NotRecognised(
         "no checkpoint was recognised here",
         path=given,
@@ -114,9 +116,8 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
     if wanted == "both":
         names = [main, "ema"]
     else:
-        names = [
-            main if SYNONYMS.get(wanted, wanted) == "model" and "model" not in there and main in MAIN else SYNONYMS.get(wanted, wanted)
-        ]
+        name = SYNONYMS.get(wanted, wanted)
+        names = [main if name == "model" and "model" not in there and main != "ema" else name]
     for name in names:
         if name not in there:
             raise NotFound(
@@ -158,7 +159,7 @@ def _inside_checkpoint(path: Path) -> Target | None:
             places = tuple(replace(place, name=role if place.name == "model" else place.name) for place in places)
         elif role is not None:
             places = tuple(replace(place, name=role, home=root) for place in places)
-        return Target(path, None, (Found(root, _step_of(root), places),), component=places[0].name)
+        return Target(path, None, (Found(root, _step_of(root), places),), component=places[0].name if role is not None else None)
     if not path.is_file():
         return None
     matches = recognise(path)
@@ -168,7 +169,7 @@ def _inside_checkpoint(path: Path) -> Target | None:
     if outer is not None:
         found = outer.checkpoints[0]
         chosen = [place for place in found.places if place.match.component == matches[0].component or len(found.places) == 1]
-        return Target(path, None, (replace(found, places=tuple(chosen or found.places)),), outer.component)
+        return Target(path, None, (replace(found, places=tuple(chosen or found.places)),), chosen[0].name if len(chosen) == 1 else None)
     places = tuple(Place(match.component, match, path.parent) for match in matches)
     return Target(path, None, (Found(path, None, places),), component=places[0].name)
 
@@ -254,7 +255,7 @@ def _suggestion(path: Path) -> str | None:
         below = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())[:200]
     except OSError:
         return None
-    for child in [*below, str(folder.parent), str(folder)]:
+    for child in [str(folder), *below, str(folder.parent)]:
         candidate = Path(child)
         try:
             if candidate != path and (_places(candidate) or _steps(candidate)):

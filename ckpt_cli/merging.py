@@ -144,7 +144,6 @@ def select_tensors(component: Component, config: Mapping[str, Any], options: Mer
             dropped[head] = f"tied to {embedding}, which has the same values"
         elif component.name == "ema":
             dropped[head] = f"tied to {embedding}; trainers average that one only, so this copy is not an average"
-            notes.append(Note("warning", "ema-tied-head", f"{head} is left out: {dropped[head]}"))
         else:
             text = f"config.json ties {head} to {embedding}, but their values differ: both are written, and a loader will ignore one"
             notes.append(Note("warning", "tied-heads-differ", text))

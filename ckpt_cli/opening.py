@@ -105,14 +105,14 @@ def listed_component(place: Place) -> ComponentInfo:
     """What names alone tell about a component."""
     match = place.match
     missing = match.missing_ranks
-    problem = match.trouble or (f"{ranks_of(missing, match.world_size or 0)} missing" if missing else None)
+    problem = match.trouble or (f"{ranks_of(missing, match.world_size or max(match.ranks) + 1)} missing" if missing else None)
     return ComponentInfo(
         name=place.name,
         format=match.format,
         writer=match.evidence,
         path=str(match.root),
         files=len(match.files),
-        world_size=match.world_size,
+        world_size=match.world_size or len(match.ranks) or None,
         missing_ranks=missing,
         problem=problem,
     )

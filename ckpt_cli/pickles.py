@@ -21,7 +21,7 @@ from typing import Any
 
 from ckpt_cli.errors import CorruptFile
 
-MAX_OPCODES = 64_000_000
+BETWEEN_CHECKS = 1 << 16
 MAX_MARKS = 1_000
 MAX_STACK = 4_000_000
 MAX_INT_BYTES = 64
@@ -146,22 +146,21 @@ class _Machine:
     def run(self) -> Any:
         data, handlers, stack = self.data, _HANDLERS, self.stack
         end = len(data)
-        for count in range(MAX_OPCODES):
-            at = self.opcode_at = self.position
-            if at >= end:
-                raise _Malformed("the pickle ends without a STOP")
-            self.position = at + 1
-            handler = handlers[data[at]]
-            if handler is None:
-                raise _Malformed(f"opcode 0x{data[at]:02x} is not allowed")
-            handler(self)
-            if self.stopped:
-                if self.marks or len(stack) != 1:
-                    raise _Malformed("values are left over")
-                return stack[0]
-            if count & 0xFFFF == 0 and len(stack) > MAX_STACK:
-                raise _Malformed("the stack grows too large")
-        raise _Malformed(f"more than {MAX_OPCODES} opcodes")
+        while len(stack) <= MAX_STACK:
+            for _ in range(BETWEEN_CHECKS):
+                at = self.opcode_at = self.position
+                if at >= end:
+                    raise _Malformed("the pickle ends without a STOP")
+                self.position = at + 1
+                handlers[data[at]](self)
+                if self.stopped:
+                    if self.marks or len(stack) != 1:
+                        raise _Malformed("values are left over")
+                    return stack[0]
+        raise _Malformed("the stack grows too large")
+
+    def op_refused(self) -> None:
+        raise _Malformed(f"opcode {self.opcode_name} is not allowed")
 
     # -- reading arguments -------------------------------------------------------------------------------------------
 
@@ -318,7 +317,11 @@ class _Machine:
         self.push(self.text(self.take(self.number(1))))
 
     def op_unicode4(self) -> None:
-        self.push(self.text(self.take(self.number(4))))
+        start = self.position + 4
+        stop = self.position = start + int.from_bytes(self.data[start - 4 : start], "little")
+        if stop > len(self.data):
+            raise _Malformed("a text is longer than the file")
+        self.stack.append(self.data[start:stop].decode("utf-8", "surrogatepass"))
 
     def op_unicode8(self) -> None:
         self.push(self.text(self.take(self.number(8))))
@@ -447,7 +450,9 @@ class _Machine:
 
     def op_reduce(self) -> None:
         args, target = self.pop(), self.pop()
-        self.call(target, args)
+        if type(args) is not tuple or not isinstance(target, (Global, Call)):
+            raise _Malformed("something that is not a name is called")
+        self.stack.append(Call(target, args))
 
     def op_newobj_ex(self) -> None:
         kwargs, args, target = self.pop(), self.pop(), self.pop()
@@ -485,20 +490,25 @@ class _Machine:
     # -- memo --------------------------------------------------------------------------------------------------------
 
     def store(self, index: int) -> None:
-        if not 0 <= index <= len(self.data):
-            raise _Malformed("a memo index is too large")
-        self.memo[index] = self.top()
+        value = self.stack[-1]
+        if value is _MARK or not 0 <= index <= len(self.data):
+            raise _Malformed("a memo index is too large, or there is nothing to keep")
+        self.memo[index] = value
 
     def op_put_line(self) -> None:
         self.store(self.decimal(self.line()))
 
     def op_put1(self) -> None:
-        index = self.data[self.position]
-        self.position += 1
-        self.memo[index] = self.top()
+        value, at = self.stack[-1], self.position
+        if value is _MARK:
+            raise _Malformed("there is nothing to keep")
+        self.memo[self.data[at]] = value
+        self.position = at + 1
 
     def op_put4(self) -> None:
-        self.store(self.number(4))
+        at = self.position
+        self.position = at + 4
+        self.store(int.from_bytes(self.data[at : at + 4], "little"))
 
     def op_memoize(self) -> None:
         self.memo[len(self.memo)] = self.top()
@@ -512,13 +522,17 @@ class _Machine:
         self.fetch(self.decimal(self.line()))
 
     def op_get1(self) -> None:
-        self.fetch(self.number(1))
+        at = self.position
+        self.position = at + 1
+        self.stack.append(self.memo[self.data[at]])
 
     def op_get4(self) -> None:
-        self.fetch(self.number(4))
+        at = self.position
+        self.position = at + 4
+        self.stack.append(self.memo[int.from_bytes(self.data[at : at + 4], "little")])
 
 
-def _handlers() -> list[Callable[[_Machine], None] | None]:
+def _handlers() -> list[Callable[[_Machine], None]]:
     """Opcode byte -> method, as in CPython's Lib/pickletools.py. Missing: EXT1-4, NEXT_BUFFER, READONLY_BUFFER."""
     m = _Machine
     table: dict[bytes, Callable[[_Machine], None]] = {
@@ -540,7 +554,7 @@ def _handlers() -> list[Callable[[_Machine], None] | None]:
         b"p": m.op_put_line, b"q": m.op_put1, b"r": m.op_put4, b"\x94": m.op_memoize,
         b"g": m.op_get_line, b"h": m.op_get1, b"j": m.op_get4,
     }  # fmt: skip
-    handlers: list[Callable[[_Machine], None] | None] = [None] * 256
+    handlers: list[Callable[[_Machine], None]] = [m.op_refused] * 256
     for code, handler in table.items():
         handlers[code[0]] = handler
     return handlers

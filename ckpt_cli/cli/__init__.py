@@ -31,11 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader went away, as with `ckpt inspect | head`: nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         code = 128 + signal.SIGPIPE
     except OSError as error:
         sys.stderr.write(f"error[output]: stdout cannot be written: {error.strerror}\n")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         code = 5
     sys.exit(code)
 
@@ -56,8 +56,13 @@ def _run(arguments: list[str]) -> int:
         sys.stderr.write(f"ended by {signal.Signals(ended.exit_code - 128).name}; nothing was left behind\n")
         return ended.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        # Files have errors of their own; what is left is a stream that cannot be written, or a folder that vanished.
+        sys.stderr.write(f"error[output]: {error.strerror}{f': {error.filename!r}' if error.filename else ''}\n")
+        _silence_stdout()
+        return 5
     except Exception as error:
         # The one net under everything: a bug of ours ends in one line, not in a traceback.
         if debug:
@@ -83,6 +88,11 @@ def _usage_error(error: Exception, arguments: list[str]) -> int:
         path = context.command_path if context is not None else "ckpt"
         sys.stderr.write(f"error[usage]: {printable(message[:1].lower() + message[1:])}\n  hint: {path} --help\n")
     return code
+
+
+def _silence_stdout() -> None:
+    """Let Python's flush at exit go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _handle_signals() -> None:

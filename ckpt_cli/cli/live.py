@@ -106,7 +106,10 @@ class Plain(_Counting):
 
 
 class JsonLines(_Counting):
-    """The same for programs."""
+    """The same for programs, and a last line when the work ends."""
+
+    def finish(self) -> None:
+        self.tell(time.monotonic() - self._started)
 
     def tell(self, elapsed: float) -> None:
         line = {"event": "progress", "done": self._done, "total": self._total, "seconds": round(elapsed, 3), "file": self._label}

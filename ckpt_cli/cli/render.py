@@ -36,10 +36,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
         facts.append(("chosen", f"step {checkpoint.step}, {why}", text.path(checkpoint.path)))
     _print_facts(console, [(label, f"{where}   {what}") for label, what, where in facts])
     console.print()
-    table = _table(("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state"), right=(2, 3, 5, 6, 7))
-    for info in checkpoint.components:
-        table.add_row(*_cells(_component_row(info)))
-    console.print(table)
+    console.print(_component_table(checkpoint.components, console))
     if len(checkpoint.steps) > 1:
         console.print()
         steps = _table(("step", "components", "state", ""), right=(0,))
@@ -176,31 +173,45 @@ def _facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[str, str]]
     ]
 
 
-def _component_row(info: ComponentInfo) -> tuple[str, ...]:
-    tensors = str(sum(count.tensors for count in info.kinds.values())) if info.kinds else ""
-    return (
-        info.name,
-        info.format,
-        str(info.files),
-        str(info.world_size or ""),
-        info.mesh or "",
-        tensors,
-        text.params(info.elements) if info.elements is not None else "",
-        text.size(info.bytes) if info.bytes is not None else "",
-        info.problem or ("complete" if info.elements is not None else "all files are there"),
-    )
+def _component_table(components: Sequence[ComponentInfo], console: Console) -> Table:
+    heads = ("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state")
+    shown = [head for head in heads if console.width >= NARROW or head not in ("format", "files")]
+    table = _table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("files", "ranks", "tensors", "params", "size")))
+    for info in components:
+        tensors = sum(count.tensors for count in info.kinds.values())
+        cells = {
+            "component": info.name,
+            "format": info.format,
+            "files": str(info.files),
+            "ranks": str(info.world_size or ""),
+            "mesh": info.mesh or "",
+            "tensors": str(tensors or ""),
+            "params": text.params(info.elements) if info.elements is not None else "",
+            "size": text.size(info.bytes) if info.bytes is not None else "",
+            "state": info.problem or ("complete" if info.elements is not None else "all files are there"),
+        }
+        table.add_row(*_cells(cells[head] for head in shown))
+    return table
 
 
 def _tensor_table(rows: Sequence[TensorGroup], console: Console, *, counted: bool) -> Table:
-    wide = console.width >= NARROW
-    heads = ["tensor", *(["count"] if counted else []), "shape", "dtype", *(["layout"] if wide else []), "params", ""]
-    right = tuple(i for i, head in enumerate(heads) if head in ("count", "params"))
-    table = _table(heads, right=right)
+    heads = ["tensor", "count", "shape", "dtype", "layout", "params", ""]
+    unwanted = {"count"} if not counted else set()
+    unwanted |= {"layout"} if console.width < NARROW or not any(row.layout for row in rows) else set()
+    unwanted |= {""} if not any(row.odd for row in rows) else set()
+    shown = [head for head in heads if head not in unwanted]
+    table = _table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("count", "params")))
     for row in rows:
-        cells = [row.pattern, *([str(row.count)] if counted else []), text.shape(row.shape), row.dtype]
-        cells += [row.layout] if wide else []
-        cells += [text.params(row.elements), "<- differs from its group" if row.odd else ""]
-        table.add_row(*_cells(cells))
+        cells = {
+            "tensor": row.pattern,
+            "count": str(row.count),
+            "shape": text.shape(row.shape),
+            "dtype": row.dtype,
+            "layout": row.layout,
+            "params": text.params(row.elements),
+            "": "<- differs from its group" if row.odd else "",
+        }
+        table.add_row(*_cells(cells[head] for head in shown))
     return table
 
 
@@ -253,7 +264,8 @@ def _table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=i in right)
+        flexible = head in ("tensor", "state", "mesh", "layout", "value", "")
+        table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=not flexible)
     return table
 
 

@@ -15,7 +15,10 @@ ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Files that one reader recognises as one component. ``ranks`` maps rank to file where the format has ranks."""
+    """Files that one reader recognises as one component.
+
+    ``ranks`` maps rank to file where the format has ranks; ``world_size`` is what the file names say, None if they do not.
+    """
 
     format: str
     component: str
@@ -29,7 +32,8 @@ class Match:
     @property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks whose file is not there."""
-        return tuple(r for r in range(self.world_size or 0) if r not in self.ranks) if self.ranks else ()
+        world_size = self.world_size or max(self.ranks, default=-1) + 1
+        return tuple(rank for rank in range(world_size) if rank not in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,14 @@ class LocalReader:
                 f"the file says that rank {self.rank} is not part of the mesh of its tensors, which has ranks {_brief(ranks)}",
                 hint="the file was renamed, or it belongs to another checkpoint",
             )
-        return RankMesh(names, shape, ranks, _digits(ranks.index(self.rank), shape), outside, _rank_at(fields, shape, ranks))
+        return RankMesh(names, shape, ranks, _digits(ranks.index(self.rank), shape), outside, self._claimed(fields, shape, ranks))
+
+    def _claimed(self, fields: Mapping[str, Any], shape: Shape, ranks: Sequence[int]) -> int | None:
+        """The rank that wrote the file: recorded since torch 2.11, before that the one at the recorded coordinate."""
+        if type(fields.get("_rank")) is int:
+            return int(fields["_rank"])
+        root = fields.get("_root_mesh")
+        return self._mesh(root).claimed if isinstance(root, Call) else _rank_at(fields, shape, ranks)
 
     def _layout(self, fields: Mapping[str, Any]) -> tuple[list[list[tuple[int, int]]], list[int]]:
         """Per mesh dimension its (size, stride) pairs, and the ranks that strides count in."""

@@ -15,7 +15,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldS
 from ckpt_cli.files import Files
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader
+from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.model import Component, Leaf, Mesh
 from ckpt_cli.names import check_name
 from ckpt_cli.pickles import as_dict, describe
@@ -74,7 +74,7 @@ class RankShards:
                 match.trouble, path=match.root, expected="files of one save", hint="move the files of the older save to another folder"
             )
         states = [self._read(rank, path, files) for rank, path in sorted(match.ranks.items())]
-        world_size = match.world_size or max(match.ranks) + 1
+        world_size = match.world_size or max(max(match.ranks) + 1, *map(_announced_size, states))
         missing = tuple(rank for rank in range(world_size) if rank not in match.ranks)
         self._check_meshes(states, world_size)
         try:
@@ -163,10 +163,9 @@ def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Map
     if twice:
         trouble = f"two files claim to be the same rank: {' and '.join(path.name for path in twice)}"
     ranks = {rank: paths[0] for rank, paths in found[size].items()}
-    world = size if size is not None else max(ranks) + 1
-    if world > MAX_RANKS or max(ranks) >= world:
-        trouble = trouble or f"rank {max(ranks)} cannot be one of {world} ranks"
-    return Match(FORMAT, pattern.component, root, files, pattern.writer, world, ranks, trouble)
+    if max(ranks) >= (size or MAX_RANKS) or (size or 0) > MAX_RANKS:
+        trouble = trouble or f"rank {max(ranks)} cannot be one of {size or MAX_RANKS} ranks"
+    return Match(FORMAT, pattern.component, root, files, pattern.writer, size, ranks, trouble)
 
 
 def _name_of(match: Match, rank: int) -> str:
@@ -179,6 +178,13 @@ def _name_of(match: Match, rank: int) -> str:
     start, stop = fields.span("rank")
     width = stop - start if sibling[start] == "0" and stop - start > 1 else 0
     return f"{sibling[:start]}{rank:0{width}d}{sibling[stop:]}"
+
+
+def _announced_size(state: RankState) -> int:
+    """The least number of ranks that the content of a file speaks of, for names that do not say it."""
+    sizes = [1 + max(local.mesh.ranks) for local in state.locals.values() if isinstance(local, DistributedLocal)]
+    sizes += [1 + rank for local in state.locals.values() if isinstance(local, ShardedLocal) for rank, _ in local.everywhere]
+    return max(sizes, default=0)
 
 
 def _largest_mesh(state: RankState) -> Mesh | None:
@@ -194,11 +200,10 @@ def _largest_mesh(state: RankState) -> Mesh | None:
 
 def _claimed_rank(state: RankState) -> int | None:
     """The rank that the meshes of a file claim; None if they claim nothing or several."""
-    claims = {
-        local.mesh.claimed
-        for local in state.locals.values()
-        if isinstance(local, DistributedLocal) and local.mesh.claimed is not None
-    }  # fmt: skip
+    meshes = [local.mesh for local in state.locals.values() if isinstance(local, DistributedLocal) and local.mesh.claimed is not None]
+    # Up to torch 2.9 a sub-mesh cannot tell ranks of the same row apart; the widest mesh knows best.
+    widest = max((len(mesh.ranks) for mesh in meshes), default=0)
+    claims = {mesh.claimed for mesh in meshes if len(mesh.ranks) == widest}
     return claims.pop() if len(claims) == 1 else None
 
 

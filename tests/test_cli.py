@@ -1,0 +1,444 @@
+"""The command line as people and scripts meet it: exit codes, streams, errors with hints, JSON, help that works."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli import ROOT, Outcome, ckpt
+
+EXAMPLE = ROOT / "examples" / "tiny-run"
+COMMANDS = ("detect", "inspect", "merge")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A copy of the tiny run with two steps, EMA included."""
+    run = tmp_path / "run"
+    shutil.copytree(EXAMPLE, run)
+    shutil.copytree(run / "checkpoint-200", run / "checkpoint-100")
+    return run
+
+
+def shard(run: Path, rank: int, step: int = 200, folder: str = "pytorch_model_fsdp_0") -> Path:
+    return run / f"checkpoint-{step}" / folder / f"model_world_size_4_rank_{rank}.pt"
+
+
+def assert_told(outcome: Outcome, code: int, name: str, *parts: str) -> None:
+    """One error of ours on stderr: its code, these parts, a hint, no traceback, nothing on stdout."""
+    assert outcome.code == code, outcome
+    assert outcome.err.count("error[") == 1
+    assert f"error[{name}]: " in outcome.err
+    for part in parts:
+        assert part in outcome.err
+    assert "hint: " in outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+
+
+class TestExitCodesAndErrors:
+    def test_done_is_0_and_the_last_line_says_what_to_do_next(self, run: Path) -> None:
+        for arguments in (["detect", run], ["inspect", run], ["merge", run, "--dry-run"], ["merge", run]):
+            outcome = ckpt(*arguments)
+            assert outcome.code == 0, outcome
+            assert outcome.err.splitlines()[-1].startswith("next: ")
+
+    def test_the_next_command_that_is_printed_works(self, run: Path) -> None:
+        outcome = ckpt("detect", run)
+        for _ in range(2):
+            line = outcome.err.splitlines()[-1].removeprefix("next: ")
+            if not line.startswith("ckpt "):
+                line = f"ckpt merge {run}"
+            outcome = ckpt(*line.split()[1:])
+            assert outcome.code == 0, outcome
+
+    def test_a_missing_rank_is_4_with_the_file_and_the_newest_complete_step(self, run: Path) -> None:
+        shard(run, 2).unlink()
+        assert_told(ckpt("merge", run, "--step", "200"), 4, "missing-shard", "rank 2 of 4 is missing", shard(run, 2).name, "--step 100")
+        assert not (run / "checkpoint-200_merged").exists()
+
+    def test_without_a_step_the_incomplete_newest_one_is_named_and_skipped(self, run: Path) -> None:
+        shard(run, 2).unlink()
+        outcome = ckpt("merge", run)
+        assert outcome.code == 0
+        assert "warning: checkpoint-200 is skipped: rank 2 of 4 is missing" in outcome.err
+        assert (run / "checkpoint-100_merged" / "model.safetensors").exists()
+
+    def test_detect_of_an_incomplete_checkpoint_is_4_and_still_shows_it(self, run: Path) -> None:
+        shard(run, 0).unlink()
+        outcome = ckpt("detect", run / "checkpoint-200")
+        assert outcome.code == 4
+        assert "rank 0 of 4 is missing" in outcome.out
+
+    def test_a_truncated_shard_is_3_and_named(self, run: Path) -> None:
+        path = shard(run, 1)
+        path.write_bytes(path.read_bytes()[:-100])
+        assert_told(ckpt("merge", run, "--step", "200"), 3, "corrupt-file", path.name, "cut off")
+
+    def test_two_world_sizes_are_4(self, run: Path) -> None:
+        shutil.copy(shard(run, 0), shard(run, 0).with_name("model_world_size_8_rank_0.pt"))
+        assert_told(ckpt("merge", run, "--step", "200"), 4, "mixed-world-sizes", "4 (4 files) and 8 (1 files)")
+
+    def test_a_wrong_path_is_3_with_the_right_one(self, run: Path) -> None:
+        assert_told(ckpt("merge", run.with_name("rum")), 3, "not-found", f"did you mean {run}")
+
+    def test_a_folder_without_a_checkpoint_is_3(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("hello")
+        assert_told(ckpt("merge", tmp_path), 3, "not-recognised", "notes.txt")
+
+    def test_an_unknown_step_lists_the_steps(self, run: Path) -> None:
+        outcome = ckpt("merge", run, "--step", "7")
+        assert (outcome.code, "expected: one of the steps 100, 200" in outcome.err) == (3, True)
+
+    def test_an_unknown_component_lists_the_components(self, run: Path) -> None:
+        assert_told(ckpt("merge", run, "--type", "critic"), 3, "not-found", "one of: model, ema")
+
+    def test_an_existing_output_is_5_and_stays(self, run: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        out.mkdir()
+        (out / "precious.txt").write_text("mine")
+        for extra in ([], ["--overwrite"]):
+            assert_told(ckpt("merge", run, "-o", out, *extra), 5, "output-exists")
+            assert [path.name for path in out.iterdir()] == ["precious.txt"]
+
+    def test_overwrite_replaces_what_ckpt_wrote(self, run: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        assert ckpt("merge", run, "-o", out).code == 0
+        assert_told(ckpt("merge", run, "-o", out), 5, "output-exists", "--overwrite")
+        assert ckpt("merge", run, "-o", out, "--overwrite", "--dtype", "bf16").code == 0
+        assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+    @pytest.mark.parametrize("where", ["checkpoint-200", "checkpoint-200/merged", "."])
+    def test_an_output_in_or_around_the_source_is_5(self, run: Path, where: str) -> None:
+        assert_told(ckpt("merge", run / "checkpoint-200", "-o", run / where), 5, "output-inside-source")
+
+    def test_an_output_inside_the_base_is_5(self, run: Path, tmp_path: Path) -> None:
+        base = tmp_path / "base"
+        base.mkdir()
+        (base / "config.json").write_text("{}")
+        assert_told(ckpt("merge", run, "--base", base, "-o", base / "out"), 5, "output-inside-source")
+        assert sorted(path.name for path in base.iterdir()) == ["config.json"]
+
+    def test_a_usage_error_is_2_and_says_where_help_is(self, run: Path) -> None:
+        for arguments in (["merge", run, "--stp", "1"], ["merge"], ["mrege", run], ["merge", run, "--step", "x"]):
+            outcome = ckpt(*arguments)
+            assert outcome.code == 2
+            assert "error[usage]: " in outcome.err
+            assert "--help" in outcome.err
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["--dtype", "int8"],
+            ["--max-shard-size", "much"],
+            ["--weights-name", "../x.safetensors"],
+            ["--jobs", "0"],
+            ["--in-place", "-o", "x"],
+        ],
+    )
+    def test_option_values_that_make_no_sense_are_2(self, run: Path, arguments: list[str]) -> None:
+        outcome = ckpt("merge", run, *arguments)
+        assert outcome.code == 2, outcome
+        assert "error[usage]: " in outcome.err
+
+    def test_too_large_values_for_fp16_are_1_and_nothing_is_left(self, tmp_path: Path) -> None:
+        torch = pytest.importorskip("torch")
+        folder = tmp_path / "global_step_1" / "actor"
+        folder.mkdir(parents=True)
+        torch.save({"w": torch.tensor([1.0, 70000.0, -1e9])}, folder / "model_world_size_1_rank_0.pt")
+        assert_told(ckpt("merge", tmp_path, "--dtype", "fp16"), 1, "cast-overflow", "2 finite values", "--allow-overflow")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1"]
+        outcome = ckpt("merge", tmp_path, "--dtype", "fp16", "--allow-overflow")
+        assert outcome.code == 0
+        assert "2 finite values became infinite" in outcome.err
+
+    def test_every_failure_leaves_nothing_behind(self, run: Path) -> None:
+        shard(run, 3).write_bytes(b"")
+        before = sorted(path.name for path in run.iterdir())
+        assert ckpt("merge", run, "--step", "200").code == 3
+        assert sorted(path.name for path in run.iterdir()) == before
+
+    def test_a_bug_of_ours_is_one_line_unless_debug(self, run: Path) -> None:
+        program = (
+            "import ckpt_cli.merging as m\n"
+            "def broken(*a, **k): raise ZeroDivisionError('oops')\n"
+            "m.merge = broken\n"
+            "from ckpt_cli.cli import main\n"
+            f"main(['merge', {str(run)!r}, *EXTRA])\n"
+        )
+        for extra, traceback in (("[]", False), ("['--debug']", True)):
+            command = [sys.executable, "-c", program.replace("*EXTRA", f"*{extra}")]
+            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+            assert ("Traceback" in done.stderr) is traceback
+            assert done.returncode == (1 if traceback else 70)
+
+
+class TestOutput:
+    def test_names_from_files_are_neither_markup_nor_control_characters(self, tmp_path: Path) -> None:
+        torch = pytest.importorskip("torch")
+        names = ["[red]x[/red]", "a[/foo].weight", "esc\x1b[31m", "bell\x07", "bidi\u202e", "new\nline", "[link=http://x]y"]
+        torch.save({name: torch.ones(2) for name in names}, tmp_path / "model_world_size_1_rank_0.pt")
+        for arguments in (["inspect", tmp_path, "--all"], ["inspect", tmp_path, "-q"]):
+            outcome = ckpt(*arguments)
+            assert outcome.code == 0, outcome
+            assert all(character.isprintable() or character == "\n" for character in outcome.out)
+            assert "[red]x[/red]" in outcome.out
+            assert "a[/foo].weight" in outcome.out
+            assert "esc\\x1b[31m" in outcome.out
+            assert "new\\nline" in outcome.out
+
+    def test_a_pipe_gets_no_colour_no_cut_and_no_trailing_spaces(self, run: Path) -> None:
+        outcome = ckpt("inspect", run)
+        assert "\x1b" not in outcome.out + outcome.err
+        assert "…" not in outcome.out
+        assert not re.search(r" $", outcome.out, re.MULTILINE)
+
+    def test_colour_follows_the_option_then_no_color_then_force_color(self, run: Path) -> None:
+        assert "\x1b[" in ckpt("inspect", run, "--color", "always", NO_COLOR="1").out
+        assert "\x1b[" in ckpt("inspect", run, FORCE_COLOR="1").out
+        assert "\x1b[" not in ckpt("inspect", run, FORCE_COLOR="1", NO_COLOR="1").out
+        assert "\x1b[" not in ckpt("inspect", run, "--color", "never", FORCE_COLOR="1").out
+
+    def test_quiet_prints_only_the_answer(self, run: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        outcome = ckpt("merge", run, "-o", out, "-q")
+        assert (outcome.out, outcome.err) == (f"{out}\n", "")
+        assert ckpt("inspect", out, "-q").out.splitlines()[0].startswith("model.")
+
+    def test_stdout_is_data_and_stderr_is_talk(self, run: Path) -> None:
+        shard(run, 2).unlink()
+        outcome = ckpt("inspect", run)
+        assert "warning" not in outcome.out
+        assert "next:" not in outcome.out
+        assert "warning: checkpoint-200 is skipped" in outcome.err
+
+    def test_a_reader_that_goes_away_is_no_error_message(self, run: Path) -> None:
+        command = f"{sys.executable} -m ckpt_cli inspect {run} --all | head -n 1"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert done.stdout.startswith("checkpoint")
+        assert "Traceback" not in done.stderr
+
+    def test_a_full_stdout_is_an_error(self, run: Path) -> None:
+        command = f"{sys.executable} -m ckpt_cli inspect {run} > /dev/full"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert done.returncode == 5
+        assert "Traceback" not in done.stderr
+
+    def test_an_ascii_locale_works(self, run: Path) -> None:
+        outcome = ckpt("inspect", run, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+        assert outcome.code == 0, outcome
+
+    def test_progress_as_json_lines_adds_up(self, run: Path, tmp_path: Path) -> None:
+        outcome = ckpt("merge", run, "-o", tmp_path / "out", "--progress", "json")
+        assert outcome.code == 0
+        events = [json.loads(line) for line in outcome.err.splitlines() if line.startswith("{")]
+        assert all(event["event"] == "progress" for event in events)
+        assert events[-1]["done"] == events[-1]["total"] > 0
+
+
+class TestJson:
+    KEYS = frozenset({"schema", "command", "status", "exit_code", "data", "errors"})
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_success_is_one_document_with_the_envelope(self, run: Path, tmp_path: Path, command: str) -> None:
+        extra = ["-o", tmp_path / "out"] if command == "merge" else []
+        outcome = ckpt(command, run, "--json", *extra)
+        document = json.loads(outcome.out)
+        assert set(document) == self.KEYS
+        assert (document["schema"], document["command"], document["status"], document["exit_code"]) == (1, command, "success", 0)
+        assert document["errors"] == []
+        assert document["data"]["checkpoint"]["step"] == 200
+        assert outcome.err == ""
+
+    def test_failure_is_the_same_document(self, run: Path) -> None:
+        outcome = ckpt("merge", run, "--step", "1", "--json")
+        document = json.loads(outcome.out)
+        assert set(document) == self.KEYS
+        assert (document["status"], document["exit_code"], document["data"]) == ("error", 3, None)
+        assert set(document["errors"][0]) == {"code", "message", "hint", "path", "tensor", "expected"}
+        assert document["errors"][0]["code"] == "not-found"
+
+    def test_a_usage_error_is_the_same_document(self) -> None:
+        outcome = ckpt("merge", "--json")
+        document = json.loads(outcome.out)
+        assert set(document) == self.KEYS
+        assert (document["exit_code"], document["errors"][0]["code"], document["command"]) == (2, "usage", "merge")
+
+    def test_inspect_lists_every_tensor_with_its_layout(self, run: Path) -> None:
+        data = json.loads(ckpt("inspect", run, "--json").out)["data"]
+        tensors = {tensor["name"]: tensor for tensor in data["checkpoint"]["components"][0]["tensors"]}
+        embedding = tensors["model.embed_tokens.weight"]
+        assert (embedding["shape"], embedding["dtype"], embedding["layout"]) == ([37, 10], "F32", "Shard(0) x4")
+        assert (embedding["elements"], embedding["bytes"], embedding["pieces"]) == (370, 1480, 4)
+        assert tensors["lm_head.weight"]["alias_of"] == "model.embed_tokens.weight"
+
+    def test_a_file_name_that_is_no_utf8_is_escaped(self, run: Path, tmp_path: Path) -> None:
+        hostile = os.fsencode(tmp_path) + b"/r\xff"
+        os.rename(os.fsencode(run), hostile)
+        outcome = ckpt("merge", os.fsdecode(hostile), "--step", "1", "--json")
+        assert json.loads(outcome.out)["exit_code"] == 3
+        assert ckpt("merge", os.fsdecode(hostile)).code == 0
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_the_examples_in_the_help_work(self, run: Path, command: str) -> None:
+        text = ckpt(command, "--help").out
+        examples = [line.strip() for line in text.split("Examples:")[1].splitlines() if line.strip().startswith("ckpt ")]
+        assert len(examples) >= 2
+        for example in examples:
+            outcome = ckpt(*example.split()[1:], cwd=run.parent)
+            assert outcome.code == 0, (example, outcome)
+
+    def test_every_option_has_help(self) -> None:
+        from ckpt_cli.cli.app import app
+
+        for command in app.registered_commands:
+            assert command.help
+        for command in COMMANDS:
+            options = re.findall(r"^  (-[\w, -]+)(?: [A-Z<{].*?)?  +(\S.*)?$", ckpt(command, "--help").out, re.MULTILINE)
+            assert len(options) >= 8
+
+    def test_without_a_command_help_is_printed(self) -> None:
+        outcome = ckpt()
+        assert outcome.code == 0
+        assert all(command in outcome.out for command in COMMANDS)
+
+    def test_version(self) -> None:
+        from ckpt_cli import __version__
+
+        assert ckpt("--version").out == f"ckpt {__version__}\n"
+
+    def test_completions_are_what_the_program_generates(self) -> None:
+        sys.path.insert(0, str(ROOT / "completions"))
+        try:
+            import generate  # type: ignore[import-not-found]
+        finally:
+            sys.path.pop(0)
+        for shell, name in generate.FILES.items():
+            assert (ROOT / "completions" / name).read_text() == ckpt(_CKPT_COMPLETE=f"source_{shell}").out.strip() + "\n"
+
+    def test_completion_offers_commands_and_options(self) -> None:
+        assert "merge" in ckpt(_CKPT_COMPLETE="complete_bash", COMP_WORDS="ckpt me", COMP_CWORD="1").out
+        assert "--dtype" in ckpt(_CKPT_COMPLETE="complete_bash", COMP_WORDS="ckpt merge --dt", COMP_CWORD="2").out
+
+
+class TestMergeOptions:
+    def test_in_place_adds_files_and_replaces_none(self, run: Path) -> None:
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        assert ckpt("merge", run, "--in-place").code == 0
+        assert (run / "checkpoint-200" / "model.safetensors").exists()
+        assert (run / "checkpoint-200" / "ckpt-manifest.json").exists()
+        assert all(path.read_bytes() == content for path, content in before.items())
+        assert_told(ckpt("merge", run, "--in-place"), 5, "output-exists", "model.safetensors")
+
+    def test_include_and_exclude_choose_tensors(self, run: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        assert ckpt("merge", run, "-o", out, "--include", "model.layers.0.*", "--exclude", "*norm*").code == 0
+        names = ckpt("inspect", out, "-q").out.split()
+        assert names
+        assert all(name.startswith("model.layers.0.") and "norm" not in name for name in names)
+        assert_told(ckpt("merge", run, "-o", tmp_path / "none", "--include", "nothing"), 3, "not-found", "no tensor is left")
+
+    def test_several_components_get_a_folder_each(self, run: Path, tmp_path: Path) -> None:
+        assert ckpt("merge", run, "--type", "both", "-o", tmp_path / "out").code == 0
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["ema", "model"]
+        assert ckpt("merge", run, "--type", "all").code == 0
+        assert (run / "checkpoint-200_merged").is_dir()
+        assert (run / "checkpoint-200_merged_ema").is_dir()
+
+    def test_small_shards_make_an_index(self, run: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        assert ckpt("merge", run, "-o", out, "--max-shard-size", "3KB").code == 0
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == 2501 * 4 + 3 * 8
+        assert set(index["weight_map"].values()) == {path.name for path in out.glob("model-*.safetensors")}
+
+    def test_base_supplies_what_the_run_lacks(self, run: Path, tmp_path: Path) -> None:
+        base = tmp_path / "base"
+        base.mkdir()
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.move(run / "checkpoint-200" / name, base / name)
+        lacking = ckpt("merge", run, "--step", "200", "-o", tmp_path / "a")
+        assert "warning: the output has no config.json: pass --base DIR" in lacking.err
+        assert "warning: the output has no tokenizer: pass --base DIR" in lacking.err
+        supplied = ckpt("merge", run, "--step", "200", "-o", tmp_path / "b", "--base", base)
+        assert "warning" not in supplied.err
+        assert (tmp_path / "b" / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+
+    def test_a_hub_id_is_found_in_the_local_cache_only(self, run: Path, tmp_path: Path) -> None:
+        commit = "0" * 40
+        snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "merges.txt").write_text("from the base")
+        refs = snapshot.parent.parent / "refs"
+        refs.mkdir()
+        (refs / "main").write_text(commit)
+        outcome = ckpt("merge", run, "-o", tmp_path / "out", "--base", "some/model", HF_HUB_CACHE=str(tmp_path / "hub"))
+        assert outcome.code == 0, outcome
+        assert (tmp_path / "out" / "merges.txt").read_text() == "from the base"
+        assert_told(ckpt("merge", run, "--base", "other/model", HF_HUB_CACHE=str(tmp_path / "hub")), 3, "not-found", "other/model")
+
+    def test_dry_run_writes_nothing(self, run: Path) -> None:
+        before = sorted(run.rglob("*"))
+        outcome = ckpt("merge", run, "--dry-run")
+        assert "would write" in outcome.out
+        assert sorted(run.rglob("*")) == before
+
+    def test_wrapper_prefixes_go_away(self, tmp_path: Path) -> None:
+        torch = pytest.importorskip("torch")
+        names = ["_orig_mod.model.layers.0._fsdp_wrapped_module.w", "_orig_mod.model._checkpoint_wrapped_module.b"]
+        torch.save({f"module.{name}": torch.ones(2) for name in names}, tmp_path / "model_world_size_1_rank_0.pt")
+        out = tmp_path.parent / f"{tmp_path.name}_out"
+        outcome = ckpt("merge", tmp_path, "-o", out)
+        assert "2 tensors: prefixes of training wrappers removed" in outcome.out
+        assert ckpt("inspect", out, "-q").out.split() == ["model.layers.0.w", "model.b"]
+
+    def test_peft_weights_are_refused_unless_asked_for_as_they_are(self, tmp_path: Path) -> None:
+        torch = pytest.importorskip("torch")
+        names = ["base_model.model.q_proj.base_layer.weight", "base_model.model.q_proj.lora_A.default.weight"]
+        torch.save({name: torch.ones(2, 2) for name in names}, tmp_path / "model_world_size_1_rank_0.pt")
+        out = tmp_path.parent / f"{tmp_path.name}_out"
+        assert_told(ckpt("merge", tmp_path, "-o", out), 3, "unsupported", "PEFT", "--include '*'")
+        assert ckpt("merge", tmp_path, "-o", out, "--include", "*").code == 0
+
+
+class TestSignals:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+    def test_a_signal_ends_with_its_code_and_leaves_nothing(self, tmp_path: Path, number: int, code: int) -> None:
+        torch = pytest.importorskip("torch")
+        folder = tmp_path / "global_step_1"
+        folder.mkdir()
+        torch.save({f"w{i}": torch.ones(1 << 20) for i in range(60)}, folder / "model_world_size_1_rank_0.pt")
+        program = (
+            "import sys, time, ckpt_cli.execute as e\n"
+            "slow = e._Workers._copy\n"
+            "def copy(self, work, buffers):\n"
+            "    time.sleep(0.1); slow(self, work, buffers)\n"
+            "e._Workers._copy = copy\n"
+            "from ckpt_cli.cli import main\n"
+            f"main(['merge', {str(tmp_path)!r}, '--jobs', '1'])\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(200):
+            if any("ckpt-tmp" in path.name for path in tmp_path.iterdir()):
+                break
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        assert "Traceback" not in err
+        assert [path.name for path in tmp_path.iterdir()] == ["global_step_1"]

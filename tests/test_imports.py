@@ -1,0 +1,68 @@
+"""Looking at a checkpoint and merging it loads neither torch nor transformers, and works where they are not installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckpt_cli
+
+CALLS = {
+    "detect": "ckpt_cli.detect(run)",
+    "inspect": "ckpt_cli.inspect(run, type='all')",
+    "dry run": "ckpt_cli.merge(run, out, type='both', dry_run=True)",
+    "dry run with a cast": "ckpt_cli.merge(run, out, dtype='bf16', dry_run=True)",
+    "merge": "ckpt_cli.merge(run, out, type='both')",
+    "merge with a cast": "ckpt_cli.merge(run, out, type='both', dtype='bf16')",
+}
+LIGHT = [name for name in CALLS if not name.startswith("merge")]
+
+
+@pytest.fixture
+def run(layouts: Path) -> Path:
+    return layouts / "lmms-run" / "run"
+
+
+def in_a_fresh_process(code: str, run: Path, out: Path) -> list[str]:
+    """The modules that are loaded when the code has run; `run` and `out` are paths in it."""
+    script = f"import sys, ckpt_cli\nrun, out = sys.argv[1:]\n{code}\nprint(*sorted(sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(ckpt_cli.__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, str(run), str(out)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_neither_torch_nor_transformers_is_loaded(run: Path, tmp_path: Path, call: str) -> None:
+    loaded = in_a_fresh_process(CALLS[call], run, tmp_path / "out")
+    assert "ckpt_cli" in loaded
+    assert {"torch", "transformers", "safetensors"} & set(loaded) == set()
+    assert (tmp_path / "out").exists() == call.startswith("merge")
+
+
+@pytest.mark.parametrize("call", LIGHT)
+def test_numpy_is_loaded_only_to_write(run: Path, tmp_path: Path, call: str) -> None:
+    assert {"numpy", "ml_dtypes"} & set(in_a_fresh_process(CALLS[call], run, tmp_path / "out")) == set()
+
+
+def test_the_package_alone_loads_nothing_heavy(run: Path, tmp_path: Path) -> None:
+    loaded = set(in_a_fresh_process("dir(ckpt_cli)", run, tmp_path / "out"))
+    assert {"torch", "transformers", "numpy", "ml_dtypes", "pydantic", "rich", "typer"} & loaded == set()
+
+
+@pytest.mark.parametrize("call", ["inspect", "merge", "merge with a cast"])
+def test_it_works_where_torch_and_transformers_are_not_installed(run: Path, tmp_path: Path, call: str) -> None:
+    absent = "sys.modules.update(dict.fromkeys(['torch', 'transformers', 'safetensors']))"  # import raises ModuleNotFoundError
+    in_a_fresh_process(f"{absent}\n{CALLS[call]}", run, tmp_path / "out")
+    assert (tmp_path / "out").exists() == call.startswith("merge")
+
+
+@pytest.mark.parametrize("name", [name for name in ckpt_cli.__all__ if not name.startswith("__")])
+def test_every_public_name_is_there_at_first_use(run: Path, tmp_path: Path, name: str) -> None:
+    in_a_fresh_process(f"assert getattr(ckpt_cli, {name!r}) is ckpt_cli.{name}", run, tmp_path / "out")

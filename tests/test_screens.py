@@ -1,0 +1,74 @@
+"""What people see, kept as golden files: each screen at 80 and 120 columns and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpt_cli.cli import render, session
+from ckpt_cli.inspection import detect, inspect
+from ckpt_cli.merging import merge
+from tests.cli import ROOT
+
+EXAMPLE = ROOT / "examples" / "tiny-run"
+GOLDEN = Path(__file__).parent / "golden"
+WIDTHS = (80, 120, None)
+
+
+class Terminal(io.StringIO):
+    """A stream that says whether it is a terminal."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def screen(monkeypatch: pytest.MonkeyPatch, width: int | None, show: Any) -> str:
+    """What ``show(session)`` prints, without colour, both streams in one."""
+    stream = Terminal(width is not None)
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("COLUMNS", str(width or 80))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.chdir(ROOT)
+    show(session.Session("test", color="never", verbose=True))
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    return re.sub(r" +$", "", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+class TestScreens:
+    def check(self, name: str, width: int | None, text: str) -> None:
+        text = re.sub(r"[\d.]+ [GT]B free", "# GB free", text)
+        text = re.sub(r"at most about [\d.]+ MB", "at most about # MB", text)
+        text = re.sub(r" in [\d.]+ s( \(.*?/s\))?", " in # s", text)
+        if width is not None:
+            assert all(len(line) <= width for line in text.splitlines() if not line.startswith(("warning:", "note:", "next:")))
+        path = GOLDEN / f"{name}-{width or 'pipe'}.txt"
+        if os.environ.get("GOLDEN_UPDATE"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text()
+
+    def test_detect(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+        monkeypatch.chdir(ROOT)
+        result = detect("examples/tiny-run")
+        self.check("detect", width, screen(monkeypatch, width, lambda s: render.detect_result(result, s)))
+
+    def test_inspect(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+        monkeypatch.chdir(ROOT)
+        result = inspect("examples/tiny-run")
+        self.check("inspect", width, screen(monkeypatch, width, lambda s: render.inspect_result(result, s)))
+
+    def test_dry_run(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+        monkeypatch.chdir(ROOT)
+        result = merge("examples/tiny-run", type="ema", dtype="bf16", dry_run=True, max_shard_size=3000)
+        self.check("dry-run", width, screen(monkeypatch, width, lambda s: render.merge_result(result, s)))

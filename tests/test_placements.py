@@ -37,6 +37,8 @@ DTYPES = [
     torch.complex64,
 ]
 
+STORAGES = ["contiguous", "padded rows", "padded columns", "transposed"]
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -91,7 +93,6 @@ def local_part(laid: Laid, mesh: Mesh, rank: int) -> torch.Tensor:
     part = laid.values
     for axis, length in enumerate(laid.values.shape):
         held = local_indices(length, axis, mesh, laid.placements, mesh.coordinate(rank))
-        part = part.view(torch.uint8).reshape(-1).view(part.dtype).reshape(part.shape) if part.numel() else part
         part = _take(part, axis, held)
     return part
 
@@ -115,8 +116,9 @@ def stored(part: torch.Tensor, storage: str) -> torch.Tensor:
     sizes = list(part.shape)
     axis = 0 if storage == "padded rows" else len(sizes) - 1
     sizes[axis] += 3
-    larger = torch.empty(sizes, dtype=part.dtype)
-    view = larger.narrow(axis, 0 if storage == "padded rows" else 2, part.shape[axis])
+    # torch cannot save a DTensor whose part begins behind the start of its storage.
+    start = 2 if storage == "shifted columns" else 0
+    view = torch.empty(sizes, dtype=part.dtype).narrow(axis, start, part.shape[axis])
     view.copy_(part)
     return view
 
@@ -214,7 +216,7 @@ def tensors_on(draw: st.DrawFn, mesh: Mesh) -> dict[str, Laid]:
         shape = draw(st.lists(st.integers(0, 13), max_size=3).map(tuple))
         values = random_tensor(shape, draw(st.sampled_from(DTYPES)), i)
         placements = draw(st.none() | placements_on(mesh, len(shape)))
-        storage = draw(st.sampled_from(["contiguous", "padded rows", "padded columns", "transposed"]))
+        storage = draw(st.sampled_from([*STORAGES, "shifted columns"] if placements is None else STORAGES))
         tensors[f"layers.{i}.weight"] = Laid(values, placements, storage)
     return tensors
 
@@ -250,9 +252,8 @@ class TestAnyPlacement:
     def test_a_tensor_in_many_scattered_storages_is_cast_like_a_whole_one(self, tmp_path: Path) -> None:
         mesh = plain_mesh(2, 3)
         values = torch.randn(37, 29, generator=torch.Generator().manual_seed(0))
-        storages = ["contiguous", "padded rows", "padded columns", "transposed"]
         placements = [(Shard(0), Shard(1)), (Shard(1), Shard(1)), (_StridedShard(0, split_factor=3), Shard(0)), (Replicate(), Shard(1))]
-        tensors = {f"{i}.{storage}": Laid(values, p, storage) for i, p in enumerate(placements) for storage in storages}
+        tensors = {f"{i}.{storage}": Laid(values, p, storage) for i, p in enumerate(placements) for storage in STORAGES}
         save_ranks(tmp_path / "run", mesh, tensors)
         assert_merges_to(tmp_path / "run", dict.fromkeys(tensors, values.bfloat16()), dtype="bf16")
 
@@ -334,7 +335,7 @@ class TestMissingRanks:
     def test_of_a_fully_sharded_checkpoint_are_never_made_up_for(self, lost: int, tmp_path: Path) -> None:
         save_ranks(tmp_path / "run", plain_mesh(4), {"w": Laid(torch.ones(8), (Shard(0),)), "buffer": Laid(torch.ones(2), None)})
         rank_file(tmp_path / "run", 4, lost).unlink()
-        with pytest.raises(MissingShard, match=f"rank {lost} is missing"):
+        with pytest.raises(MissingShard, match=rf"rank {lost}\b.* missing"):
             merge(tmp_path / "run", tmp_path / "out")
 
     def test_that_hold_nothing_are_missed_all_the_same_or_not_needed(self, tmp_path: Path) -> None:

@@ -362,7 +362,7 @@ class TestLegacyFiles:
     def test_a_storage_with_another_count_of_elements(self, count: int, tmp_path: Path, files: Files) -> None:
         data = self.legacy(tmp_path / "a.pt", {"a": torch.arange(4.0)})
         changed = data[:-24] + struct.pack("<q", count) + data[-16:]
-        with pytest.raises(CorruptFile, match="ends inside storage|follow the last storage"):
+        with pytest.raises(CorruptFile, match=r"ends inside storage|follow the last storage"):
             TorchFile(written(tmp_path / "b.pt", changed, files))
 
     def test_a_file_of_a_big_endian_machine_is_refused(self, tmp_path: Path, files: Files) -> None:
@@ -525,7 +525,7 @@ class TestTensorsThatContradictTheFile:
         self, size: object, stride: object, offset: object, tmp_path: Path, files: Files
     ) -> None:
         path = archive(tmp_path, tensor_pickle(FLOATS, size, stride, offset), FOUR)
-        with pytest.raises(CorruptFile, match="natural number|not a tuple"):
+        with pytest.raises(CorruptFile, match=r"natural number|not a tuple"):
             only(path, files)
 
     @pytest.mark.parametrize(("size", "stride"), [((2, 2), (1,)), ((), (1,)), ((1,) * 65, (1,) * 65), ((1,) * 1_000, (1,) * 1_000)])
@@ -650,10 +650,10 @@ class TestTensorsThatContradictTheFile:
 
 
 class TestWrappersThatAreTraps:
-    LAUGHS = Raw(b"]" + b"".join(b"q" + bytes([i]) + b"0](" + (b"h" + bytes([i])) * 10 + b"e" for i in range(40)))
+    LAUGHS = Raw(b"]" + b"".join(b"q" + bytes([i]) + b"0](" + (b"h" + bytes([i])) * 2 + b"e" for i in range(25)))
     DEEP = Raw(b"]" * 100_000 + b"a" * 99_999)
 
-    @pytest.mark.parametrize("trap", [LAUGHS, DEEP], ids=["a billion laughs", "a deep list"])
+    @pytest.mark.parametrize("trap", [LAUGHS, DEEP], ids=["laughs that multiply", "a deep list"])
     @pytest.mark.parametrize(
         "function",
         [
@@ -709,7 +709,7 @@ class TestByteOrder:
 
     @pytest.mark.parametrize("order", [b"middle", b"", b"BIG", b"little\n", b"x" * 10_000_000])
     def test_an_unknown_byte_order_is_refused(self, order: bytes, tmp_path: Path, files: Files) -> None:
-        with pytest.raises(CorruptFile, match="byte order|byteorder"):
+        with pytest.raises(CorruptFile, match=r"byte order|byteorder"):
             TorchFile(files.source(archive(tmp_path, b"N.", byteorder=order)))
 
 
@@ -725,7 +725,7 @@ class TestContainers:
         assert stored_bytes(only(path, files)) == FOUR["0"]
 
     def test_no_data_pkl(self, tmp_path: Path, files: Files) -> None:
-        with pytest.raises(CorruptFile, match="no data.pkl"):
+        with pytest.raises(CorruptFile, match=r"no data.pkl"):
             TorchFile(files.source(archive(tmp_path, None, FOUR)))
 
     @pytest.mark.parametrize("name", ["y/data.pkl", "../../evil", "/absolute", "data.pkl"])
@@ -772,7 +772,7 @@ class TestContainers:
         with tarfile.open(tmp_path / "a.pt", "w") as tar:
             for name in ("storages", "tensors", "pickle"):
                 tar.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
-        with pytest.raises(CorruptFile, match="not a file of torch.save"):
+        with pytest.raises(CorruptFile, match=r"not a file of torch.save"):
             TorchFile(files.source(tmp_path / "a.pt"))
 
     def test_zeros_are_named_as_what_an_interrupted_copy_leaves(self, tmp_path: Path, files: Files) -> None:

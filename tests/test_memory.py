@@ -1,0 +1,68 @@
+"""Memory is bounded by buffers, not by the model: a merge of 1 GB stays under 100 MB, whatever has to be done to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import ROOT
+
+torch = pytest.importorskip("torch")
+
+LIMIT = 100_000_000
+"""Bytes of resident memory."""
+
+
+def save_ranks(folder: Path, shape: tuple[int, int], tensors: int, dim: int) -> None:
+    """Two rank files of DTensors that are sharded on ``dim``."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    folder.mkdir(parents=True)
+    for rank in range(2):
+        dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        try:
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+            local = list(shape)
+            local[dim] //= 2
+            state: dict[str, Any] = {}
+            for i in range(tensors):
+                part = torch.full(local, float(i + rank))
+                state[f"model.layers.{i}.weight"] = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
+            torch.save(state, folder / f"model_world_size_2_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+
+
+def peak_of(*arguments: str) -> int:
+    """Peak resident memory, in bytes, of one ckpt command.
+
+    A process starts with the peak of the one that forked it, so a small one stands between it and pytest.
+    """
+    program = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-m', 'ckpt_cli', *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, env=environment, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_merge_of_a_gigabyte_stays_under_100_mb(tmp_path: Path, dim: int) -> None:
+    run = tmp_path / "global_step_1"
+    save_ranks(run, (8192, 2048), tensors=16, dim=dim)
+    for dtype in ("keep", "bf16"):
+        out = tmp_path / dtype
+        assert peak_of("merge", str(run), "-o", str(out), "--dtype", dtype, "--jobs", "2") < LIMIT
+        assert (out / "model.safetensors").stat().st_size > (1 << 30) / (2 if dtype == "bf16" else 1)
+        (out / "model.safetensors").unlink()

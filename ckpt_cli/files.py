@@ -38,7 +38,7 @@ class Identity:
 
 
 class Source(Protocol):
-    """Where bytes come from: a plain file now; streams and URLs fit the same three members."""
+    """Where bytes come from: a plain file, or a stream that is inflated while it is read."""
 
     @property
     def size(self) -> int:
@@ -50,9 +50,33 @@ class Source(Protocol):
         """Tells whether the source is still the one that was described."""
         ...
 
+    @property
+    def path(self) -> str:
+        """The file behind it."""
+        ...
+
     def read_at(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` on. Raises CorruptFile at the end of the source, Unreadable on I/O errors."""
         ...
+
+    def read(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset`` on, as a new bytes object: for headers, never for weights."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of a source that is a file of its own, such as one item of a ``.distcp``: offsets count from ``start``."""
+
+    source: Source
+    start: int
+    size: int
+
+    def read(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset`` of the window on."""
+        if offset < 0 or offset + length > self.size:
+            raise CorruptFile(f"{length} bytes at {offset} lie outside of an item of {self.size} bytes", path=self.source.path)
+        return self.source.read(self.start + offset, length)
 
 
 class FileSource:

@@ -13,14 +13,17 @@ from pathlib import Path
 
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, UsageError
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import recognise
+from ckpt_cli.formats.registry import groups, recognise
 
 STEP_FOLDERS = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
         r"global_steps?_(?P<step>[0-9]+)",
         r"checkpoint-(?P<step>[0-9]+)",
-        r"step[-_]?(?P<step>[0-9]+)",
+        r"step[-_]?(?P<step>[0-9]+)(\.ckpt)?",
+        r"epoch=[0-9]+-step=(?P<step>[0-9]+)(\.ckpt)?",
+        r"epoch_[0-9]+_step_(?P<step>[0-9]+)",
+        r"ep[0-9]+-ba(?P<step>[0-9]+)",
         r"(?P<step>[0-9]{7})",
     )
 )
@@ -30,6 +33,8 @@ ROLES = ("actor", "policy", "critic", "reward", "value")
 COMPONENT_FOLDERS = {
     re.compile(r"pytorch_model_fsdp_[0-9]+", re.ASCII): "model",
     re.compile(r"pytorch_ema_model_fsdp_[0-9]+", re.ASCII): "ema",
+    re.compile(r"model_sharded|model_and_optim|trainer", re.ASCII): "model",
+    re.compile(r"ema_sharded", re.ASCII): "ema",
 }
 MAIN = ("model", *ROLES[:2])
 SYNONYMS = {"regular": "model", "main": "model"}
@@ -103,6 +108,22 @@ def locate(path: str | os.PathLike[str], step: int | None = None) -> Target:
         expected="a run, a step folder, a folder of rank files, or safetensors",
         hint=_suggestion(given),
     )
+
+
+def expanded(found: Found) -> Found:
+    """The checkpoint with the state dicts inside of each component as components: a DCP folder may hold several."""
+    places = list(found.places)
+    taken = {place.name for place in places}
+    for place in found.places:
+        try:
+            names = groups(place.match)
+        except CkptError:
+            continue
+        for name in names[1:]:
+            if name not in taken:
+                taken.add(name)
+                places.append(replace(place, name=name, match=replace(place.match, component=name, group=name)))
+    return replace(found, places=tuple(places))
 
 
 def component_names(found: Found, wanted: str | None) -> list[str]:

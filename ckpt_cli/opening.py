@@ -14,7 +14,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
-from ckpt_cli.locate import Found, Place, Target, component_names, locate
+from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate
 from ckpt_cli.model import Component, Note
 
 
@@ -56,14 +56,15 @@ def open_checkpoint(
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
     problems: dict[Path, str] = {}
     first_error: CkptError | None = None
-    for found in reversed(target.checkpoints):
+    for listed in reversed(target.checkpoints):
         try:
+            found = expanded(listed)
             components = tuple(_describe(found, name, files, base, shard_order) for name in component_names(found, type))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if not choosing or isinstance(error, Undecidable):
-                _add_step_hint(error, found, target)
+                _add_step_hint(error, listed, target)
                 raise
-            problems[found.path] = _short(error)
+            problems[listed.path] = _short(error)
             first_error = first_error or error
             continue
         notes = [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import codecs
 import gc
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,18 @@ def as_dict(value: object) -> dict[Any, Any] | None:
         if all(isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
             return dict(pairs)
     return value.pairs if value.pairs is not None else {}
+
+
+def attributes(state: object) -> Mapping[str, Any]:
+    """The attributes that BUILD would have set: a dict, or (dict or None, dict of slots). Raises CorruptFile."""
+    if isinstance(state, tuple) and len(state) == 2:
+        plain, slots = as_dict(state[0]) if state[0] is not None else {}, as_dict(state[1])
+        if plain is not None and slots is not None:
+            return {**plain, **slots}
+    fields = as_dict(state)
+    if fields is None:
+        raise CorruptFile("an object has no attributes")
+    return fields
 
 
 def describe(value: object) -> str:

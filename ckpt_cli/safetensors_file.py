@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import CorruptFile, Unsupported, reading
-from ckpt_cli.files import FileSource
+from ckpt_cli.files import Source, Window
 from ckpt_cli.geometry import Shape
 
 MAX_HEADER = 100_000_000
@@ -43,21 +43,25 @@ class Header:
     metadata: Mapping[str, str]
 
 
-def read_header(source: FileSource) -> Header:
-    """The validated header of a file. Raises CorruptFile, or Unsupported for a dtype that ckpt does not know."""
+def read_header(source: Source, start: int = 0) -> Header:
+    """The validated header of a file, or of a blob that begins at ``start`` and ends with the file.
+
+    Raises CorruptFile, or Unsupported for a dtype that ckpt does not know.
+    """
+    window = Window(source, start, source.size - start)
     with reading(source.path):
-        if source.size < 8:
-            raise CorruptFile(f"the file has only {source.size} bytes", expected="a safetensors file", hint="the copy was interrupted")
-        start = source.read(0, min(64, source.size))
-        length = int.from_bytes(start[:8], "little")
-        if length > MAX_HEADER or 8 + length > source.size:
+        if window.size < 8:
+            raise CorruptFile(f"the file has only {window.size} bytes", expected="a safetensors file", hint="the copy was interrupted")
+        begin = window.read(0, min(64, window.size))
+        length = int.from_bytes(begin[:8], "little")
+        if length > MAX_HEADER or 8 + length > window.size:
             hint = (
                 "run `git lfs pull`"
-                if start.startswith(b"version https://git-lfs")
+                if begin.startswith(b"version https://git-lfs")
                 else "the copy was interrupted, or it is another format"
             )
-            raise CorruptFile(f"the header would be {length} bytes long", expected=f"at most {min(MAX_HEADER, source.size - 8)}", hint=hint)
-        return _validated(_parse(source.read(8, length)), 8 + length, source.size)
+            raise CorruptFile(f"the header would be {length} bytes long", expected=f"at most {min(MAX_HEADER, window.size - 8)}", hint=hint)
+        return _validated(_parse(window.read(8, length)), start + 8 + length, source.size)
 
 
 def build_header(entries: Iterable[tuple[str, Dtype, Shape]], metadata: Mapping[str, str]) -> tuple[bytes, list[int]]:

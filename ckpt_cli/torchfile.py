@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_cli.dtypes import BY_STORAGE, BY_TORCH, Dtype
 from ckpt_cli.errors import CorruptFile, Unsupported, reading
-from ckpt_cli.files import FileSource
+from ckpt_cli.files import Source, Window
 from ckpt_cli.geometry import Shape
 from ckpt_cli.pickles import Call, Global, Persistent, as_dict, load_pickle
 from ckpt_cli.zipmap import ZipMap
@@ -38,7 +38,7 @@ OTHER_FORMATS: tuple[tuple[bytes, str, str], ...] = (
 class Storage:
     """The bytes of one torch storage: where they begin, how many they are, and the CRC-32 of their record, if any."""
 
-    source: FileSource
+    source: Source
     key: str
     offset: int
     nbytes: int
@@ -89,10 +89,14 @@ class StoredTensor:
 
 
 class TorchFile:
-    """One file of ``torch.save``: ``root`` is its object, `tensor` tells which of its nodes are tensors."""
+    """One file of ``torch.save``: ``root`` is its object, `tensor` tells which of its nodes are tensors.
 
-    def __init__(self, source: FileSource) -> None:
+    The file is the whole of ``source``, or ``size`` bytes of it from ``start`` on (an item of a ``.distcp``).
+    """
+
+    def __init__(self, source: Source, start: int = 0, size: int | None = None) -> None:
         self.source = source
+        self._window = Window(source, start, source.size if size is None else size)
         self._storages: dict[str, Storage] = {}
         self._swapped = False
         self._zip: ZipMap | None = None
@@ -130,8 +134,8 @@ class TorchFile:
     # -- the container -----------------------------------------------------------------------------------------------
 
     def _read(self) -> Any:
-        size = self.source.size
-        start = self.source.read(0, min(size, 64))
+        size = self._window.size
+        start = self._window.read(0, min(size, 64))
         if start.startswith(LEGACY_START):
             return self._read_legacy()
         for magic, what, hint in OTHER_FORMATS:
@@ -143,7 +147,7 @@ class TorchFile:
                 expected="a zip archive (torch >= 1.6) or a legacy torch.save file",
                 hint="all bytes are zero: the copy was interrupted" if not start.strip(b"\0") else None,
             )
-        self._zip = ZipMap(self.source)
+        self._zip = ZipMap(self._window)
         self._top = self._single_top(self._zip.members)
         if f"{self._top}constants.pkl" in self._zip.members or any(name.startswith(f"{self._top}code/") for name in self._zip.members):
             raise Unsupported("this is a TorchScript archive, not a checkpoint", hint="save the state dict with torch.save instead")
@@ -168,9 +172,9 @@ class TorchFile:
 
     def _read_legacy(self) -> Any:
         """Magic number, protocol, system info, object and storage keys as pickles, then per key a count and raw data."""
-        size, window = self.source.size, 1 << 20
+        size, window = self._window.size, 1 << 20
         while True:
-            head = self.source.read(0, min(size, window))
+            head = self._window.read(0, min(size, window))
             try:
                 position, values = 0, []
                 for _ in range(5):
@@ -191,11 +195,11 @@ class TorchFile:
         for key in keys:
             if key not in sizes:
                 raise CorruptFile(f"storage {key[:40]} is not used by any tensor")
-            count = int.from_bytes(self.source.read(position, 8), "little", signed=True)
+            count = int.from_bytes(self._window.read(position, 8), "little", signed=True)
             nbytes = count * sizes[key]
             if count < 0 or position + 8 + nbytes > size:
                 raise CorruptFile(f"the file ends inside storage {key[:40]}", hint="the save or the copy was interrupted")
-            self._storages[key] = Storage(self.source, key, position + 8, nbytes, None)
+            self._storages[key] = Storage(self.source, key, self._window.start + position + 8, nbytes, None)
             position += 8 + nbytes
         if position != size:
             raise CorruptFile(f"{size - position} bytes follow the last storage")
@@ -257,7 +261,7 @@ class TorchFile:
         last = first + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if numel else first
         if numel and (last + 1) * dtype.itemsize > storage.nbytes:
             raise CorruptFile(f"a tensor of shape {list(shape)} reaches beyond its storage of {storage.nbytes} bytes")
-        if numel * dtype.itemsize > self.source.size:
+        if numel * dtype.itemsize > self._window.size:
             raise Unsupported(
                 f"a tensor of shape {list(shape)} repeats {storage.nbytes} stored bytes",
                 expected="no more bytes than the file has",
@@ -296,7 +300,7 @@ class TorchFile:
             if self._zip is None or f"{self._top}data/{key}" not in self._zip.members:
                 raise CorruptFile(f"storage {key[:40]} is not in the file")
             offset, member = self._zip.locate(f"{self._top}data/{key}")
-            self._storages[key] = Storage(self.source, key, offset, member.size, member.crc)
+            self._storages[key] = Storage(self.source, key, self._window.start + offset, member.size, member.crc)
         return self._storages[key]
 
 

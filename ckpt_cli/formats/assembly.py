@@ -70,7 +70,7 @@ def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, .
         _check_present(name, held, lacking)
         dtype = _common_dtype(name, held)
         laid = _lay(name, held, world_size, missing, options, notes)
-        tensors[name] = _tile(name, dtype, laid, world_size, missing)
+        tensors[name] = tile(name, dtype, laid, world_size, missing)
     if missing:
         text = f"{ranks_of(missing, world_size)} missing; other ranks hold replicas of everything"
         notes["missing"] = Note("warning", "replicas-only", text)
@@ -262,7 +262,7 @@ def _plain(value: object) -> str:
 # -- pieces, copies, coverage ----------------------------------------------------------------------------------------
 
 
-def _tile(name: str, dtype: Dtype, laid: Laid, world_size: int, missing: tuple[int, ...]) -> Tensor:
+def tile(name: str, dtype: Dtype, laid: Laid, world_size: int, missing: tuple[int, ...]) -> Tensor:
     """Tell pieces from copies (the same box again) and prove that the pieces tile the tensor."""
     pieces: dict[Box, Piece] = {}
     copies: list[Piece] = []

@@ -18,6 +18,7 @@ class Match:
     """Files that one reader recognises as one component.
 
     ``ranks`` maps rank to file where the format has ranks; ``world_size`` is what the file names say, None if they do not.
+    ``trouble`` says why names alone prove that it cannot be read; ``group`` picks one of several state dicts inside.
     """
 
     format: str
@@ -28,6 +29,7 @@ class Match:
     world_size: int | None = None
     ranks: Mapping[int, Path] = field(default_factory=dict)
     trouble: str | None = None
+    group: str | None = None
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -51,6 +53,10 @@ class Reader(Protocol):
 
     def recognise(self, path: Path) -> list[Match]:
         """The components that ``path`` (a folder or a file) holds directly, from names alone. Never raises for content."""
+        ...
+
+    def groups(self, match: Match) -> list[str]:
+        """The names of the state dicts inside of a match, the main one first; for most formats there is only that one."""
         ...
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:

@@ -13,13 +13,13 @@ Facts, read in torch's sources and in files written by torch 2.3 to 2.13:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported
 from ckpt_cli.geometry import Box, Shape
-from ckpt_cli.pickles import Call, Global, as_dict
+from ckpt_cli.pickles import Call, Global, attributes
 from ckpt_cli.torchfile import StoredTensor, TorchFile, dimensions, unwrap
 
 OLD_MODULE = "torch.distributed._tensor"
@@ -116,12 +116,12 @@ class LocalReader:
     # -- DTensor -----------------------------------------------------------------------------------------------------
 
     def _dtensor(self, kind: Global, state: object) -> DistributedLocal:
-        fields = _fields(state)
+        fields = attributes(state)
         local = self.file.tensor(fields.get("_local_tensor"))
         spec = fields.get("_spec")
         if local is None or not isinstance(spec, Call):
             raise CorruptFile("a DTensor has no local tensor or no spec")
-        described = _fields(spec.state)
+        described = attributes(spec.state)
         meta = described.get("tensor_meta")
         if not isinstance(meta, Call) or not meta.args:
             raise CorruptFile("a DTensor does not say its global shape")
@@ -144,7 +144,7 @@ class LocalReader:
         if not isinstance(node, Call):
             raise CorruptFile("a DTensor has no mesh")
         if id(node) not in self._meshes:
-            self._meshes[id(node)] = self._read_mesh(_fields(node.state))
+            self._meshes[id(node)] = self._read_mesh(attributes(node.state))
         return self._meshes[id(node)]
 
     def _read_mesh(self, fields: Mapping[str, Any]) -> RankMesh:
@@ -181,10 +181,12 @@ class LocalReader:
         layout, rank_tensor = fields.get("_layout"), self.file.tensor(fields.get("_rank_map"))
         if not isinstance(layout, Call) or rank_tensor is None:
             raise CorruptFile("a mesh has neither ranks nor a layout")
-        inner = _fields(layout.state) if layout.state is not None else {}
+        inner = attributes(layout.state) if layout.state is not None else {}
         if "axes" in inner:
             pairs = [
-                (_fields(axis.state).get("shape"), _fields(axis.state).get("stride")) for axis in inner["axes"] if isinstance(axis, Call)
+                (attributes(axis.state).get("shape"), attributes(axis.state).get("stride"))
+                for axis in inner["axes"]
+                if isinstance(axis, Call)
             ]
         else:
             shape = inner.get("shape", layout.args[0] if layout.args else None)
@@ -217,7 +219,7 @@ class LocalReader:
     ) -> tuple[tuple[str, int, int], ...] | None:
         if not isinstance(root, Call):
             return ()
-        fields = _fields(root.state)
+        fields = attributes(root.state)
         root_axes, root_map = self._layout(fields)
         if root_map != rank_map or self.rank not in rank_map:
             return None
@@ -235,8 +237,8 @@ class LocalReader:
     def _sharded_tensor(self, state: object) -> ShardedLocal:
         if not isinstance(state, tuple) or len(state) < 3 or not isinstance(state[0], list):
             raise CorruptFile("a ShardedTensor has no state")
-        metadata = _fields(state[1].state) if isinstance(state[1], Call) else {}
-        group = _fields(state[2].state) if isinstance(state[2], Call) else {}
+        metadata = attributes(state[1].state) if isinstance(state[1], Call) else {}
+        group = attributes(state[2].state) if isinstance(state[2], Call) else {}
         shape = dimensions(metadata.get("size"))
         if group.get("global_rank", self.rank) != self.rank:
             raise Inconsistent(
@@ -245,7 +247,7 @@ class LocalReader:
         everywhere = tuple(_shard_metadata(entry, shape) for entry in metadata.get("shards_metadata", ()))
         shards = []
         for shard in state[0]:
-            fields = _fields(shard.state) if isinstance(shard, Call) else {}
+            fields = attributes(shard.state) if isinstance(shard, Call) else {}
             tensor = self.file.tensor(fields.get("tensor"))
             _, box = _shard_metadata(fields.get("metadata"), shape)
             if tensor is None or tensor.shape != box.extent:
@@ -254,21 +256,33 @@ class LocalReader:
         return ShardedLocal(shape, tuple(shards), everywhere)
 
 
+def refuse_flat_parameters(names: Iterable[str]) -> None:
+    """Raise Unsupported for FSDP's LOCAL_STATE_DICT: flat vectors without the names and shapes of what is in them."""
+    flat = next((name for name in names if name.endswith("_flat_param")), None)
+    if flat is not None:
+        raise Unsupported(
+            "these are flat parameters of FSDP (LOCAL_STATE_DICT): names and shapes of what is in them are not recorded",
+            tensor=flat,
+            expected="a SHARDED or FULL state dict",
+            hint="load it once in the training script and save with SHARDED_STATE_DICT",
+        )
+
+
 def _shard_metadata(node: object, shape: Shape) -> tuple[int, Box]:
-    fields = _fields(node.state) if isinstance(node, Call) else {}
+    fields = attributes(node.state) if isinstance(node, Call) else {}
     box = Box(dimensions(fields.get("shard_offsets")), dimensions(fields.get("shard_sizes")))
     fits = len(box.offset) == len(box.extent) == len(shape)
     if not fits or any(a + n > size for a, n, size in zip(box.offset, box.extent, shape, strict=True)):
         raise CorruptFile(f"a shard {box} lies outside of its tensor of shape {list(shape)}")
     placement = fields.get("placement")
-    rank = _fields(placement.state).get("_rank") if isinstance(placement, Call) else None
+    rank = attributes(placement.state).get("_rank") if isinstance(placement, Call) else None
     return rank if isinstance(rank, int) else -1, box
 
 
 def _placement(node: object, rank: int) -> Placement:
     if not isinstance(node, Call) or not isinstance(node.target, Global):
         raise CorruptFile("a placement is not an object")
-    name, fields = node.target.name, _fields(node.state) if node.state is not None else {}
+    name, fields = node.target.name, attributes(node.state) if node.state is not None else {}
     if name == "Replicate":
         return Placement(name)
     if name not in ("Shard", "_StridedShard"):
@@ -294,18 +308,6 @@ def _shard_order(node: object) -> dict[int, tuple[int, ...]] | None:
             raise CorruptFile("a shard order makes no sense")
         order[args[0]] = tuple(_flat_ints(args[1]))
     return order
-
-
-def _fields(state: object) -> Mapping[str, Any]:
-    """The attributes that BUILD would have set: a dict, or (dict or None, dict of slots)."""
-    if isinstance(state, tuple) and len(state) == 2:
-        plain, slots = as_dict(state[0]) if state[0] is not None else {}, as_dict(state[1])
-        if plain is not None and slots is not None:
-            return {**plain, **slots}
-    fields = as_dict(state)
-    if fields is None:
-        raise CorruptFile("an object has no attributes")
-    return fields
 
 
 def _digits(position: int, shape: Shape) -> Shape:

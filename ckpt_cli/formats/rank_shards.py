@@ -15,7 +15,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldS
 from ckpt_cli.files import Files
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
+from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal, refuse_flat_parameters
 from ckpt_cli.model import Component, Leaf, Mesh
 from ckpt_cli.names import check_name
 from ckpt_cli.pickles import as_dict, describe
@@ -38,7 +38,7 @@ PATTERNS = (
     NamePattern(re.compile(r"model_world_size_(?P<world>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt", re.ASCII), "model", "verl family"),
     NamePattern(re.compile(r"model_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "model", "BAGEL fork"),
     NamePattern(re.compile(r"ema_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "ema", "BAGEL fork"),
-    NamePattern(re.compile(r"pytorch_model_fsdp_[0-9]+_rank(?P<rank>[0-9]+)\.bin", re.ASCII), "model", "accelerate"),
+    NamePattern(re.compile(r"pytorch_model_fsdp(_[0-9]+)?_rank(?P<rank>[0-9]+)\.bin", re.ASCII), "model", "accelerate"),
 )
 
 
@@ -67,6 +67,9 @@ class RankShards:
         for pattern, world in found:
             worlds.setdefault(pattern, []).append(world)
         return [_match(path, pattern, sizes, {size: found[pattern, size] for size in sizes}) for pattern, sizes in worlds.items()]
+
+    def groups(self, match: Match) -> list[str]:
+        return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         if match.trouble:
@@ -115,6 +118,7 @@ class RankShards:
                     leaves.append(Leaf(checked, describe(node)))
                 else:
                     locals_[checked] = local
+            refuse_flat_parameters(locals_)
             if not locals_:
                 raise CorruptFile("the state dict holds no tensor")
         return RankState(rank, path, locals_, tuple(leaves), file.fingerprint)

@@ -1,0 +1,212 @@
+"""torch DCP folders: ``.metadata`` and ``*.distcp``, read with positioned reads, without torch and without collectives.
+
+A ``.distcp`` file is a plain concatenation of items; an item is a whole ``torch.save`` zip of one chunk (strides and dtype
+in there count), or one safetensors blob for all tensors of the file (SerializationFormat.SAFETENSORS, torch >= 2.8).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
+from ckpt_cli.files import Files, FileSource, Source
+from ckpt_cli.formats.assembly import Laid, Part, tile
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.dcp_groups import Group, groups_of
+from ckpt_cli.formats.dcp_metadata import METADATA, Catalog, CatalogTensor, Stored, metadata_files, read_catalog
+from ckpt_cli.geometry import contiguous_strides
+from ckpt_cli.model import Component, LayoutKind, Leaf, Note, Tensor
+from ckpt_cli.names import check_name
+from ckpt_cli.safetensors_file import Entry, read_header
+from ckpt_cli.torchfile import Storage, StoredTensor, TorchFile
+from ckpt_cli.transforms import inflated
+
+FORMAT = "dcp"
+ZIP = b"PK\x03\x04"
+
+
+class Dcp:
+    """Reader of torch.distributed.checkpoint folders."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        folder = path.parent if path.name == METADATA or path.suffix == ".distcp" else path
+        found = metadata_files(folder) if folder.is_dir() else []
+        try:
+            items = tuple(sorted(entry for entry in folder.iterdir() if entry.suffix == ".distcp")) if folder.is_dir() else ()
+        except OSError:
+            return []
+        if not found and not items:
+            return []
+        if (folder / "common.pt").exists():
+            trouble: str | None = "this is a Megatron torch_dist checkpoint, whose tensor names and layouts only Megatron knows"
+        elif not found:
+            temporary = " (.metadata.tmp is there)" if (folder / ".metadata.tmp").exists() else ""
+            trouble = f"{METADATA} is missing{temporary}: it is written last, so the save did not finish"
+        else:
+            trouble = None
+        return [Match(FORMAT, "model", folder, (*found, *items), "torch DCP", trouble=trouble)]
+
+    def groups(self, match: Match) -> list[str]:
+        """The groups of tensors in the folder that may be weights, the main one first."""
+        return [group.name for group in groups_of(read_catalog(match.root))] if match.trouble is None else []
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        if match.trouble:
+            if "Megatron" in match.trouble:
+                raise Unsupported(match.trouble, path=match.root, hint="convert it with Megatron's own tools or with mbridge")
+            hint = "use an older step, or copy .metadata from the node that ran rank 0"
+            raise MissingShard(match.trouble, path=match.root, expected=str(match.root / METADATA), hint=hint)
+        catalog = read_catalog(match.root)
+        group = self._choose(match, catalog)
+        _refuse_permuted(catalog, group, match.root)
+        _check_files(match.root, catalog, group)
+        reader = _ItemReader(match.root, files)
+        tensors: dict[str, Tensor] = {}
+        for name, entry in group.tensors.items():
+            with reading(match.root, tensor=name):
+                tensors[check_name(name)] = _assemble(name, entry, reader)
+        used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
+        known = set(catalog.files)
+        unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
+        notes = []
+        if unused:
+            notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {', '.join(unused[:4])}"))
+        world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
+        return Component(
+            name=match.component,
+            format=FORMAT,
+            root=match.root,
+            tensors=tensors,
+            files=tuple(match.root / file for file in sorted(used)),
+            world_size=world,
+            leaves=tuple(Leaf(name, "stored object") for name in catalog.objects),
+            notes=tuple(notes),
+            writer=f"torch DCP ({catalog.writer})",
+        )
+
+    def _choose(self, match: Match, catalog: Catalog) -> Group:
+        groups = groups_of(catalog)
+        if not groups:
+            raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
+        if match.group is None:
+            return groups[0]
+        return next(group for group in groups if group.name == match.group)
+
+
+def _assemble(name: str, entry: CatalogTensor, reader: _ItemReader) -> Tensor:
+    parts = []
+    for box, places in entry.chunks.items():
+        for stored in places:
+            tensor = reader.read(entry, stored)
+            if tensor.shape != box.extent or tensor.dtype != entry.dtype:
+                raise Inconsistent(
+                    f"the item at {box.offset} is {tensor.dtype} {list(tensor.shape)}, the metadata says {entry.dtype} {list(box.extent)}",
+                    path=reader.root / stored.file,
+                    hint="the metadata belongs to another save, or the writer recorded wrong chunks (FSDP2 with tensor parallelism)",
+                )
+            parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
+    cuts = [len({box.offset[d] for box in entry.chunks}) for d in range(len(entry.shape))]
+    layout = ", ".join(f"dim {d} x{count}" for d, count in enumerate(cuts) if count > 1)
+    kind: LayoutKind = "sharded" if len(entry.chunks) > 1 else "whole"
+    replicated = any(len(places) > 1 for places in entry.chunks.values())
+    return tile(name, entry.dtype, Laid(entry.shape, parts, kind, layout, check_copies=replicated), 0, ())
+
+
+class _ItemReader:
+    """Finds tensors in items; the safetensors blob of a file is parsed once."""
+
+    def __init__(self, root: Path, files: Files) -> None:
+        self.root = root
+        self._files = files
+        self._blobs: dict[tuple[str, int], dict[str, Entry]] = {}
+
+    def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
+        path = self.root / stored.file
+        source = self._files.source(path)
+        with reading(path):
+            if stored.offset + stored.length > source.size:
+                raise CorruptFile(
+                    f"the file has {source.size} bytes",
+                    expected=f"at least {stored.offset + stored.length}, as the metadata says",
+                    hint="the save or the copy was interrupted",
+                )
+            if stored.transforms:
+                stream = inflated(source, stored.offset, stored.length, stored.transforms)
+                return self._zip_item(stream, 0, stream.size)
+            if source.read(stored.offset, min(4, stored.length)) == ZIP:
+                return self._zip_item(source, stored.offset, stored.length)
+            return self._blob_item(source, entry, stored)
+
+    def _zip_item(self, source: Source, start: int, size: int) -> StoredTensor:
+        item = TorchFile(source, start, size)
+        tensor = item.tensor(item.root)
+        if tensor is None:
+            raise CorruptFile("an item holds no tensor")
+        return tensor
+
+    def _blob_item(self, source: FileSource, entry: CatalogTensor, stored: Stored) -> StoredTensor:
+        key = stored.file, stored.offset
+        if key not in self._blobs:
+            header = read_header(source, stored.offset)
+            self._blobs[key] = {tensor.name: tensor for tensor in header.entries}
+        found = self._blobs[key].get(entry.name)
+        if found is None:
+            raise CorruptFile("the item is neither a zip of torch.save nor a safetensors blob with this tensor")
+        storage = Storage(source, entry.name, found.offset, found.nbytes, None)
+        return StoredTensor(storage, found.dtype, found.shape, contiguous_strides(found.shape), found.offset)
+
+
+def _check_files(root: Path, catalog: Catalog, group: Group) -> None:
+    needed = sorted({stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places})
+    absent = [file for file in needed if not os.path.isfile(root / file)]
+    if absent:
+        listed = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        raise MissingShard(
+            f"{len(absent)} of {len(needed)} data files are missing: {listed}",
+            path=root,
+            expected=str(root / absent[0]),
+            hint="copy them from the nodes that wrote them, or use an older step",
+        )
+
+
+def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:
+    """Two things that torch 2.3 and 2.4 recorded wrongly, although the chunks tile perfectly.
+
+    - FSDP2 with tensor parallelism: two cuts of one dimension were recorded in mesh order although tp had been cut first.
+      The sign is a dimension with as many chunks as ranks, in the order of ranks, beside tensors cut on two dimensions.
+    - FSDP2 with hybrid sharding (torch 2.3): chunks were numbered by the replica row instead of the place in the row, so
+      that the row of a chunk tells where it claims to be.
+    """
+    if catalog.writer not in ("2.3", "2.4-2.6"):
+        return
+    entries = {name: entry for name, entry in group.tensors.items() if len(entry.chunks) > 1}
+    world = 1 + max((stored.rank for entry in entries.values() for places in entry.chunks.values() for stored in places), default=0)
+    if world < 4:
+        return
+    on_grid = any(_cut_dimensions(entry) > 1 for entry in entries.values())
+    for name, entry in entries.items():
+        ranks = [places[0].rank for _, places in sorted(entry.chunks.items(), key=lambda item: item[0].offset)]
+        count = len(ranks)
+        if on_grid:
+            wrong = _cut_dimensions(entry) == 1 and count == world and ranks == sorted(ranks)
+        else:
+            rows = world // count
+            by_row = count < world and all(rank // rows == i for i, rank in enumerate(ranks))
+            wrong = by_row and any(rank % count != i for i, rank in enumerate(ranks))
+        if wrong:
+            what = "tensor parallelism" if on_grid else "hybrid sharding"
+            raise Undecidable(
+                f"torch <= 2.4 recorded the chunks of FSDP2 with {what} in a wrong order",
+                path=root,
+                tensor=name,
+                expected="a save by torch >= 2.5, or files of ranks, which say how they were cut",
+                hint="load it with the torch version that saved it, on the same mesh, and save it again",
+            )
+
+
+def _cut_dimensions(entry: CatalogTensor) -> int:
+    """How many dimensions of a tensor are cut into chunks."""
+    return sum(len({box.offset[d] for box in entry.chunks}) > 1 for d in range(len(entry.shape)))

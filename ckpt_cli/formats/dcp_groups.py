@@ -1,0 +1,78 @@
+"""Which of the nested keys of a DCP folder are a model: groups, their names, and the one level that goes away.
+
+Every trainer nests its state dicts in its own way; the first rule of `MODELS` that finds tensors names the model. Exactly
+that prefix is removed, never more: with accelerate a Hugging Face name "model.layers.0..." is stored as "model.model.layers.0...".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.formats.dcp_metadata import Catalog, CatalogTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The path of nested keys above a model's tensors, who nests like that, and a wrapper that every name has as well."""
+
+    prefix: tuple[str, ...]
+    writer: str
+    wrapper: str = ""
+
+
+MODELS = (
+    Rule(("state", "model"), "composer, llm-foundry", wrapper="model."),
+    Rule(("app", "model"), "prime-rl"),
+    Rule(("state_dict",), "Lightning Trainer"),
+    Rule(("fsdp_checkpoint", "model"), "RLinf"),
+    Rule(("model",), "accelerate, Lightning Fabric, OLMo-core, VeOmni"),
+)
+NO_WEIGHTS = re.compile(
+    r"optim(izer)?s?(_.*)?|optimizer_states?|lr_schedulers?|schedulers?|dataloader|train_state|trainer_state|rng(_.*)?|loops|callbacks|extra_state"
+)
+"""Groups beside a model that hold no weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors of one group, by the name that they have without its prefix."""
+
+    name: str
+    writer: str
+    tensors: Mapping[str, CatalogTensor]
+
+
+def groups_of(catalog: Catalog) -> list[Group]:
+    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name."""
+    found: list[Group] = []
+    taken: set[str] = set()
+    for rule in MODELS:
+        depth = len(rule.prefix)
+        inside = {key: t for key, t in catalog.tensors.items() if len(t.path) > depth and t.path[:depth] == rule.prefix}
+        if inside:
+            found.append(_group("model", rule.writer, inside, depth, rule.wrapper))
+            taken |= set(inside)
+            break
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1}
+    if flat:
+        found.append(_group("model" if not found else "flat", "keys at the top level", flat, 0, ""))
+        taken |= set(flat)
+    nested: dict[str, dict[str, CatalogTensor]] = {}
+    for key, tensor in catalog.tensors.items():
+        if key not in taken and not any(NO_WEIGHTS.fullmatch(part) for part in tensor.path[:2]):
+            nested.setdefault(tensor.path[0], {})[key] = tensor
+    found += [_group(name, "", tensors, 1, "") for name, tensors in nested.items()]
+    return found
+
+
+def _group(name: str, writer: str, inside: Mapping[str, CatalogTensor], depth: int, wrapper: str) -> Group:
+    names = {key: ".".join(tensor.path[depth:]) for key, tensor in inside.items()}
+    if wrapper and all(short.startswith(wrapper) for short in names.values()):
+        names = {key: short.removeprefix(wrapper) for key, short in names.items()}
+    if len(set(names.values())) != len(names):
+        twice = next(short for short in names.values() if list(names.values()).count(short) > 1)
+        raise Inconsistent(f"two entries of group {name} have the same name without their prefix", tensor=twice)
+    return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()})

@@ -1,0 +1,199 @@
+"""The catalogue of a torch DCP folder: ``.metadata`` (or one ``__R.metadata`` per rank), read inertly.
+
+It is a plain pickle of ``torch.distributed.checkpoint.metadata.Metadata``: sizes and chunks of every tensor, and where each
+chunk lies (``_StorageInfo``: file, offset, length). Class paths of torch 2.0 to 2.14 and OLMo-core's own ``_StorageInfo``
+are understood by their attributes. Paths of nested keys come from ``planner_data``; keys may contain dots themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PureWindowsPath
+from typing import Any, Literal
+
+from ckpt_cli.dtypes import BY_TORCH, Dtype
+from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported, reading
+from ckpt_cli.files import read_small
+from ckpt_cli.geometry import Box, Shape
+from ckpt_cli.pickles import Call, Global, as_dict, attributes, load_pickle
+from ckpt_cli.torchfile import dimensions
+
+MAX_METADATA = 1 << 30
+METADATA = ".metadata"
+RANK_METADATA = re.compile(r"__(?P<rank>[0-9]+)\.metadata", re.ASCII)
+ITEM_FILE = re.compile(r"(?:.*/)?__(?P<rank>[0-9]+)_[0-9]+\.distcp", re.ASCII)
+
+Writer = Literal["<= 2.2", "2.3", "2.4-2.6", "2.7-2.8", ">= 2.9"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the bytes of one chunk or object are. ``transforms`` undo from first to last, such as "stream.zstd/1"."""
+
+    file: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """The rank that wrote the file, by its name; 0 if the name does not say it."""
+        fields = ITEM_FILE.fullmatch(self.file)
+        return int(fields["rank"]) if fields else 0
+
+
+@dataclass(slots=True)
+class CatalogTensor:
+    """One tensor: its path of nested keys, and its chunks with all places that hold them (replicas have several)."""
+
+    name: str
+    path: tuple[str, ...]
+    dtype: Dtype
+    shape: Shape
+    chunks: dict[Box, list[Stored]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything that the metadata of a folder tells."""
+
+    tensors: Mapping[str, CatalogTensor]
+    objects: Mapping[str, tuple[str, ...]]
+    writer: Writer
+
+    @property
+    def files(self) -> list[str]:
+        """The data files that chunks lie in, sorted."""
+        return sorted({stored.file for tensor in self.tensors.values() for places in tensor.chunks.values() for stored in places})
+
+
+def metadata_files(folder: Path) -> list[Path]:
+    """``.metadata``, or what a save without collectives leaves: one file per rank, in the order of ranks."""
+    if (folder / METADATA).is_file():
+        return [folder / METADATA]
+    try:
+        found = {int(fields["rank"]): path for path in folder.iterdir() if (fields := RANK_METADATA.fullmatch(path.name))}
+    except OSError:
+        return []
+    return [found[rank] for rank in sorted(found)]
+
+
+def read_catalog(folder: Path) -> Catalog:
+    """The catalogue of a folder that has metadata. Raises CorruptFile, Unsupported, or Inconsistent between ranks' files."""
+    tensors: dict[str, CatalogTensor] = {}
+    objects: dict[str, tuple[str, ...]] = {}
+    writer: Writer = ">= 2.9"
+    for path in metadata_files(folder):
+        with reading(path):
+            root, end = load_pickle(raw := read_small(path, MAX_METADATA))
+            if end != len(raw) or not isinstance(root, Call) or not isinstance(root.target, Global) or root.target.name != "Metadata":
+                raise CorruptFile("this is not the metadata of torch.distributed.checkpoint")
+            fields = attributes(root.state)
+            writer = _writer(fields)
+            places = _places(fields.get("storage_data"))
+            paths = as_dict(fields.get("planner_data")) or {}
+            for name, entry in (as_dict(fields.get("state_dict_metadata")) or {}).items():
+                if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.target, Global):
+                    raise CorruptFile("an entry of the metadata makes no sense")
+                nested = _path(name, paths.get(name))
+                with reading(path, tensor=name):
+                    if entry.target.name == "TensorStorageMetadata":
+                        _add_tensor(tensors, name, nested, attributes(entry.state), places)
+                    else:
+                        objects[name] = nested
+    return Catalog(tensors, objects, writer)
+
+
+def _add_tensor(
+    tensors: dict[str, CatalogTensor],
+    name: str,
+    path: tuple[str, ...],
+    fields: Mapping[str, Any],
+    places: Mapping[tuple[str, Shape | None], Stored],
+) -> None:
+    dtype, shape = _dtype(fields.get("properties")), dimensions(fields.get("size"))
+    tensor = tensors.setdefault(name, CatalogTensor(name, path, dtype, shape))
+    if (tensor.dtype, tensor.shape) != (dtype, shape):
+        raise Inconsistent("the metadata of two ranks disagree about dtype or shape", hint="files of two saves were mixed")
+    chunks = fields.get("chunks")
+    if not isinstance(chunks, list):
+        raise CorruptFile("the metadata lists no chunks")
+    for chunk in chunks:
+        corner = attributes(chunk.state) if isinstance(chunk, Call) else {}
+        box = Box(dimensions(corner.get("offsets")), dimensions(corner.get("sizes")))
+        if len(box.offset) != len(shape) or len(box.extent) != len(shape):
+            raise CorruptFile(f"a chunk has {len(box.offset)} dimensions, the tensor {len(shape)}")
+        if not box.numel:
+            continue
+        if any(a + n > size for a, n, size in zip(box.offset, box.extent, shape, strict=True)):
+            raise CorruptFile(f"chunk {box} lies outside of the tensor's shape {list(shape)}")
+        stored = places.get((name, box.offset))
+        if stored is None:
+            raise CorruptFile(f"the metadata does not say where chunk {box} is")
+        tensor.chunks.setdefault(box, []).append(stored)
+
+
+def _places(storage_data: object) -> dict[tuple[str, Shape | None], Stored]:
+    """(name, offsets of the chunk) -> place; objects have no offsets."""
+    found: dict[tuple[str, Shape | None], Stored] = {}
+    for index, info in (as_dict(storage_data) or {}).items():
+        if not isinstance(index, Call) or not isinstance(info, Call):
+            raise CorruptFile("the metadata does not say where its data are")
+        key, place = attributes(index.state), attributes(info.state)
+        name, offset = key.get("fqn"), key.get("offset")
+        if not isinstance(name, str):
+            raise CorruptFile("the metadata does not say where its data are")
+        begin, length = place.get("offset"), place.get("length")
+        if type(begin) is not int or type(length) is not int or not (0 <= begin < 1 << 62 and 0 <= length < 1 << 62):
+            raise CorruptFile("an offset or a length is no natural number", tensor=name)
+        transforms = place.get("transform_descriptors") or ()
+        if not isinstance(transforms, (list, tuple)) or not all(isinstance(t, str) for t in transforms):
+            raise CorruptFile("the transforms of an item make no sense", tensor=name)
+        stored = Stored(_inside(place.get("relative_path"), name), begin, length, tuple(transforms))
+        found[name, None if offset is None else dimensions(offset)] = stored
+    return found
+
+
+def _inside(file: object, name: str) -> str:
+    """A relative path that stays in its folder; parsed as a Windows path on every system, so no drive or root gets through."""
+    parsed = PureWindowsPath(file) if isinstance(file, str) and file and "\0" not in file and len(file) <= 1024 else None
+    if parsed is None or parsed.drive or parsed.root or ".." in parsed.parts:
+        raise CorruptFile("the metadata points to a file outside of its folder", tensor=name, expected="a path such as __0_0.distcp")
+    return str(file)
+
+
+def _dtype(properties: object) -> Dtype:
+    """The dtype of TensorProperties: its state is a tuple that begins with it (an attribute dict in old versions)."""
+    if not isinstance(properties, Call):
+        raise CorruptFile("the metadata does not tell the dtype")
+    state = properties.state
+    dtype = state[0] if isinstance(state, tuple) and state else attributes(state).get("dtype")
+    if not isinstance(dtype, Global) or dtype.module != "torch":
+        raise CorruptFile("the metadata does not tell the dtype")
+    if dtype.name not in BY_TORCH:
+        raise Unsupported(f"dtype {dtype} is not known")
+    return BY_TORCH[dtype.name]
+
+
+def _path(name: str, planned: object) -> tuple[str, ...]:
+    """The nested keys of an entry; without planner data the name itself is the only key."""
+    if isinstance(planned, (tuple, list)) and planned and all(isinstance(part, (str, int)) for part in planned):
+        return tuple(str(part) for part in planned)
+    return (name,)
+
+
+def _writer(fields: Mapping[str, Any]) -> Writer:
+    """The torch version that wrote the metadata, by the fields that later versions added."""
+    if fields.get("version") is not None:
+        return ">= 2.9"
+    meta = fields.get("storage_meta")
+    if isinstance(meta, Call):
+        return "2.7-2.8" if "modules" in attributes(meta.state) else "2.4-2.6"
+    entries = as_dict(fields.get("state_dict_metadata")) or {}
+    for entry in entries.values():
+        properties = attributes(entry.state).get("properties") if isinstance(entry, Call) and entry.state is not None else None
+        if isinstance(properties, Call) and isinstance(properties.target, Global):
+            return "<= 2.2" if "_shard" in properties.target.module else "2.3"
+    return "2.3"

@@ -1,0 +1,101 @@
+"""Shards of ``HuggingFaceStorageWriter`` (torch >= 2.8, transformers >= 5): safetensors files whose metadata say which part they are.
+
+Every file has ``DCP_SHARDING_INFO`` = ``{name: {"saved_offsets": [...]}}``. There is neither index nor ``.metadata``: the
+shape of a tensor is what its shards span. So a missing last shard cannot be seen in one tensor, only in the numbering of the
+files or in a tensor whose parts leave a hole.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.files import Files, FileSource
+from ckpt_cli.formats.assembly import Laid, Part, tile
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.geometry import Box, contiguous_strides
+from ckpt_cli.model import Component, LayoutKind, Note, Tensor
+from ckpt_cli.names import check_name
+from ckpt_cli.safetensors_file import Entry, parse_json, read_header
+from ckpt_cli.torchfile import Storage, StoredTensor
+
+FORMAT = "hub-shards"
+SHARD = re.compile(r"shard-(?P<rank>[0-9]+)-model-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
+INFO = "DCP_SHARDING_INFO"
+
+
+class HubShards:
+    """Reader of sharded Hugging Face saves of torch DCP."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        folder = path.parent if SHARD.fullmatch(path.name) else path
+        try:
+            found = sorted(entry for entry in folder.iterdir() if SHARD.fullmatch(entry.name)) if folder.is_dir() else []
+        except OSError:
+            return []
+        if not found:
+            return []
+        ranks = [int(fields["rank"]) for entry in found if (fields := SHARD.fullmatch(entry.name))]
+        absent = sorted(set(range(1, max(ranks) + 1)) - set(ranks))
+        trouble = f"files of shard {', '.join(map(str, absent))} are missing" if absent else None
+        return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=trouble)]
+
+    def groups(self, match: Match) -> list[str]:
+        return [match.component]
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        if match.trouble:
+            raise MissingShard(match.trouble, path=match.root, hint="copy them from the nodes that wrote them")
+        parts: dict[str, list[Part]] = {}
+        for path in match.files:
+            fields = SHARD.fullmatch(path.name)
+            assert fields is not None
+            source = files.source(path)
+            header = read_header(source)
+            with reading(path):
+                offsets = _saved_offsets(header.metadata.get(INFO))
+                for entry in header.entries:
+                    with reading(path, tensor=entry.name):
+                        parts.setdefault(check_name(entry.name), []).append(_part(entry, source, int(fields["rank"]) - 1, offsets))
+        tensors = {}
+        for name, held in parts.items():
+            with reading(match.root, tensor=name):
+                tensors[name] = _assemble(name, held)
+        note = Note("info", "unproven-end", "these shards do not record whole shapes: a lost last shard of all tensors would not show")
+        world = max(part.rank for held in parts.values() for part in held) + 1
+        return Component(match.component, FORMAT, match.root, tensors, match.files, world_size=world, notes=(note,), writer=match.evidence)
+
+
+def _assemble(name: str, held: list[Part]) -> Tensor:
+    if len({part.stored.dtype for part in held}) > 1 or len({len(part.box.offset) for part in held}) > 1:
+        raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files of two saves were mixed")
+    dims = range(len(held[0].box.offset))
+    shape = tuple(max(part.box.offset[d] + part.box.extent[d] for part in held) for d in dims)
+    cuts = [len({part.box.offset[d] for part in held}) for d in dims]
+    kind: LayoutKind = "sharded" if any(count > 1 for count in cuts) else "whole"
+    layout = ", ".join(f"dim {d} x{count}" for d, count in enumerate(cuts) if count > 1)
+    return tile(name, held[0].stored.dtype, Laid(shape, held, kind, layout, check_copies=True), 0, ())
+
+
+def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) -> Part:
+    corner = offsets.get(entry.name, {}).get("saved_offsets") if isinstance(offsets.get(entry.name), dict) else None
+    if corner is None:
+        corner = [0] * len(entry.shape)
+    if not isinstance(corner, list) or len(corner) != len(entry.shape) or any(type(n) is not int or not 0 <= n < 1 << 60 for n in corner):
+        raise CorruptFile("the offsets of a shard make no sense")
+    storage = Storage(source, entry.name, entry.offset, entry.nbytes, None)
+    stored = StoredTensor(storage, entry.dtype, entry.shape, contiguous_strides(entry.shape), entry.offset)
+    return Part(rank, stored, Box(tuple(corner), entry.shape), (0,) * len(entry.shape))
+
+
+def _saved_offsets(text: str | None) -> dict[str, Any]:
+    if text is None:
+        raise CorruptFile(f"the file has no {INFO}", expected="a shard of HuggingFaceStorageWriter")
+    info = parse_json(text.encode(), INFO)
+    if not isinstance(info, dict):
+        raise CorruptFile(f"{INFO} is not an object")
+    return info

@@ -1,0 +1,103 @@
+"""Single files of ``torch.save``: ``pytorch_model.bin`` (also with an index), ``model.pt``, ``.pth`` with more than the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, reading
+from ckpt_cli.files import Files
+from ckpt_cli.formats.assembly import RankState, assemble
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.dtensor import LocalReader, refuse_flat_parameters
+from ckpt_cli.formats.weight_index import read_weight_map
+from ckpt_cli.model import Component, Leaf
+from ckpt_cli.names import check_name
+from ckpt_cli.pickles import as_dict, describe
+from ckpt_cli.torchfile import TorchFile
+
+FORMAT = "torch-file"
+INDEX = "pytorch_model.bin.index.json"
+KNOWN = re.compile(
+    r"pytorch_model\.bin|pytorch_model_fsdp(_[0-9]+)?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt", re.ASCII
+)
+SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
+EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict")
+MAX_DEPTH = 4
+
+
+class TorchFiles:
+    """Reader of unsharded ``torch.save`` files."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        if path.is_file():
+            if path.name == INDEX:
+                return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
+            return [Match(FORMAT, "model", path, (path,), "a file of torch.save")] if path.suffix in SUFFIXES else []
+        if (path / INDEX).is_file():
+            return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
+        try:
+            found = sorted(entry for entry in path.iterdir() if KNOWN.fullmatch(entry.name) and entry.is_file())
+        except OSError:
+            return []
+        return [Match(FORMAT, "ema" if entry.stem == "ema" else "model", path, (entry,), entry.name) for entry in found]
+
+    def groups(self, match: Match) -> list[str]:
+        return [match.component]
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        first = match.files[0]
+        paths = [first]
+        if first.name == INDEX:
+            paths = [first.parent / name for name in sorted(set(read_weight_map(first, ".bin").values()))]
+        tensors = {}
+        leaves: list[Leaf] = []
+        for path in paths:
+            state, others = _read(path, files, match.component)
+            leaves += others
+            tensors.update(assemble([state], 1, (), options).tensors)
+        return Component(
+            match.component, FORMAT, match.root, tensors, tuple(dict.fromkeys([first, *paths])), leaves=tuple(leaves), writer=match.evidence
+        )
+
+
+def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Leaf]]:
+    file = TorchFile(files.source(path))
+    reader = LocalReader(file, 0)
+    with reading(path):
+        entries, above = _state_dict(file.root, file, EMA_KEYS if component == "ema" else MODEL_KEYS)
+        leaves = [Leaf(str(key), describe(value)) for key, value in above.items()]
+        held = {}
+        for name, node in entries.items():
+            checked = check_name(name)
+            with reading(path, tensor=checked):
+                local = reader.read(node)
+            if local is None:
+                leaves.append(Leaf(checked, describe(node)))
+            else:
+                held[checked] = local
+        if not held:
+            raise CorruptFile("the file holds no state dict", expected="a dict of tensors, at its top or under model or state_dict")
+        refuse_flat_parameters(held)
+    return RankState(0, path, held), leaves
+
+
+def _state_dict(root: Any, file: TorchFile, keys: tuple[str, ...]) -> tuple[Mapping[Any, Any], dict[Any, Any]]:
+    """The dict of tensors in a file, and what stands beside it: going down through the known keys while there is no tensor."""
+    above: dict[Any, Any] = {}
+    node = root
+    for _ in range(MAX_DEPTH):
+        entries = as_dict(node)
+        if entries is None:
+            raise CorruptFile(f"the file holds {describe(node)}, not a state dict", expected="a dict of tensors")
+        inner = next((key for key in keys if as_dict(entries.get(key)) is not None), None)
+        if inner is None or any(file.tensor(value) is not None for value in entries.values()):
+            return entries, above
+        above |= {key: value for key, value in entries.items() if key != inner}
+        node = entries[inner]
+    raise CorruptFile("the state dict is nested too deeply")

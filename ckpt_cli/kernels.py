@@ -27,6 +27,9 @@ SLAB = 4 << 20
 SMALL = 64 << 10
 """Up to here reading some unwanted bytes is cheaper than another read."""
 
+RANGE = {"F16": 0, "BF16": 1, "F32": 2, "F64": 3}
+"""Float dtypes by the largest value that they hold."""
+
 WASTE = 4
 """A scattered region is read in one go if the bytes from its first to its last element are at most this many times its own."""
 
@@ -112,7 +115,9 @@ def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview, index: 
         if piece.verbatim and is_run(common.extent, strides) and is_run(common.extent, piece.strides):
             piece.source.read_at(region.start, view[first : first + common.numel * itemsize])
         else:
-            target = _as_array(view, tile.extent, itemsize)[tuple(slice(i, i + n) for i, n in zip(inside, common.extent, strict=True))]
+            # The ellipsis makes it a view where there are no dimensions, too.
+            place: tuple[Any, ...] = (*(slice(i, i + n) for i, n in zip(inside, common.extent, strict=True)), ...)
+            target = _as_array(view, tile.extent, itemsize)[place]
             _gather(region, target)
             _adjust(piece, target, tensor.dtype)
 
@@ -147,7 +152,7 @@ def cast(values: Array, source: Dtype, target: Dtype, out: Array) -> int:
     with numpy.errstate(over="ignore", invalid="ignore"):
         narrowed = _round_to_odd(values) if (source.code, target.code) == ("F64", "BF16") else values
         numpy.copyto(out, narrowed, casting="unsafe")
-        if target.code != "F16" and source.code != "F64":
+        if RANGE[target.code] >= RANGE[source.code]:
             return 0
         infinite = int(numpy.count_nonzero(numpy.isinf(out)))
         return infinite - int(numpy.count_nonzero(numpy.isinf(values))) if infinite else 0

@@ -280,6 +280,7 @@ def _run(job: Job, opened: Opened, options: MergeOptions, progress: Progress | N
         return manifest.NAME, _manifest(job, opened, options, written)
 
     created = _make_parents(job.output)
+    existed = job.output.exists()
     try:
         with Staging(job.output) as staging:
             written = execute(
@@ -294,7 +295,8 @@ def _run(job: Job, opened: Opened, options: MergeOptions, progress: Progress | N
             if options.in_place:
                 staging.publish_into(job.output)
             else:
-                staging.publish(replace=job.output.exists())
+                _check_target(job.output, (), options.overwrite)
+                staging.publish(replace=existed)
     except BaseException:
         for parent in reversed(created):
             if parent.is_dir() and not any(parent.iterdir()):

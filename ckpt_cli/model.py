@@ -54,7 +54,8 @@ class Tensor:
     """A named tensor: ``pieces`` tile its ``shape`` exactly; ``copies`` hold elements that some piece holds as well.
 
     ``layout`` is the placement as people write it, such as "Shard(0) x8"; ``alias_of`` names the tensor that shares
-    its storage; ``check_copies`` asks the probe to compare the copies with the pieces before anything is written.
+    its storage; ``check_copies`` asks the probe to compare the copies with the pieces before anything is written;
+    ``own_grid`` is set where boxes refer to another array than one of this shape (see `grid`).
     """
 
     name: str
@@ -66,6 +67,12 @@ class Tensor:
     layout: str = ""
     alias_of: str | None = None
     check_copies: bool = False
+    own_grid: Shape | None = None
+
+    @property
+    def grid(self) -> Shape:
+        """The C-ordered array that boxes refer to; it has the elements of ``shape`` in the same order."""
+        return self.shape if self.own_grid is None else self.own_grid
 
     @property
     def numel(self) -> int:

@@ -106,9 +106,8 @@ class Plan:
                 for piece in output.tensor.pieces:
                     identity = piece.source.identity
                     state.update(
-                        f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box}".encode(
-                            "utf-8", "surrogateescape"
-                        )
+                        f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box}"
+                        f":{piece.swapped}:{piece.conj}:{piece.neg}".encode("utf-8", "surrogateescape")
                     )
         return state.hexdigest()
 
@@ -168,7 +167,7 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
         if not tensor.numel:
             continue
         if _is_copy(output):
-            strides = contiguous_strides(tensor.shape)
+            strides = contiguous_strides(tensor.grid)
             for piece in sorted(tensor.pieces, key=lambda piece: piece.box.offset):
                 first = sum(i * stride for i, stride in zip(piece.box.offset, strides, strict=True)) * tensor.dtype.itemsize
                 length = piece.box.numel * tensor.dtype.itemsize
@@ -176,7 +175,7 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
                     yield CopyWork(piece, piece.offset + start, output.offset + first + start, min(COPY_STEP, length - start))
         else:
             written = 0
-            for tile in tiles(tensor.shape, tensor.dtype.itemsize, TILE):
+            for tile in tiles(tensor.grid, tensor.dtype.itemsize, TILE):
                 yield TileWork(output, tile, output.offset + written)
                 written += tile.numel * output.dtype.itemsize
 
@@ -186,7 +185,7 @@ def _is_copy(output: OutputTensor) -> bool:
     tensor = output.tensor
     if output.is_cast or tensor.nbytes < WORTH_COPYING * len(tensor.pieces):
         return False
-    strides = contiguous_strides(tensor.shape)
+    strides = contiguous_strides(tensor.grid)
     return all(piece.verbatim and is_run(piece.box.extent, piece.strides) and is_run(piece.box.extent, strides) for piece in tensor.pieces)
 
 

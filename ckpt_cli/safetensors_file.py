@@ -120,6 +120,8 @@ def _validated(header: dict[str, Any], begin: int, file_size: int) -> Header:
         raise CorruptFile("__metadata__ of the header is not a map of strings")
     spans: list[tuple[int, int, Entry]] = []
     for name, fields in header.items():
+        if any("\ud800" <= character <= "\udfff" for character in name):
+            raise CorruptFile("a tensor name is not valid Unicode", tensor=name)
         with reading(tensor=name):
             spans.append(_entry(name, fields, begin))
     spans.sort(key=lambda span: span[:2])

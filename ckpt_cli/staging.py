@@ -14,6 +14,7 @@ import shutil
 import uuid
 from pathlib import Path
 
+from ckpt_cli import manifest
 from ckpt_cli.errors import NotWritable, OutputExists
 
 MARK = ".ckpt-tmp-"
@@ -31,13 +32,28 @@ class Staging:
 
     def __enter__(self) -> Staging:
         try:
-            self.folder.mkdir()
-            with contextlib.suppress(OSError):
-                self._lock = _lock(self.folder)
+            self._make()
         except OSError as error:
             hint = "choose another place with -o"
             raise NotWritable(f"the output folder cannot be created: {error.strerror}", path=self.target, hint=hint) from error
         return self
+
+    def _make(self) -> None:
+        """Make and lock the folder; again under another name if a run beside us took it for a left-over in between."""
+        while True:
+            self.folder.mkdir()
+            try:
+                self._lock = _lock(self.folder)
+            except (BlockingIOError, FileNotFoundError):
+                pass
+            except OSError:
+                return  # a file system without locks: there nothing is ever taken for a left-over
+            else:
+                if self.folder.is_dir():
+                    return
+                os.close(self._lock)
+                self._lock = -1
+            self.folder = self.target.parent / f".{self.target.name}{MARK}{uuid.uuid4().hex[:12]}"
 
     def __exit__(self, *_: object) -> None:
         if self._lock >= 0:
@@ -70,12 +86,15 @@ class Staging:
         """Move the files into an existing folder, replacing nothing: all of them, or none."""
         moved: list[Path] = []
         try:
-            for path in sorted(self.folder.iterdir()):
+            # The manifest says that the rest is whole, so it comes last.
+            for path in sorted(self.folder.iterdir(), key=lambda path: (path.name == manifest.NAME, path.name)):
                 os.link(path, folder / path.name)
                 moved.append(folder / path.name)
-        except OSError as error:
+        except BaseException as error:
             for path in moved:
                 path.unlink()
+            if not isinstance(error, OSError):
+                raise
             if error.errno == errno.EEXIST:
                 raise OutputExists("a file of this name is there already", path=error.filename2 or folder) from error
             raise NotWritable(f"the files cannot be moved into place: {error.strerror}", path=folder) from error
@@ -89,7 +108,8 @@ class Staging:
     def _exchange(self) -> None:
         if _renameat2(self.folder, self.target, RENAME_EXCHANGE):
             return
-        aside = self.folder.with_name(self.folder.name + "-old")
+        # Not a name of temporary folders: a run that is killed here leaves the old output aside, never to be cleaned up.
+        aside = self.folder.with_name(self.folder.name.replace(MARK, ".ckpt-old-"))
         os.rename(self.target, aside)
         try:
             os.rename(self.folder, self.target)

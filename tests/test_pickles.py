@@ -167,7 +167,7 @@ class TestEverythingElseBecomesANode:
 
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_a_default_dict_keeps_its_pairs_and_its_factory_stays_a_name(self, protocol: int) -> None:
-        value = collections.defaultdict(list, {"a": 1})
+        value: dict[str, Any] = collections.defaultdict(list, {"a": 1})
         node = read(pickle.dumps(value, protocol))
         assert as_dict(node) == {"a": 1}
         assert isinstance(node.args[0], Global)
@@ -475,7 +475,8 @@ def tuples_with_one_hash(count: int) -> list[tuple[int, int]]:
 
     inverse = pow(two, -1, 1 << 64)
     target = (after(five, 1) + two) & mask
-    pairs, first = [], 0
+    pairs: list[tuple[int, int]] = []
+    first = 0
     while len(pairs) < count:
         first += 1
         second = (target - after(five, first)) * inverse & mask
@@ -484,7 +485,7 @@ def tuples_with_one_hash(count: int) -> list[tuple[int, int]]:
     return pairs
 
 
-def sample() -> dict[str, Any]:
+def sample() -> dict[Any, Any]:
     """A small value that uses most opcodes of every protocol."""
     return {
         "text": ["a", "\u00e9\n", "x" * 300],

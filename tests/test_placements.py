@@ -223,7 +223,7 @@ def tensors_on(draw: st.DrawFn, mesh: Mesh) -> dict[str, Laid]:
 
 class TestAnyPlacement:
     @given(data=st.data())
-    @settings(deadline=None, derandomize=True, max_examples=60)
+    @settings(deadline=None, derandomize=True, max_examples=150)
     def test_merges_to_the_bytes_from_before_the_sharding(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
         mesh = data.draw(meshes())
         tensors = data.draw(tensors_on(mesh))

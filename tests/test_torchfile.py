@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import pickle
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
 from ckpt_cli.files import Files
+from ckpt_cli.formats.dtensor import LocalReader
 from ckpt_cli.geometry import whole
 from ckpt_cli.kernels import read_tile
 from ckpt_cli.model import Piece, Tensor
@@ -36,6 +38,19 @@ WEIGHT_DTYPES = [
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
     *(torch.bool, torch.complex64, torch.complex128),
 ]
+
+
+YOUNG_DTYPES = {d for d in WEIGHT_DTYPES if "float8" in str(d)} | {torch.uint64, torch.uint32, torch.uint16}
+"""Those that have no storage class, which torch cannot save in legacy files."""
+
+
+def can_be_saved(dtype: torch.dtype) -> bool:
+    """Whether torch.save writes a tensor of this dtype; quantised tensors are another matter."""
+    try:
+        torch.save(torch.arange(16, dtype=torch.uint8).view(dtype), io.BytesIO())
+    except (KeyError, RuntimeError):
+        return False
+    return True
 
 
 @pytest.fixture(params=[True, False], ids=["zip", "legacy"])
@@ -71,7 +86,7 @@ def stored_bytes(stored: StoredTensor) -> bytes:
 
 
 def torch_bytes(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    tensor = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     return tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
@@ -103,35 +118,29 @@ def filled(dtype: torch.dtype, numel: int) -> torch.Tensor:
 
 class TestEveryDtype:
     @pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
-    def test_that_weights_have_is_read_bit_for_bit(self, dtype: torch.dtype, write: Callable[[Any], Path], files: Files) -> None:
-        flat = filled(dtype, 24)
-        check(
-            write(
-                {"flat": flat, "box": flat.clone().view(2, 3, 4), "turned": flat.view(4, 6).t(), "one": flat[3].clone(), "none": flat[:0]}
-            ),
-            files,
-        )
+    def test_that_weights_have_is_read_bit_for_bit(self, dtype: torch.dtype, tmp_path: Path, files: Files) -> None:
+        check(save(tmp_path / "a.pt", self.state(dtype)), files)
 
-    @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-    def test_that_torch_has_is_read_bit_for_bit_or_refused_by_name(self, dtype: torch.dtype, tmp_path: Path, files: Files) -> None:
-        if str(dtype).startswith("torch.q"):
-            tensor = torch.empty(4, dtype=torch.uint8)
-            path = save(tmp_path / "a.pt", torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.quint8))
-            del tensor
-            file = TorchFile(files.source(path))
-            with pytest.raises(Unsupported, match="qtensor"):
-                file.tensor(file.root)
-            return
+    @pytest.mark.parametrize("dtype", [dtype for dtype in WEIGHT_DTYPES if dtype not in YOUNG_DTYPES], ids=str)
+    def test_that_a_legacy_file_can_hold_is_read_bit_for_bit(self, dtype: torch.dtype, tmp_path: Path, files: Files) -> None:
+        torch.save(self.state(dtype), tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+        check(tmp_path / "a.pt", files)
+
+    def state(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        flat = filled(dtype, 24)
+        return {"flat": flat, "box": flat.clone().view(2, 3, 4), "turned": flat.view(4, 6).t(), "one": flat[3].clone(), "none": flat[:0]}
+
+    @pytest.mark.parametrize("dtype", [dtype for dtype in ALL_DTYPES if can_be_saved(dtype)], ids=str)
+    def test_that_torch_can_save_is_read_bit_for_bit_or_refused_by_name(self, dtype: torch.dtype, tmp_path: Path, files: Files) -> None:
         raw = torch.arange(16, dtype=torch.uint8)
-        path = save(tmp_path / "a.pt", raw.view(dtype))
-        file = TorchFile(files.source(path))
+        file = TorchFile(files.source(save(tmp_path / "a.pt", raw.view(dtype))))
         if str(dtype).removeprefix("torch.") in BY_TORCH:
             stored = file.tensor(file.root)
             assert stored is not None
             assert stored.dtype.torch == str(dtype).removeprefix("torch.")
             assert stored_bytes(stored) == raw.numpy().tobytes()
         else:
-            with pytest.raises(Unsupported, match=str(dtype)):
+            with pytest.raises(Unsupported, match="(?i)" + str(dtype).removeprefix("torch.")):
                 file.tensor(file.root)
 
     def test_bool_bytes_other_than_0_and_1_are_not_normalised(self, tmp_path: Path, files: Files) -> None:
@@ -237,7 +246,7 @@ class TestLazyFlags:
             "conj": values.conj(),
             "double": values.to(torch.complex128).conj(),
             "turned": values.conj().t(),
-            "negative": values.conj().imag,
+            "negative": values.clone().conj().imag,
             "both": torch._neg_view(values.conj()),
         }
         found = check(write(state), files)
@@ -251,10 +260,8 @@ class TestLazyFlags:
     def test_a_flag_that_is_not_a_bool_is_not_ignored(self, tmp_path: Path, files: Files) -> None:
         pid = storage("ComplexFloatStorage", "0", 1)
         path = archive(tmp_path, tensor_pickle(pid, (1,), (1,), more=(False, None, {"conj": 1})), {"0": struct.pack("<2f", 1, 2)})
-        try:
+        with contextlib.suppress(CkptError):
             assert only(path, files).conj
-        except CkptError as error:
-            assert error.message  # noqa: PT017
 
 
 class Tagged(torch.Tensor):
@@ -282,6 +289,16 @@ class TestWrappers:
 
     def test_each_of_many_tensors_with_attributes_keeps_its_own_values(self, write: Callable[[Any], Path], files: Files) -> None:
         check(write({f"tensor {i}": with_attribute(i) for i in range(50)}), files)
+
+    def test_also_when_a_reader_unwraps_them_itself(self, tmp_path: Path, files: Files) -> None:
+        # `unwrap` makes nodes that nobody else holds; whatever is remembered about them must not outlive them.
+        path = save(tmp_path / "a.pt", {f"tensor {i}": with_attribute(i) for i in range(50)})
+        file = TorchFile(files.source(path))
+        reader = LocalReader(file, 0)
+        for i, node in enumerate(file.root.values()):
+            stored = reader.read(node)
+            assert isinstance(stored, StoredTensor)
+            assert stored_bytes(stored) == struct.pack("<4f", i, i, i, i)
 
     def test_a_module_state_dict_with_its_metadata(self, write: Callable[[Any], Path], files: Files) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.LayerNorm(4))
@@ -466,7 +483,7 @@ class TestTheHandWrittenFilesOfTheseTests:
             FOUR,
             version=b"3\n",
         )
-        assert torch_bytes(torch.load(complete)) == stored_bytes(only(path, files)) == struct.pack("<4f", 1, 3, 2, 4)
+        assert torch_bytes(torch.load(complete, weights_only=False)) == stored_bytes(only(path, files)) == struct.pack("<4f", 1, 3, 2, 4)
 
 
 class TestTensorsThatContradictTheFile:
@@ -676,10 +693,12 @@ class TestWrappersThatAreTraps:
             start = time.perf_counter()
             with Files() as files:
                 file = TorchFile(files.source(path))
+                message = ""
                 try:
                     file.tensor(file.root)
                 except CkptError as error:
-                    assert len(error.message) < 1_000  # noqa: PT017
+                    message = error.message
+                assert len(message) < 1_000
             assert time.perf_counter() - start < 2
 
     def test_parameters_of_parameters_of_parameters(self, tmp_path: Path, files: Files) -> None:
@@ -813,8 +832,8 @@ class TestSmallIntegerTensors:
 
     @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16], ids=str)
     def test_have_the_values_that_torch_shows(self, dtype: torch.dtype, tmp_path: Path, files: Files) -> None:
-        grid = torch.arange(24, dtype=dtype).reshape(4, 6)
-        path = save(tmp_path / "a.pt", {"grid": grid, "turned": grid.t(), "part": grid[1:3, ::2], "one": grid[2, 3], "none": grid[:0]})
+        grid = torch.arange(24).to(dtype).reshape(4, 6)
+        path = save(tmp_path / "a.pt", {"grid": grid, "turned": grid.t(), "part": grid[1:3], "one": grid[2, 3], "none": grid[:0]})
         judge = torch.load(path)
         for name, stored in tensors_of(TorchFile(files.source(path))).items():
             assert stored.read_ints() == judge[name].reshape(-1).tolist()
@@ -851,10 +870,8 @@ class TestSmallIntegerTensors:
         pid = storage("UntypedStorage", "0", 17, module="torch.storage")
         call = Call(Global("torch._utils", "_rebuild_tensor_v3"), (pid, 0, (2,), (1,), False, None, Global("torch", "int64")))
         stored = only(archive(tmp_path, b"\x80\x02" + encode(call) + b".", {"0": struct.pack("<2q", 5, 6) + b"x"}), files)
-        try:
+        with contextlib.suppress(CkptError):
             assert stored.read_ints() == [5, 6]
-        except CkptError as error:
-            assert error.message  # noqa: PT017
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------

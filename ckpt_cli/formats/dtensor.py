@@ -195,7 +195,7 @@ class LocalReader:
         axes = []
         for size, stride in pairs:
             sizes, strides = _flat_ints(size), _flat_ints(stride)
-            if not sizes or len(sizes) != len(strides) or min(sizes) < 1 or min(strides) < 0:
+            if len(sizes) != len(strides) or any(n < 1 for n in sizes) or any(n < 0 for n in strides):
                 raise CorruptFile("a mesh layout makes no sense")
             axes.append(list(zip(sizes, strides, strict=True)))
         return axes, rank_tensor.read_ints()

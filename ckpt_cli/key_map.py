@@ -1,0 +1,89 @@
+r"""``--key-map``: rules that rename tensors, for trainers whose names are not Hugging Face names.
+
+A JSON or TOML file with ``rules``, a list of objects with ``match`` (a regular expression for the whole name) and ``to`` (the
+new name, with ``\1`` or ``\g<name>`` for groups), or simply an object that maps old names to new ones. The first rule that
+matches a name wins; ``"to": null`` (or ``"drop": true``) leaves the tensor out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import Inconsistent, UsageError, reading
+from ckpt_cli.files import read_small
+from ckpt_cli.names import check_name, printable
+from ckpt_cli.safetensors_file import parse_json
+
+MAX_PATTERN = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule; ``to`` is None where the tensor is left out."""
+
+    match: re.Pattern[str]
+    to: str | None
+
+
+def read_key_map(path: Path) -> tuple[Rule, ...]:
+    """The rules of a file. Raises UsageError with the number of the rule that makes no sense."""
+    with reading(path):
+        raw = read_small(path)
+        content = _toml(raw) if path.suffix == ".toml" else parse_json(raw, "the key map")
+        if not isinstance(content, dict):
+            raise UsageError("the key map is not an object", expected='{"rules": [{"match": "...", "to": "..."}]}')
+        listed = content.get("rules")
+        if listed is None:
+            listed = [{"match": re.escape(str(old)), "to": new} for old, new in content.items()]
+        if not isinstance(listed, list):
+            raise UsageError("the rules of the key map are not a list")
+        return tuple(_rule(entry, number) for number, entry in enumerate(listed, 1))
+
+
+def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str | None]:
+    """Old name -> new name, None for tensors to leave out. Raises Inconsistent if two names become one."""
+    result: dict[str, str | None] = {}
+    taken: dict[str, str] = {}
+    for name in names:
+        new: str | None = name
+        for rule in rules:
+            found = rule.match.fullmatch(name)
+            if found:
+                new = None if rule.to is None else check_name(found.expand(rule.to))
+                break
+        if new is not None and new in taken:
+            raise Inconsistent(f"the key map gives {printable(taken[new])} the same new name, {printable(new)}", tensor=name)
+        if new is not None:
+            taken[new] = name
+        result[name] = new
+    return result
+
+
+def _rule(entry: Any, number: int) -> Rule:
+    if not isinstance(entry, dict) or not isinstance(entry.get("match"), str) or len(entry["match"]) > MAX_PATTERN:
+        raise UsageError(f"rule {number} of the key map has no match", expected='{"match": "...", "to": "..."}')
+    target = None if entry.get("drop") is True else entry.get("to")
+    if target is not None and not isinstance(target, str):
+        raise UsageError(f"rule {number} of the key map has no new name")
+    try:
+        pattern = re.compile(entry["match"])
+        if target is not None:
+            re.compile(pattern.pattern + "|").fullmatch("").expand(target)  # type: ignore[union-attr]
+    except (re.error, IndexError) as error:
+        raise UsageError(f"rule {number} of the key map is no regular expression: {error}") from None
+    return Rule(pattern, target)
+
+
+def _toml(raw: bytes) -> Any:
+    try:
+        import tomllib
+    except ImportError:
+        raise UsageError("TOML key maps need Python 3.11", hint="write the key map as JSON") from None
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"the key map is not valid TOML: {error}") from None

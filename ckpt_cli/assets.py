@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, NotFound, reading
-from ckpt_cli.files import read_small
+from ckpt_cli.files import files_in, read_small
 from ckpt_cli.model import Note
 from ckpt_cli.safetensors_file import parse_json
 
@@ -137,17 +137,13 @@ def _set(config: dict[str, Any], key: str, value: str) -> bool:
 
 def _listed(folder: Path, *, everything: bool) -> dict[str, Path]:
     """Asset files of a folder: by name, or (in a ``huggingface`` folder) all that are no weights."""
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        return {}
     found = {}
-    for entry in entries:
-        name = entry.name
+    for path in files_in(folder):
+        name = path.name
         known = name in ASSET_NAMES or any(pattern.fullmatch(name) for pattern in ASSET_PATTERNS)
-        weights = Path(name).suffix in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == "ckpt-manifest.json"
-        if entry.is_file() and (known or (everything and not weights and not name.startswith("."))):
-            found[name] = Path(entry.path)
+        weights = path.suffix in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == "ckpt-manifest.json"
+        if known or (everything and not weights and not name.startswith(".")):
+            found[name] = path
     return found
 
 

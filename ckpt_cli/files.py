@@ -10,7 +10,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,6 +210,32 @@ class Files:
     def _trim(self) -> None:
         while len(self._idle) > self._limit:
             os.close(self._idle.popitem(last=False)[1])
+
+
+def entries_in(folder: Path) -> list[Path]:
+    """Everything in a folder, sorted by name; nothing if it is no folder or cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(folder / entry.name for entry in entries)
+    except OSError:
+        return []
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The regular files (also behind links) in a folder, sorted by name. Links that lead nowhere are passed over."""
+    return [path for path in entries_in(folder) if _is(stat.S_ISREG, path)]
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders (also behind links) in a folder, sorted by name."""
+    return [path for path in entries_in(folder) if _is(stat.S_ISDIR, path)]
+
+
+def _is(kind: Callable[[int], bool], path: Path) -> bool:
+    try:
+        return kind(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:

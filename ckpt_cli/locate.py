@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, UsageError
+from ckpt_cli.files import entries_in, folders_in
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import groups, recognise
 
@@ -158,10 +159,7 @@ def _check_exists(path: Path) -> None:
     if exists:
         return
     parent = path.parent
-    try:
-        names = sorted(entry.name for entry in os.scandir(parent)) if parent.is_dir() else []
-    except OSError:
-        names = []
+    names = [entry.name for entry in entries_in(parent)]
     import difflib
 
     close = difflib.get_close_matches(path.name, names, n=1)
@@ -200,10 +198,7 @@ def _places(folder: Path) -> tuple[Place, ...]:
     if not folder.is_dir():
         return ()
     places = [Place(match.component, match, folder) for match in recognise(folder)]
-    try:
-        children = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    except OSError:
-        return tuple(places)
+    children = [child.name for child in folders_in(folder)]
     for role in ROLES:
         if role in children:
             places += [Place(role, match, folder / role) for match in recognise(folder / role) if match.component == "model"]
@@ -222,11 +217,7 @@ def _places(folder: Path) -> tuple[Place, ...]:
 def _steps(folder: Path) -> tuple[Found, ...]:
     """The checkpoints in the step folders of a run, by step number."""
     found: list[Found] = []
-    try:
-        children = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
-    except OSError:
-        return ()
-    for name in children:
+    for name in (child.name for child in folders_in(folder)):
         step = _step_of(Path(name))
         if step is not None:
             places = _places(folder / name)
@@ -272,16 +263,11 @@ def _tracker_hints(run: Path) -> tuple[str, ...]:
 def _suggestion(path: Path) -> str | None:
     """The nearest folder, one or two levels down or one level up, in which something would be recognised."""
     folder = path if path.is_dir() else path.parent
-    try:
-        below = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())[:200]
-    except OSError:
-        return None
-    for child in [str(folder), *below, str(folder.parent)]:
-        candidate = Path(child)
+    for candidate in [folder, *folders_in(folder)[:200], folder.parent]:
         try:
             if candidate != path and (_places(candidate) or _steps(candidate)):
                 return f"did you mean {candidate}?"
         except CkptError:
             continue
-    names = sorted(os.listdir(folder))[:5]
+    names = [entry.name for entry in entries_in(folder)[:5]]
     return f"the folder holds {', '.join(names)}" if names else "the folder is empty"

@@ -36,7 +36,6 @@ class Piece:
     conj: bool = False
     neg: bool = False
     crc: int | None = None
-    storage: str = ""
 
     @property
     def verbatim(self) -> bool:
@@ -45,8 +44,8 @@ class Piece:
 
     @property
     def same_bytes_as(self) -> tuple[object, ...]:
-        """Equal for two pieces that read the same bytes of the same source."""
-        return (self.source.identity, self.offset, self.strides, self.box)
+        """Equal for two pieces that read the same bytes of the same source in the same way."""
+        return (self.source.identity, self.offset, self.strides, self.box, self.swapped, self.conj, self.neg)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import codecs
 import gc
 import struct
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,11 @@ MAX_STACK = 4_000_000
 MAX_INT_BYTES = 64
 MAX_KEY = 1 << 60
 MAX_KEY_PARTS = 8
+MAX_TUPLE_KEYS = 4096
+"""Tuples of integers can be made to collide, which makes a dict quadratic."""
+
+MAX_SHOWN = 100
+NO_FRAME = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,8 @@ class Global:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+        text = f"{self.module}.{self.name}"
+        return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 class Call:
@@ -100,6 +107,8 @@ def as_dict(value: object) -> dict[Any, Any] | None:
     if value.pairs is None and len(value.args) == 1 and isinstance(value.args[0], list):
         pairs = value.args[0]
         if all(isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+            if len({pair[0] for pair in pairs}) < len(pairs):
+                raise CorruptFile("an OrderedDict has the same key twice")
             return dict(pairs)
     return value.pairs if value.pairs is not None else {}
 
@@ -149,6 +158,8 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
         self.stopped = False
+        self.frame_end = NO_FRAME
+        self.tuple_keys = 0
 
     @property
     def opcode_name(self) -> str:
@@ -165,6 +176,10 @@ class _Machine:
                     raise _Malformed("the pickle ends without a STOP")
                 self.position = at + 1
                 handlers[data[at]](self)
+                if self.position > self.frame_end:
+                    if at < self.frame_end:
+                        raise _Malformed("a frame ends inside of an opcode")
+                    self.frame_end = NO_FRAME
                 if self.stopped:
                     if self.marks or len(stack) != 1:
                         raise _Malformed("values are left over")
@@ -250,6 +265,9 @@ class _Machine:
         length = self.number(8)
         if length > len(self.data) - self.position:
             raise _Malformed("a frame is longer than the file")
+        if self.frame_end != NO_FRAME and self.opcode_at < self.frame_end:
+            raise _Malformed("a frame begins inside of another one")
+        self.frame_end = self.position + length
 
     # -- scalars -----------------------------------------------------------------------------------------------------
 
@@ -314,7 +332,9 @@ class _Machine:
         raw = self.line()
         if len(raw) < 2 or raw[0] != raw[-1] or raw[:1] not in b"'\"":
             raise _Malformed("a string is not quoted")
-        self.push(codecs.escape_decode(raw[1:-1])[0].decode("latin-1"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.push(codecs.escape_decode(raw[1:-1])[0].decode("latin-1"))
 
     def op_string1(self) -> None:
         self.push(self.take(self.number(1)).decode("latin-1"))
@@ -426,6 +446,9 @@ class _Machine:
             pairs[key] = items[index + 1]
 
     def check_key(self, key: Any) -> None:
+        self.tuple_keys += isinstance(key, tuple)
+        if self.tuple_keys > MAX_TUPLE_KEYS:
+            raise _Malformed("too many dict keys are tuples")
         if isinstance(key, tuple) and len(key) <= MAX_KEY_PARTS and not any(isinstance(part, tuple) for part in key):
             for part in key:
                 self.check_key(part)

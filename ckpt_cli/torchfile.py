@@ -63,11 +63,6 @@ class StoredTensor:
         return math.prod(self.shape)
 
     @property
-    def view(self) -> tuple[object, ...]:
-        """Equal for tensors that share the same elements of the same storage: tied weights."""
-        return (self.storage.source.path, self.storage.key, self.offset, self.shape, self.strides, self.dtype.code)
-
-    @property
     def record_crc(self) -> int | None:
         """The record's CRC-32 if the tensor is the whole record, so that equal CRCs mean equal tensors."""
         whole = self.numel * self.dtype.itemsize == self.storage.nbytes
@@ -78,11 +73,16 @@ class StoredTensor:
         if self.dtype.kind != "int" or self.numel > 1 << 20:
             raise CorruptFile(f"a mesh is a {self.dtype} tensor of {self.numel} elements")
         order = ">" if self.swapped else "<"
-        code = {8: "q", 4: "i", 2: "h", 1: "b"}[self.dtype.itemsize]
-        raw = self.storage.source.read(self.storage.offset, self.storage.nbytes)
-        values = struct.unpack(f"{order}{self.storage.nbytes // self.dtype.itemsize}{code}", raw)
-        first = (self.offset - self.storage.offset) // self.dtype.itemsize
-        positions = [first]
+        itemsize = self.dtype.itemsize
+        code = {8: "q", 4: "i", 2: "h", 1: "b"}[itemsize]
+        code = code.upper() if self.dtype.code.startswith("U") else code
+        reach = 1 + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
+        if reach > 1 << 20:
+            raise CorruptFile("the ranks of a mesh are spread too far")
+        if not self.numel:
+            return []
+        values = struct.unpack(f"{order}{reach}{code}", self.storage.source.read(self.offset, reach * itemsize))
+        positions = [0]
         for n, stride in zip(self.shape, self.strides, strict=True):
             positions = [p + i * stride for p in positions for i in range(n)]
         return [values[p] for p in positions]
@@ -101,7 +101,7 @@ class TorchFile:
         self._swapped = False
         self._zip: ZipMap | None = None
         self._top = ""
-        self._tensors: dict[int, StoredTensor] = {}
+        self._tensors: dict[Call, StoredTensor] = {}
         with reading(source.path):
             self.root = self._read()
 
@@ -123,12 +123,12 @@ class TorchFile:
         """
         if not isinstance(node, Call) or not isinstance(node.target, Global):
             return None
-        known = self._tensors.get(id(node))
+        known = self._tensors.get(node)
         if known is None:
             with reading(self.source.path):
                 known = self._tensor(node)
             if known is not None:
-                self._tensors[id(node)] = known
+                self._tensors[node] = known
         return known
 
     # -- the container -----------------------------------------------------------------------------------------------
@@ -227,6 +227,11 @@ class TorchFile:
         node = unwrap(node)
         if node.is_("torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor", "_rebuild_tensor_v3"):
             return self._rebuilt(node)
+        if node.is_("torch._tensor", "_rebuild_from_type_v2"):
+            kind = node.args[1] if len(node.args) > 1 else None
+            if isinstance(kind, Global) and kind.module.startswith("torch.distributed."):
+                return None
+            raise Unsupported(f"tensors of class {kind if isinstance(kind, Global) else 'unknown'} are not known")
         if isinstance(node.target, Global) and node.target.module in ("torch._utils", "torch._tensor", "torch.sparse"):
             name = node.target.name
             if any(word in name for word in ("sparse", "qtensor", "nested", "meta", "device_tensor")):
@@ -275,8 +280,8 @@ class TorchFile:
             strides,
             storage.offset + first * dtype.itemsize if numel else storage.offset,
             self._swapped and dtype.itemsize > 1,
-            conj=bool(flags and flags.get("conj") is True),
-            neg=bool(flags and flags.get("neg") is True),
+            conj=_flag(flags, "conj"),
+            neg=_flag(flags, "neg"),
         )
 
     def _storage_id(self, node: Persistent) -> tuple[Dtype | None, str, int]:
@@ -310,7 +315,7 @@ def unwrap(node: Call) -> Call:
         inner: object = None
         if node.is_("torch._utils", "_rebuild_parameter", "_rebuild_parameter_with_state") and node.args:
             inner = node.args[0]
-        elif node.is_("torch._tensor", "_rebuild_from_type_v2") and len(node.args) == 4 and str(node.args[1]) in PLAIN_TYPES:
+        elif node.is_("torch._tensor", "_rebuild_from_type_v2") and len(node.args) == 4 and _is_plain(node.args[1]):
             function, _, args, _ = node.args
             inner = Call(function, args) if isinstance(function, Global) and isinstance(args, tuple) else None
         if not isinstance(inner, Call):
@@ -319,9 +324,21 @@ def unwrap(node: Call) -> Call:
     return node
 
 
+def _is_plain(kind: object) -> bool:
+    """Whether a class is torch's own tensor or parameter."""
+    return isinstance(kind, Global) and str(kind) in PLAIN_TYPES
+
+
 def _nonnegative(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise CorruptFile("a tensor has a size, stride or offset that is no natural number")
+    return value
+
+
+def _flag(flags: Mapping[Any, Any] | None, name: str) -> bool:
+    value = (flags or {}).get(name, False)
+    if not isinstance(value, bool):
+        raise CorruptFile(f"the {name} flag of a tensor is neither true nor false")
     return value
 
 

@@ -32,19 +32,20 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member: offsets of its local header and of the end of its data, its bytes, its CRC-32 (None: not computed)."""
+    """One member: offsets of its local header and of the end of its data, its bytes in the file, its CRC-32 (None: not computed)."""
 
     name: str
     header: int
     size: int
     crc: int | None
+    method: int
     end: int
 
 
 class ZipMap:
     """The members of one archive that fills ``source`` from byte 0 to its end.
 
-    Raises CorruptFile if the archive is damaged or ambiguous, Unsupported if members are compressed or encrypted.
+    Raises CorruptFile if the archive is damaged or ambiguous, Unsupported if members are encrypted or (on access) compressed.
     """
 
     def __init__(self, source: Readable) -> None:
@@ -57,6 +58,12 @@ class ZipMap:
     def locate(self, name: str) -> tuple[int, Member]:
         """Offset of the first data byte of a member, and the member. KeyError if there is none of that name."""
         member = self.members[name]
+        if member.method != STORED:
+            raise Unsupported(
+                f"{_tail(name)} is compressed (zip method {member.method})",
+                expected="members stored without compression, as torch.save writes them",
+                hint="load the file with torch and save it again with torch.save",
+            )
         if name not in self._data:
             self._data[name] = self._check_local_header(member)
         return self._data[name], member
@@ -128,19 +135,13 @@ class ZipMap:
                 raise CorruptFile("a zip member's name is not UTF-8") from None
             if flags & (ENCRYPTED | PATCHED | STRONG_ENCRYPTION):
                 raise Unsupported(f"{_tail(name)} is encrypted or patched")
-            if method != STORED:
-                raise Unsupported(
-                    f"{_tail(name)} is compressed (zip method {method})",
-                    expected="members stored without compression, as torch.save writes them",
-                    hint="load the file with torch and save it again with torch.save",
-                )
             zip64 = _zip64_fields(extra, size, packed, header)
             size, packed, header = zip64 or (size, packed, header)
-            if size != packed:
+            if size != packed and method == STORED:
                 raise CorruptFile(f"{_tail(name)} is stored in {packed} bytes but has {size}")
             if name in self.members:
                 raise CorruptFile(f"{_tail(name)} is there twice")
-            member = Member(name, header, size, crc or None, 0)
+            member = Member(name, header, packed, crc or None, method, 0)
             self.members[name] = member
             found.append(member)
             # torch's zip writer gives a descriptor 8-byte sizes exactly where the directory has a zip64 field.

@@ -221,14 +221,14 @@ class TestSharedStorages:
     def test_two_names_of_one_tensor_are_one_view(self, write: Callable[[Any], Path], files: Files) -> None:
         tied = torch.arange(6.0).reshape(2, 3)
         found = check(write({"embedding": tied, "head": tied, "copy": tied.clone(), "turned": tied.t(), "row": tied[0]}), files)
-        assert found["embedding"].view == found["head"].view
-        assert len({stored.view for stored in found.values()}) == 4
+        assert found["embedding"] == found["head"]
+        assert len(set(found.values())) == 4
         assert found["row"].storage == found["embedding"].storage
 
     def test_a_lazily_conjugated_tensor_is_not_the_same_view(self, tmp_path: Path, files: Files) -> None:
         values = torch.tensor([1 + 2j, 3 - 4j])
         found = check(save(tmp_path / "a.pt", {"plain": values, "conj": values.conj()}), files)
-        assert found["plain"].view != found["conj"].view
+        assert found["plain"] != found["conj"]
 
     def test_a_tensor_that_is_its_whole_record_has_the_checksum_of_the_record(self, tmp_path: Path, files: Files) -> None:
         large = torch.arange(10.0)
@@ -269,7 +269,7 @@ class Tagged(torch.Tensor):
 
 
 def with_attribute(value: float) -> torch.Tensor:
-    tensor = torch.full((4,), value)
+    tensor = torch.full((4,), float(value))
     tensor.note = "left by a trainer"  # type: ignore[attr-defined]
     return tensor
 

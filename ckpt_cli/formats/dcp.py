@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
-from ckpt_cli.files import Files, FileSource, Source
+from ckpt_cli.files import Files, FileSource, Source, entries_in
 from ckpt_cli.formats.assembly import Laid, Part, tile
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import Group, groups_of
@@ -33,11 +33,8 @@ class Dcp:
 
     def recognise(self, path: Path) -> list[Match]:
         folder = path.parent if path.name == METADATA or path.suffix == ".distcp" else path
-        found = metadata_files(folder) if folder.is_dir() else []
-        try:
-            items = tuple(sorted(entry for entry in folder.iterdir() if entry.suffix == ".distcp")) if folder.is_dir() else ()
-        except OSError:
-            return []
+        found = metadata_files(folder)
+        items = tuple(entry for entry in entries_in(folder) if entry.suffix == ".distcp")
         if not found and not items:
             return []
         if (folder / "common.pt").exists():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ckpt_cli.dtypes import BY_TORCH, Dtype
 from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported, reading
-from ckpt_cli.files import read_small
+from ckpt_cli.files import entries_in, read_small
 from ckpt_cli.geometry import Box, Shape
 from ckpt_cli.pickles import Call, Global, as_dict, attributes, load_pickle
 from ckpt_cli.torchfile import dimensions
@@ -73,10 +73,7 @@ def metadata_files(folder: Path) -> list[Path]:
     """``.metadata``, or what a save without collectives leaves: one file per rank, in the order of ranks."""
     if (folder / METADATA).is_file():
         return [folder / METADATA]
-    try:
-        found = {int(fields["rank"]): path for path in folder.iterdir() if (fields := RANK_METADATA.fullmatch(path.name))}
-    except OSError:
-        return []
+    found = {int(fields["rank"]): path for path in entries_in(folder) if (fields := RANK_METADATA.fullmatch(path.name))}
     return [found[rank] for rank in sorted(found)]
 
 

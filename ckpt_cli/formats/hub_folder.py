@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import Inconsistent, MissingShard, reading
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, entries_in
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.weight_index import read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
@@ -41,10 +41,7 @@ class HubFolder:
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
         if (path / SINGLE).is_file():
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
-        try:
-            parts = sorted(entry for entry in path.iterdir() if PART.fullmatch(entry.name))
-        except OSError:
-            return matches
+        parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]
         if parts:
             trouble = f"{INDEX} is missing; {len(parts)} parts without it prove nothing"
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]

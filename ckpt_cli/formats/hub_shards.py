@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
-from ckpt_cli.files import Files, FileSource
+from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import Laid, Part, tile
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.geometry import Box, contiguous_strides
@@ -33,10 +33,7 @@ class HubShards:
 
     def recognise(self, path: Path) -> list[Match]:
         folder = path.parent if SHARD.fullmatch(path.name) else path
-        try:
-            found = sorted(entry for entry in folder.iterdir() if SHARD.fullmatch(entry.name)) if folder.is_dir() else []
-        except OSError:
-            return []
+        found = [entry for entry in entries_in(folder) if SHARD.fullmatch(entry.name)]
         if not found:
             return []
         ranks = [int(fields["rank"]) for entry in found if (fields := SHARD.fullmatch(entry.name))]

@@ -5,14 +5,13 @@ File names carry the rank and mostly the world size; ranks are not zero-padded, 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, entries_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal, refuse_flat_parameters
@@ -51,10 +50,7 @@ class RankShards:
         if path.is_file():
             # One shard file stands for the folder it lies in.
             return [match for match in self.recognise(path.parent) if path in match.files] if _pattern(path.name) else []
-        try:
-            entries = sorted(entry.name for entry in os.scandir(path) if entry.name.endswith((".pt", ".bin")))
-        except OSError:
-            return []
+        entries = [entry.name for entry in entries_in(path) if entry.suffix in (".pt", ".bin")]
         found: dict[tuple[NamePattern, int | None], dict[int, list[Path]]] = {}
         for name in entries:
             pattern = _pattern(name)
@@ -77,7 +73,9 @@ class RankShards:
                 match.trouble, path=match.root, expected="files of one save", hint="move the files of the older save to another folder"
             )
         states = [self._read(rank, path, files) for rank, path in sorted(match.ranks.items())]
-        world_size = match.world_size or max(max(match.ranks) + 1, *map(_announced_size, states))
+        world_size = match.world_size
+        if world_size is None:
+            world_size = max(max(match.ranks) + 1, *map(_announced_size, states))
         missing = tuple(rank for rank in range(world_size) if rank not in match.ranks)
         self._check_meshes(states, world_size)
         try:
@@ -167,8 +165,8 @@ def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Map
     if twice:
         trouble = f"two files claim to be the same rank: {' and '.join(path.name for path in twice)}"
     ranks = {rank: paths[0] for rank, paths in found[size].items()}
-    if max(ranks) >= (size or MAX_RANKS) or (size or 0) > MAX_RANKS:
-        trouble = trouble or f"rank {max(ranks)} cannot be one of {size or MAX_RANKS} ranks"
+    if max(ranks) >= MAX_RANKS or (size is not None and not max(ranks) < size <= MAX_RANKS):
+        trouble = trouble or f"rank {str(max(ranks))[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
     return Match(FORMAT, pattern.component, root, files, pattern.writer, size, ranks, trouble)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, reading
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, files_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader, refuse_flat_parameters
@@ -23,6 +23,9 @@ INDEX = "pytorch_model.bin.index.json"
 KNOWN = re.compile(
     r"pytorch_model\.bin|pytorch_model_fsdp(_[0-9]+)?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt", re.ASCII
 )
+NO_MODEL = re.compile(r"(optim|extra_state|scheduler|rng_state|random_states|training_args|data|scaler).*", re.ASCII)
+"""Names of files with other things than weights."""
+
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict")
@@ -38,13 +41,11 @@ class TorchFiles:
         if path.is_file():
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
-            return [Match(FORMAT, "model", path, (path,), "a file of torch.save")] if path.suffix in SUFFIXES else []
+            wanted = path.suffix in SUFFIXES and not NO_MODEL.fullmatch(path.name)
+            return [Match(FORMAT, "model", path, (path,), "a file of torch.save")] if wanted else []
         if (path / INDEX).is_file():
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
-        try:
-            found = sorted(entry for entry in path.iterdir() if KNOWN.fullmatch(entry.name) and entry.is_file())
-        except OSError:
-            return []
+        found = [entry for entry in files_in(path) if KNOWN.fullmatch(entry.name)]
         return [Match(FORMAT, "ema" if entry.stem == "ema" else "model", path, (entry,), entry.name) for entry in found]
 
     def groups(self, match: Match) -> list[str]:

@@ -33,6 +33,7 @@ ASSET_NAMES = frozenset(
 
 ASSET_PATTERNS = (re.compile(r".*\.(py|jinja|tiktoken|spm)"),)
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".gguf", ".onnx", ".npz"})
+PART = re.compile(r".+-[0-9]+-of-[0-9]+\.safetensors", re.ASCII)
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"})
 
 
@@ -59,7 +60,8 @@ class Assets:
 def find_assets(home: Path, checkpoint: Path, base: Path | None = None) -> Assets:
     """The assets of a component: from ``home/huggingface``, then ``home``, then the checkpoint, then ``base``.
 
-    The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks.
+    The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks. Of a base,
+    everything is an asset but weights and its README, which speaks of another model.
     """
     files: dict[str, Path] = {}
     folders = [(home / HUB_FOLDER, True), (home, False), (checkpoint / HUB_FOLDER, True), (checkpoint, False)]
@@ -71,10 +73,21 @@ def find_assets(home: Path, checkpoint: Path, base: Path | None = None) -> Asset
         for name, path in found.items():
             files.setdefault(name, path)
     if base is not None:
-        for name, path in _listed(base, everything=False).items():
-            files.setdefault(name, path)
+        for name, path in _listed(base, everything=True).items():
+            if not name.startswith("README"):
+                files.setdefault(name, path)
     config = read_config(files[CONFIG]) if CONFIG in files else {}
     return Assets(files, config)
+
+
+def auxiliary_weights(base: Path, model_files: Sequence[Path]) -> dict[str, Path]:
+    """Weights of a base that are not the trained model, such as the ``ae.safetensors`` of an image decoder."""
+    own = {path.name for path in model_files} | {"model.safetensors", "ema.safetensors"}
+    return {
+        path.name: path
+        for path in files_in(base)
+        if path.suffix == ".safetensors" and path.name not in own and not PART.fullmatch(path.name)
+    }
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

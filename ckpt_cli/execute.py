@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files import Files, FileSource
@@ -61,7 +60,6 @@ def execute(
     InputError if a source fails or changes.
     """
     progress = progress or Silent()
-    sources = _sources(plan)
     overflows: dict[str, int] = {}
     with _output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
@@ -85,7 +83,7 @@ def execute(
                 _copy_side_file(content, staging.folder / name)
             else:
                 write_bytes(staging.folder / name, content)
-        for source in sources:
+        for source in plan.sources:
             source.check_unchanged()
         _check_headers(plan, staging.folder)
         written = Written({file.name: file.size for file in plan.files}, overflows)
@@ -254,14 +252,6 @@ def _check_headers(plan: Plan, folder: Path) -> None:
             wanted = {(o.name, o.dtype, o.tensor.shape, o.offset) for o in file.tensors}
             if {(e.name, e.dtype, e.shape, e.offset) for e in header.entries} != wanted:
                 raise CorruptFile("the file that was written does not read back as planned", path=folder / file.name)
-
-
-def _sources(plan: Plan) -> list[FileSource]:
-    found: dict[str, Any] = {}
-    for output in plan.tensors:
-        for piece in output.tensor.pieces:
-            found.setdefault(piece.source.identity.path, piece.source)
-    return [source for source in found.values() if isinstance(source, FileSource)]
 
 
 @contextlib.contextmanager

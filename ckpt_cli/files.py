@@ -63,6 +63,10 @@ class Source(Protocol):
         """``length`` bytes from ``offset`` on, as a new bytes object: for headers, never for weights."""
         ...
 
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged unless it still is what it was when it was first opened."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

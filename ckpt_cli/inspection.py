@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.descriptor import Checkpoint, TensorInfo
@@ -16,7 +17,13 @@ from ckpt_cli.opening import describe_checkpoint, framework_of, listed_component
 from ckpt_cli.report import DetectResult, InspectResult, TensorGroup
 
 
-def detect(path: str | os.PathLike[str], *, type: str | None = None, step: int | None = None) -> DetectResult:
+def detect(
+    path: str | os.PathLike[str],
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    also: Sequence[str | os.PathLike[str]] = (),
+) -> DetectResult:
     """What a path is: framework, steps, components, world size, completeness.
 
     Reads pickles and headers of the chosen step (the newest complete one), never weights. Raises NotFound,
@@ -24,10 +31,10 @@ def detect(path: str | os.PathLike[str], *, type: str | None = None, step: int |
     """
     try:
         with Files() as files:
-            opened = open_checkpoint(path, files, type=type, step=step)
+            opened = open_checkpoint(path, files, type=type, step=step, also=tuple(map(Path, also)))
             checkpoint = describe_checkpoint(opened)
     except (IncompleteError, CorruptFile) as error:
-        target = locate(path, step)
+        target = locate(path, step, tuple(map(Path, also)))
         found = target.checkpoints[-1]
         names = component_names(found, type)
         components = [listed_component(place) for place in found.places]
@@ -50,6 +57,7 @@ def inspect(
     *,
     type: str | None = None,
     step: int | None = None,
+    also: Sequence[str | os.PathLike[str]] = (),
     base: str | os.PathLike[str] | None = None,
     shard_order: ShardOrder = "auto",
 ) -> InspectResult:
@@ -59,7 +67,8 @@ def inspect(
     """
     folder = resolve_base(os.fspath(base)) if base is not None else None
     with Files() as files:
-        opened = open_checkpoint(path, files, type=type, step=step, base=folder, shard_order=shard_order)
+        nodes = tuple(map(Path, also))
+        opened = open_checkpoint(path, files, type=type, step=step, base=folder, also=nodes, shard_order=shard_order)
         checkpoint = describe_checkpoint(opened)
     groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}
     return InspectResult(checkpoint=checkpoint, groups=groups)

@@ -77,6 +77,33 @@ def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
             return
 
 
+def range_boxes(shape: Shape, start: int, count: int) -> Iterator[Box]:
+    """Boxes that are, in order, ``count`` elements from position ``start`` on of a C-ordered array."""
+    strides = contiguous_strides(shape)
+    while count > 0:
+        index = tuple(start // stride % n for stride, n in zip(strides, shape, strict=True))
+        axis = len(shape)
+        # The widest block that begins here: whole rows of an axis whose inner indices are all zero.
+        while axis > 0 and strides[axis - 1] <= count and not any(index[axis:]):
+            axis -= 1
+        if axis == len(shape):
+            yield Box((), ())
+            return
+        rows = min(shape[axis] - index[axis], count // strides[axis])
+        yield Box(index, (*(1,) * axis, rows, *shape[axis + 1 :]))
+        start += rows * strides[axis]
+        count -= rows * strides[axis]
+
+
+def read_range(tensor: Tensor, start: int, count: int, buffer: bytearray | memoryview, index: PieceIndex) -> None:
+    """Fill ``buffer`` with ``count`` elements from position ``start`` on, in C order and in the tensor's own dtype."""
+    view, done = memoryview(buffer), 0
+    for box in range_boxes(tensor.grid, start, count):
+        length = box.numel * tensor.dtype.itemsize
+        read_tile(tensor, box, view[done : done + length], index)
+        done += length
+
+
 class PieceIndex:
     """The pieces of a tensor, found by the box they meet: sorted by their start along dimension 0."""
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, UsageError
 from ckpt_cli.files import entries_in, folders_in
 from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.nodes import complement, joined
 from ckpt_cli.formats.registry import groups, recognise
 
 STEP_FOLDERS = tuple(
@@ -38,6 +40,7 @@ COMPONENT_FOLDERS = {
     re.compile(r"ema_sharded", re.ASCII): "ema",
 }
 MAIN = ("model", *ROLES[:2])
+MAX_NODES = 1024
 SYNONYMS = {"regular": "model", "main": "model"}
 
 
@@ -76,6 +79,7 @@ class Target:
     """What a path means: the checkpoints of a run, oldest first, or one checkpoint.
 
     ``run`` is None if the path is a checkpoint or lies inside one; ``component`` is set if it points to one component.
+    ``hints`` is what tracker files say; ``nodes`` counts the folders that were taken together.
     """
 
     path: Path
@@ -83,11 +87,21 @@ class Target:
     checkpoints: tuple[Found, ...]
     component: str | None = None
     hints: tuple[str, ...] = ()
+    nodes: int = 1
 
 
-def locate(path: str | os.PathLike[str], step: int | None = None) -> Target:
-    """Find out what a path is. Raises NotFound or NotRecognised, with what is there and what might have been meant."""
-    given = Path(path)
+def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = ()) -> Target:
+    """Find out what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
+
+    Raises NotFound or NotRecognised, with what is there and what might have been meant.
+    """
+    target = _locate(Path(path), step)
+    for other in also:
+        target = _joined(target, _locate(other, step))
+    return target
+
+
+def _locate(given: Path, step: int | None) -> Target:
     _check_exists(given)
     if given.name in ("", ".."):
         given = given.resolve()
@@ -103,6 +117,9 @@ def locate(path: str | os.PathLike[str], step: int | None = None) -> Target:
         inside = _inside_checkpoint(given)
         if inside is not None:
             return _with_step(inside, step)
+    nodes = _node_folders(given, step)
+    if nodes is not None:
+        return nodes
     raise NotRecognised(
         "no checkpoint was recognised here",
         path=given,
@@ -125,6 +142,14 @@ def expanded(found: Found) -> Found:
                 taken.add(name)
                 places.append(replace(place, name=name, match=replace(place.match, component=name, group=name)))
     return replace(found, places=tuple(places))
+
+
+def with_ema_of_model(found: Found) -> Found:
+    """The checkpoint with its model under the name "ema" as well, if it has no EMA of its own."""
+    model = found.place("model")
+    if model is None or found.place("ema") is not None:
+        return found
+    return replace(found, places=(*found.places, replace(model, name="ema")))
 
 
 def component_names(found: Found, wanted: str | None) -> list[str]:
@@ -224,6 +249,47 @@ def _steps(folder: Path) -> tuple[Found, ...]:
             if places:
                 found.append(Found(folder / name, step, places))
     return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name)))
+
+
+def _joined(first: Target, second: Target) -> Target:
+    """The checkpoints of two folders, where those of one step (or one each) are parts of one checkpoint."""
+    others = list(second.checkpoints)
+    found: list[Found] = []
+    for checkpoint in first.checkpoints:
+        twin = next((other for other in others if other.step == checkpoint.step), None)
+        if twin is None:
+            found.append(checkpoint)
+            continue
+        others.remove(twin)
+        places = [
+            replace(place, match=joined(place.match, same.match)) if (same := twin.place(place.name)) is not None else place
+            for place in checkpoint.places
+        ]
+        places += [place for place in twin.places if checkpoint.place(place.name) is None]
+        found.append(replace(checkpoint, places=tuple(places)))
+    found += others
+    return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)))
+
+
+def _node_folders(parent: Path, step: int | None) -> Target | None:
+    """A folder whose subfolders are the nodes of one training, each with its own ranks' files of the same checkpoints."""
+    targets: list[Target] = []
+    for folder in folders_in(parent)[:MAX_NODES]:
+        checkpoints = _steps(folder)
+        inside = Target(folder, folder, checkpoints) if checkpoints else _inside_checkpoint(folder)
+        if inside is not None:
+            targets.append(inside)
+    if len(targets) < 2:
+        return None
+    first = targets[0].checkpoints[-1]
+    for other in targets[1:]:
+        twin = next((found for found in other.checkpoints if found.step == first.step), None)
+        if twin is None or not complement(first.places[0].match, twin.places[0].match):
+            return None
+    whole = targets[0]
+    for other in targets[1:]:
+        whole = _joined(whole, other)
+    return _with_step(replace(whole, path=parent, run=parent, nodes=len(targets)), step)
 
 
 def _with_step(target: Target, step: int | None) -> Target:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files import FileSource, read_small
+from ckpt_cli.files import Source, read_small
 from ckpt_cli.safetensors_file import parse_json
 
 NAME = "ckpt-manifest.json"
@@ -18,7 +18,7 @@ SCHEMA = 1
 def build(
     command: str,
     options: Mapping[str, Any],
-    sources: Sequence[FileSource],
+    sources: Sequence[Source],
     plan_digest: str,
     outputs: Mapping[str, int],
     facts: Mapping[str, Any],

@@ -2,51 +2,61 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
-import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli import manifest
-from ckpt_cli.assets import CONFIG, Assets, config_notes, config_with_dtype, resolve_base, tied_pair, ties_embeddings
+from ckpt_cli import manifest, plan
+from ckpt_cli.assets import CONFIG, auxiliary_weights, config_notes, config_with_dtype, resolve_base
+from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import Inconsistent, NoSpace, NotFound, NotWritable, OutputExists, OutputInsideSource, Unsupported, UsageError
+from ckpt_cli.errors import NotFound, OutputExists, UsageError
 from ckpt_cli.execute import Written, default_jobs, execute
 from ckpt_cli.files import Files
-from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.inspection import without_tensors
-from ckpt_cli.locate import MAIN, Found
-from ckpt_cli.model import Component, Note, Tensor
-from ckpt_cli.names import printable, stripped_names
+from ckpt_cli.key_map import Rule, read_key_map
+from ckpt_cli.matching import match_base
+from ckpt_cli.model import Component, Note
 from ckpt_cli.opening import Opened, OpenedComponent, describe_checkpoint, open_checkpoint
-from ckpt_cli.plan import TILE, Plan, make_plan
-from ckpt_cli.probe import same_values, unequal_copies
+from ckpt_cli.placing import check_space, check_target, default_output, make_parents, remove_empty
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import FileInfo, MergedComponent, MergeResult
+from ckpt_cli.selecting import Selection, select_tensors
 from ckpt_cli.staging import Staging
+from ckpt_cli.styles import FolderStyle, style_of
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
+INDEX = "model.safetensors.index.json"
 RESIDENT = 60 << 20
 """Memory of the program itself, in bytes; the buffers come on top."""
-
-LORA = re.compile(r"\.(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|base_layer)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them."""
+    """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
 
-    dtype: str = "keep"
-    max_shard_size: int = DEFAULT_SHARD_SIZE
-    weights_name: str = "model.safetensors"
+    ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors".
+    """
+
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    weights_name: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    key_map: str | os.PathLike[str] | None = None
+    match_base: bool = False
+    fill_missing_from_base: bool = False
+    drop_extra: bool = False
+    compare: bool = False
+    ema_from_model: bool = False
     overwrite: bool = False
     in_place: bool = False
     jobs: int | None = None
@@ -57,26 +67,35 @@ class MergeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """The tensors to write, by output name, and what became of the others."""
+class Base:
+    """The base model: its folder, and its weights if it has any."""
 
-    tensors: dict[str, Tensor]
-    dropped: dict[str, str]
-    renamed: int
-    left_out: int
+    folder: Path
+    component: Component | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One component on its way into a folder."""
+
+    opened: OpenedComponent
+    selection: Selection
+    plan: plan.Plan
     notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One component on its way to one folder."""
+    """One output folder: one component, or several that share it."""
 
-    opened: OpenedComponent
+    parts: tuple[Part, ...]
     output: Path
-    selection: Selection
-    plan: Plan
+    plan: plan.Plan
     side_files: Mapping[str, bytes | Path]
-    notes: tuple[Note, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(part.opened.name for part in self.parts)
 
 
 def merge(
@@ -86,29 +105,42 @@ def merge(
     type: str | None = None,
     step: int | None = None,
     base: str | os.PathLike[str] | None = None,
+    also: tuple[str | os.PathLike[str], ...] = (),
     progress: Progress | None = None,
     **options: Any,
 ) -> MergeResult:
-    """Merge a checkpoint into one Hugging Face folder per component.
+    """Merge a checkpoint into one model folder per component.
 
     ``path`` is a run, a checkpoint, a component folder or a file; ``output`` defaults to ``<checkpoint>_merged`` beside it;
-    ``type`` and ``step`` choose component and step; ``options`` are the fields of `MergeOptions` (``dtype="bf16"``, ...).
+    ``type`` and ``step`` choose component and step; ``also`` are folders with more files of the same checkpoint (other nodes);
+    ``options`` are the fields of `MergeOptions` (``dtype="bf16"``, ...).
 
     Every element of every tensor is proved to be there exactly once before the first byte is written; an output appears
-    whole or not at all. Raises InputError (unreadable), IncompleteError (not whole), OutputError (cannot be written),
-    CastOverflow, UsageError.
+    whole or not at all. Raises InputError (unreadable), IncompleteError (not whole, or not like the base), OutputError
+    (cannot be written), CastOverflow, UsageError.
     """
     try:
         chosen = MergeOptions(**options)
     except TypeError as error:
         raise UsageError(f"unknown option: {error}", expected=", ".join(MergeOptions.__slots__)) from None
-    _check_options(chosen, output)
+    _check_options(chosen, output, base)
     started = time.monotonic()
+    rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()
     folder = resolve_base(os.fspath(base)) if base is not None else None
     with Files() as files:
-        opened = open_checkpoint(path, files, type=type, step=step, base=folder, shard_order=chosen.shard_order)
-        jobs = [_prepare(opened, component, output, folder, chosen) for component in opened.components]
-        outputs = [_run(job, opened, chosen, progress) for job in jobs]
+        opened = open_checkpoint(
+            path,
+            files,
+            type=type,
+            step=step,
+            base=folder,
+            also=tuple(map(Path, also)),
+            shard_order=chosen.shard_order,
+            ema_from_model=chosen.ema_from_model,
+        )
+        reference = _open_base(folder, files, chosen) if folder is not None else None
+        jobs = _jobs(opened, output, reference, rules, chosen)
+        outputs = [_run(job, opened, reference, chosen, progress) for job in jobs]
         checkpoint = without_tensors(describe_checkpoint(opened))
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=time.monotonic() - started)
 
@@ -116,170 +148,148 @@ def merge(
 # -- deciding --------------------------------------------------------------------------------------------------------
 
 
-def select_tensors(component: Component, config: Mapping[str, Any], options: MergeOptions) -> Selection:
-    """Output names, filters, tied heads, unequal replicas: which tensors are written under which names."""
-    notes: list[Note] = []
-    names = stripped_names(component.tensors)
-    renamed = sum(old != new for old, new in names.items())
-    tensors = {names[old]: tensor for old, tensor in component.tensors.items()}
-    kept = {name: tensor for name, tensor in tensors.items() if _wanted(name, options)}
-    if not kept:
-        raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
-    lora = next((name for name in kept if LORA.search(name)), None)
-    if lora is not None and not (options.include or options.exclude):
-        raise Unsupported(
-            "these are weights with PEFT adapters; written as they are, no model class would load them",
-            tensor=lora,
-            expected="weights without adapters",
-            hint="load lora_adapter/ with PEFT, or pass --include '*' to write the tensors under the names they have",
-        )
-    for tensor in kept.values():
-        if tensor.check_copies:
-            notes += _compare_copies(tensor, options.allow_unequal_replicas)
-    dropped: dict[str, str] = {}
-    pair = tied_pair(list(kept)) if ties_embeddings(config) else None
-    if pair is not None:
-        head, embedding = pair
-        if same_values(kept[head], kept[embedding]):
-            dropped[head] = f"tied to {embedding}, which has the same values"
-        elif component.name == "ema":
-            dropped[head] = f"tied to {embedding}; trainers average that one only, so this copy is not an average"
-        else:
-            text = f"config.json ties {head} to {embedding}, but their values differ: both are written, and a loader will ignore one"
-            notes.append(Note("warning", "tied-heads-differ", text))
-    kept = {name: tensor for name, tensor in kept.items() if name not in dropped}
-    return Selection(kept, dropped, renamed, len(tensors) - len(kept) - len(dropped), tuple(notes))
-
-
-def default_output(found: Found, component: str) -> Path:
-    """``<checkpoint>_merged`` beside the checkpoint, with ``_<component>`` for any but the main one."""
-    path = Path(os.path.abspath(found.path))
-    stem = path.name.removesuffix(".safetensors") if path.is_file() else path.name
-    return path.parent / f"{stem}_merged{'' if component in MAIN else f'_{component}'}"
-
-
-def _check_options(options: MergeOptions, output: object) -> None:
+def _check_options(options: MergeOptions, output: object, base: object) -> None:
     if options.in_place and output is not None:
         raise UsageError("--in-place writes into the checkpoint, so --output says nothing", hint="leave one of them out")
     if options.in_place and options.overwrite:
         raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
-    if not re.fullmatch(r"[\w.-]+\.safetensors", options.weights_name):
+    if options.weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", options.weights_name):
         raise UsageError("the weights name is not a plain file name", expected="something like model.safetensors")
     if options.jobs is not None and not 1 <= options.jobs <= 256:
         raise UsageError("--jobs is out of range", expected="1 to 256")
-    if options.max_shard_size < 1:
+    if options.max_shard_size is not None and options.max_shard_size < 1:
         raise UsageError("--max-shard-size is out of range", expected="a size such as 5GB")
+    wants_base = [name for name in ("match_base", "fill_missing_from_base", "drop_extra", "compare") if getattr(options, name)]
+    if wants_base and base is None:
+        raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
+    if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:
+        raise UsageError("--fill-missing-from-base and --drop-extra belong to --match-base", hint="pass --match-base as well")
 
 
-def _prepare(
-    opened: Opened, component: OpenedComponent, output: str | os.PathLike[str] | None, base: Path | None, options: MergeOptions
+def _open_base(folder: Path, files: Files, options: MergeOptions) -> Base:
+    matches = [match for match in recognise(folder) if match.trouble is None]
+    if matches:
+        return Base(folder, describe(matches[0], files, ReadOptions()))
+    if options.match_base or options.compare:
+        hint = "pass the folder of the model with its weights"
+        raise NotFound("the base has no weights to compare with", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
+    return Base(folder, None)
+
+
+def _jobs(
+    opened: Opened, output: str | os.PathLike[str] | None, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> list[Job]:
+    style = style_of(opened.found, base.folder if base else None)
+    shared = style.shared or options.in_place
+    groups = [opened.components] if shared else [(component,) for component in opened.components]
+    return [_job(opened, group, output, len(groups) > 1, style, base, rules, options) for group in groups]
+
+
+def _job(
+    opened: Opened,
+    group: tuple[OpenedComponent, ...],
+    output: str | os.PathLike[str] | None,
+    one_of_many: bool,
+    style: FolderStyle,
+    base: Base | None,
+    rules: tuple[Rule, ...],
+    options: MergeOptions,
 ) -> Job:
-    target = _target(opened, component, output, options)
+    first = group[0]
+    if options.in_place:
+        target = first.place.home
+    elif output is None:
+        target = default_output(opened.found, first.name)
+    else:
+        target = Path(os.path.abspath(output)) / (first.name if one_of_many else "")
     if not options.in_place:
-        _check_target(target, [opened.found.path, component.component.root, *([base] if base else [])], options.overwrite)
+        roots = [root for component in group for root in (component.component.root, *component.place.match.more_roots)]
+        sources = [opened.found.path, *roots, *([base.folder] if base else [])]
+        check_target(target, sources, overwrite=options.overwrite)
+    names = [component.name for component in group]
+    if options.weights_name is not None and len(group) > 1:
+        raise UsageError("one weights name for several components", hint="merge them one by one with --type")
+    parts = tuple(
+        _part(component, options.weights_name or style.weights_name(component.name, names), style, base, rules, options)
+        for component in group
+    )
+    loaded = options.weights_name or style.loaded
+    whole = plan.combined(
+        [part.plan for part in parts], INDEX if style.loaded else parts[0].plan.index_name, loaded if style.loaded else None
+    )
+    return Job(parts, target, whole, _side_files(first, whole, base))
+
+
+def _part(
+    component: OpenedComponent, weights_name: str, style: FolderStyle, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> Part:
     config = component.assets.config
-    selection = select_tensors(component.component, config, options)
-    plan = make_plan(
+    selection = select_tensors(
+        component.component,
+        config,
+        rules=rules,
+        include=options.include,
+        exclude=options.exclude,
+        allow_unequal_replicas=options.allow_unequal_replicas,
+    )
+    notes = list(selection.notes)
+    dtypes = None
+    if options.match_base and base is not None and base.component is not None:
+        matched = match_base(
+            selection.tensors,
+            base.component.tensors,
+            fill_missing=options.fill_missing_from_base,
+            drop_extra=options.drop_extra,
+        )
+        selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})
+        dtypes = matched.dtypes if options.dtype is None else None
+        notes += matched.notes
+    made = plan.make_plan(
         selection.tensors,
-        dtype=options.dtype,
-        max_shard_size=options.max_shard_size,
-        weights_name=options.weights_name,
+        dtype=options.dtype or "keep",
+        dtypes=dtypes,
+        max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
+        weights_name=weights_name,
         quantised="quantization_config" in config,
         dropped=selection.dropped,
     )
-    dtypes = {tensor.tensor.dtype.code for tensor in plan.tensors if tensor.dtype.kind == "float"}
-    notes = (*selection.notes, *config_notes(config, list(selection.tensors), dtypes if options.dtype == "keep" else set()))
-    return Job(component, target, selection, plan, _side_files(component.assets, plan), notes)
+    stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
+    notes += config_notes(config, list(selection.tensors), stored)
+    return Part(component, selection, made, tuple(notes))
 
 
-def _target(opened: Opened, component: OpenedComponent, output: str | os.PathLike[str] | None, options: MergeOptions) -> Path:
-    if options.in_place:
-        return component.place.home
-    if output is None:
-        return default_output(opened.found, component.name)
-    target = Path(os.path.abspath(output))
-    return target / component.name if len(opened.components) > 1 else target
-
-
-def _check_target(target: Path, sources: Sequence[Path], overwrite: bool) -> None:
-    """Refuse an output in or around a source, and anything that stands there and is not ours to replace."""
-    for source in sources:
-        if _is_inside(target, source):
-            raise OutputInsideSource(
-                "the output would lie inside of what is read", path=target, expected="a folder outside of the checkpoint and the base",
-                hint="choose another -o, or pass --in-place to add files to the checkpoint",
-            )  # fmt: skip
-        if _is_inside(source, target):
-            raise OutputInsideSource("the output folder contains what is read", path=target, hint="choose another -o")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
-    if not target.exists() or not any(target.iterdir()):
-        return
-    ours = manifest.is_ours(target)
-    if not ours:
-        raise OutputExists(
-            "the output folder exists and was not written by ckpt, so it will not be replaced",
-            path=target,
-            hint="choose another -o, or move the folder away",
-        )
-    if not overwrite:
-        raise OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
-
-
-def _side_files(assets: Assets, plan: Plan) -> dict[str, bytes | Path]:
-    side: dict[str, bytes | Path] = dict(assets.files)
-    floats = Counter(tensor.dtype.torch for tensor in plan.tensors for _ in range(1) if tensor.dtype.kind == "float")
-    if CONFIG in assets.files and floats:
-        elements: Counter[str] = Counter()
-        for tensor in plan.tensors:
-            if tensor.dtype.kind == "float":
-                elements[tensor.dtype.torch] += tensor.tensor.numel
-        side[CONFIG] = config_with_dtype(assets.files[CONFIG], elements.most_common(1)[0][0])
+def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None) -> dict[str, bytes | Path]:
+    side: dict[str, bytes | Path] = dict(component.assets.files)
+    if base is not None:
+        written = {file.name for file in whole.files}
+        extra = auxiliary_weights(base.folder, base.component.files if base.component else ())
+        side |= {name: path for name, path in extra.items() if name not in written}
+    elements: Counter[str] = Counter()
+    for output in whole.tensors:
+        if output.dtype.kind == "float":
+            elements[output.dtype.torch] += output.tensor.numel
+    if CONFIG in component.assets.files and elements:
+        side[CONFIG] = config_with_dtype(component.assets.files[CONFIG], elements.most_common(1)[0][0])
     return side
-
-
-def _compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
-    for piece, copy in unequal_copies(tensor):
-        text = f"ranks {piece.rank} and {copy.rank} hold different values"
-        if not allowed:
-            raise Inconsistent(
-                f"{text} although nothing says that it is sharded",
-                tensor=tensor.name,
-                expected="the same values on all ranks",
-                hint=f"pass --allow-unequal-replicas to take those of rank {piece.rank}",
-            )
-        return [Note("warning", "replicas-differ", f"{printable(tensor.name)}: {text}; those of rank {piece.rank} were taken")]
-    return []
-
-
-def _wanted(name: str, options: MergeOptions) -> bool:
-    included = not options.include or any(fnmatch.fnmatchcase(name, pattern) for pattern in options.include)
-    return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in options.exclude)
-
-
-def _is_inside(path: Path, folder: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):
-        return False
 
 
 # -- doing -----------------------------------------------------------------------------------------------------------
 
 
-def _run(job: Job, opened: Opened, options: MergeOptions, progress: Progress | None) -> MergedComponent:
-    free = _check_space(job)
-    if options.dry_run:
-        return _result(job, options, free, Written({file.name: file.size for file in job.plan.files}, {}))
+def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> MergedComponent:
+    copied = sum(path.stat().st_size for path in job.side_files.values() if isinstance(path, Path))
+    free = check_space(job.output, job.plan.bytes_written + copied)
     if options.in_place:
         side = {name: content for name, content in job.side_files.items() if not (job.output / name).exists()}
-        _refuse_existing(job, side)
+        _refuse_existing(job)
         job = replace(job, side_files=side)
+    if options.dry_run:
+        return _result(job, base, options, free, Written({file.name: file.size for file in job.plan.files}, {}))
 
     def last_file(written: Written) -> tuple[str, bytes]:
         return manifest.NAME, _manifest(job, opened, options, written)
 
-    created = _make_parents(job.output)
+    created = make_parents(job.output)
     existed = job.output.exists()
     try:
         with Staging(job.output) as staging:
@@ -295,101 +305,72 @@ def _run(job: Job, opened: Opened, options: MergeOptions, progress: Progress | N
             if options.in_place:
                 staging.publish_into(job.output)
             else:
-                _check_target(job.output, (), options.overwrite)
+                # Something may have come to stand there while the weights were written.
+                check_target(job.output, (), overwrite=options.overwrite)
                 staging.publish(replace=existed)
     except BaseException:
-        for parent in reversed(created):
-            if parent.is_dir() and not any(parent.iterdir()):
-                parent.rmdir()
+        remove_empty(created)
         raise
-    return _result(job, options, free, written)
+    return _result(job, base, options, free, written)
 
 
-def _refuse_existing(job: Job, side: Mapping[str, object]) -> None:
-    planned = [*(file.name for file in job.plan.files), *([job.plan.index_name] if job.plan.index_name else []), manifest.NAME, *side]
+def _refuse_existing(job: Job) -> None:
+    planned = [*(file.name for file in job.plan.files), *([job.plan.index_name] if job.plan.index_name else []), manifest.NAME]
     for name in planned:
         if (job.output / name).exists():
-            raise OutputExists(
-                "the checkpoint folder has a file of this name already", path=job.output / name, hint="use -o instead of --in-place"
-            )
-
-
-def _make_parents(target: Path) -> list[Path]:
-    """Create the folders above the target; returns those that were missing, outermost first."""
-    missing = [parent for parent in target.parents if not parent.exists()][::-1]
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NotWritable(
-            f"the output folder cannot be created: {error.strerror}", path=target, hint="choose another place with -o"
-        ) from error
-    return missing
-
-
-def _check_space(job: Job) -> int | None:
-    parent = next(parent for parent in job.output.parents if parent.exists())
-    try:
-        free = shutil.disk_usage(parent).free
-    except OSError:
-        return None
-    needed = job.plan.bytes_written
-    if needed > free:
-        raise NoSpace(
-            f"the output needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
-            path=job.output,
-            hint="choose another disk with -o, or --dtype bf16 to halve float32 weights",
-        )
-    return free
+            hint = "use -o instead of --in-place"
+            raise OutputExists("the checkpoint folder has a file of this name already", path=job.output / name, hint=hint)
 
 
 def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written) -> bytes:
     facts = {
         "checkpoint": os.path.abspath(opened.found.path),
         "step": opened.found.step,
-        "component": job.opened.name,
+        "component": job.name,
         "elements": job.plan.elements,
-        "dropped": job.selection.dropped,
+        "dropped": dict(job.plan.dropped),
     }
-    settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in ("dry_run", "overwrite", "jobs")}
-    return manifest.build("merge", settings, _sources(job.plan), job.plan.digest, written.files, facts)
+    unwanted = ("dry_run", "overwrite", "jobs")
+    settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in unwanted}
+    settings["key_map"] = None if options.key_map is None else os.fspath(options.key_map)
+    return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, facts)
 
 
-def _sources(plan: Plan) -> list[Any]:
-    found = {piece.source.identity.path: piece.source for output in plan.tensors for piece in output.tensor.pieces}
-    return list(found.values())
-
-
-def _result(job: Job, options: MergeOptions, free: int | None, written: Written) -> MergedComponent:
-    plan = job.plan
-    extra = [FileInfo(name=plan.index_name, bytes=len(plan.index))] if plan.index is not None and plan.index_name else []
-    component = job.opened.component
+def _result(job: Job, base: Base | None, options: MergeOptions, free: int | None, written: Written) -> MergedComponent:
+    whole = job.plan
+    extra = [FileInfo(name=whole.index_name, bytes=len(whole.index))] if whole.index is not None and whole.index_name else []
     dtypes: Counter[str] = Counter()
-    for output in plan.tensors:
+    for output in whole.tensors:
         dtypes[output.dtype.code] += output.tensor.numel
-    notes = list(job.notes)
+    tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
+    notes = [note for part in job.parts for note in part.notes]
     if written.overflows:
-        text = f"{sum(written.overflows.values())} finite values became infinite"
-        notes.append(Note("warning", "cast-overflow", text))
+        notes.append(Note("warning", "cast-overflow", f"{sum(written.overflows.values())} finite values became infinite"))
+    comparison = None
+    if base is not None and base.component is not None:
+        outputs = job.parts[-1].plan.tensors
+        comparison = compare_with_base(outputs, base.component.tensors, str(base.folder), values=options.compare)
     return MergedComponent(
-        component=job.opened.name,
+        component=job.name,
         output=str(job.output),
-        files=(*(FileInfo(name=file.name, bytes=file.size) for file in plan.files), *extra),
-        tensors=len(plan.tensors),
-        elements=plan.elements,
-        covered_elements=sum(piece.box.numel for tensor in component.tensors.values() for piece in tensor.pieces),
-        source_elements=sum(tensor.numel for tensor in component.tensors.values()),
-        bytes_read=plan.bytes_read,
-        bytes_written=plan.bytes_written,
+        files=(*(FileInfo(name=file.name, bytes=file.size) for file in whole.files), *extra),
+        tensors=len(whole.tensors),
+        elements=whole.elements,
+        covered_elements=sum(piece.box.numel for tensor in tensors for piece in tensor.pieces),
+        source_elements=sum(tensor.numel for tensor in tensors),
+        bytes_read=whole.bytes_read,
+        bytes_written=whole.bytes_written,
         dtypes=dict(dtypes),
-        cast=sum(output.is_cast for output in plan.tensors),
-        renamed=job.selection.renamed,
-        dropped=job.selection.dropped,
-        left_out=job.selection.left_out,
+        cast=sum(output.is_cast for output in whole.tensors),
+        renamed=sum(part.selection.renamed for part in job.parts),
+        dropped=dict(whole.dropped),
+        left_out=sum(part.selection.left_out for part in job.parts),
         assets=tuple(sorted(job.side_files)),
-        lacking=tuple(job.opened.assets.lacking),
+        lacking=tuple(job.parts[0].opened.assets.lacking),
         overflows=written.overflows,
         disk_free=free,
-        peak_memory=RESIDENT + (options.jobs or default_jobs()) * 2 * TILE,
-        plan_digest=plan.digest,
-        notes=tuple(NoteInfo.of(note) for note in notes),
+        peak_memory=RESIDENT + (options.jobs or default_jobs()) * 2 * plan.TILE,
+        plan_digest=whole.digest,
+        comparison=comparison,
+        notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
     )

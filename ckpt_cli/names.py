@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -56,6 +57,19 @@ def stripped_names(names: Iterable[str]) -> dict[str, str]:
             raise Inconsistent(f"without wrapper prefixes, {printable(taken[new])} has the same name", tensor=name)
         taken[new] = name
     return renamed
+
+
+FOREIGN = (
+    ("torchtitan", re.compile(r"(.*\.)?(tok_embeddings\.weight|layers\.[0-9]+\.(attention|feed_forward)\.w.*)")),
+    ("OLMo-core", re.compile(r"(.*\.)?(blocks\.[0-9]+\.attention\.w_[qkvo].*|lm_head\.w_out\.weight)")),
+)
+"""Names of trainers that no Hugging Face class loads, even where the architecture is the same."""
+
+
+def foreign_names(names: Iterable[str]) -> str | None:
+    """The trainer whose own naming this is, None if nothing speaks for one."""
+    listed = list(names)
+    return next((trainer for trainer, regex in FOREIGN if any(regex.fullmatch(name) for name in listed)), None)
 
 
 def printable(text: object) -> str:

@@ -14,7 +14,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
-from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate
+from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate, with_ema_of_model
 from ckpt_cli.model import Component, Note
 
 
@@ -46,19 +46,25 @@ def open_checkpoint(
     type: str | None = None,
     step: int | None = None,
     base: Path | None = None,
+    also: tuple[Path, ...] = (),
     shard_order: ShardOrder = "auto",
+    ema_from_model: bool = False,
 ) -> Opened:
     """Locate ``path``, choose the newest complete step (or ``step``), describe the components that ``type`` means.
 
+    ``also`` are folders that hold more files of the same checkpoint; ``ema_from_model``: a checkpoint without EMA gets a
+    component "ema" that is its model.
     Raises NotFound, NotRecognised, InputError for unreadable files, IncompleteError for a checkpoint that is not whole.
     """
-    target = locate(path, step)
+    target = locate(path, step, also)
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
     problems: dict[Path, str] = {}
     first_error: CkptError | None = None
     for listed in reversed(target.checkpoints):
         try:
             found = expanded(listed)
+            if ema_from_model:
+                found = with_ema_of_model(found)
             components = tuple(_describe(found, name, files, base, shard_order) for name in component_names(found, type))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if not choosing or isinstance(error, Undecidable):
@@ -85,6 +91,8 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
     text = config.get("text_config")
     layers = config.get("num_hidden_layers", text.get("num_hidden_layers") if isinstance(text, dict) else None)
     notes = [*opened.notes, *extra_notes, *_tracker_notes(opened)]
+    if opened.target.nodes > 1:
+        notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were taken together as the nodes of one training"))
     return Checkpoint(
         path=str(opened.found.path),
         step=opened.found.step,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, Dtype
 from ckpt_cli.errors import Unsupported, UsageError
+from ckpt_cli.files import Source
 from ckpt_cli.geometry import Box, contiguous_strides
 from ckpt_cli.kernels import is_run, tiles
 from ckpt_cli.model import Piece, Tensor
@@ -97,6 +98,12 @@ class Plan:
         return sum(file.size for file in self.files)
 
     @property
+    def sources(self) -> list[Source]:
+        """Everything that bytes are read from, each once."""
+        found = {piece.source.identity.path: piece.source for output in self.tensors for piece in output.tensor.pieces}
+        return list(found.values())
+
+    @property
     def digest(self) -> str:
         """SHA-256 of names, dtypes, shapes, layout of the output and of where every byte comes from."""
         state = hashlib.sha256()
@@ -116,6 +123,7 @@ def make_plan(
     tensors: Mapping[str, Tensor],
     *,
     dtype: str = "keep",
+    dtypes: Mapping[str, Dtype] | None = None,
     max_shard_size: int | None = None,
     weights_name: str = "model.safetensors",
     quantised: bool = False,
@@ -123,10 +131,15 @@ def make_plan(
 ) -> Plan:
     """Plan the output of ``tensors`` (output name -> tensor).
 
-    ``dtype`` is "keep" or a name of `CAST_NAMES`; ``max_shard_size`` is in bytes, None never splits. Raises UsageError
-    for an unknown dtype, Unsupported for tensors that safetensors cannot hold or that must not be cast.
+    ``dtype`` is "keep" or a name of `CAST_NAMES`; ``dtypes`` (by name) goes before it; ``max_shard_size`` is in bytes, None
+    never splits. Raises UsageError for an unknown dtype, Unsupported for tensors that safetensors cannot hold or that must
+    not be cast.
     """
-    outputs = [OutputTensor(name, output_dtype(tensor, dtype, quantised), tensor) for name, tensor in tensors.items()]
+    wanted = dtypes or {}
+    outputs = [
+        OutputTensor(name, wanted[name] if name in wanted else output_dtype(tensor, dtype, quantised), tensor)
+        for name, tensor in tensors.items()
+    ]
     for output in outputs:
         if not output.dtype.storable:
             hint = "leave it out with --exclude"
@@ -140,9 +153,25 @@ def make_plan(
         weight_map = {output.name: file.name for file in files for output in file.tensors}
         total = sum(output.nbytes for output in outputs)
         ordered = {name: weight_map[name] for name in tensors}
-        index = (json.dumps({"metadata": {"total_size": total}, "weight_map": ordered}, indent=2, ensure_ascii=False) + "\n").encode()
+        index = _index(ordered, total)
         index_name = f"{weights_name}.index.json"
     return Plan(files, index, index_name, dict(dropped or {}))
+
+
+def combined(plans: Sequence[Plan], index_name: str | None, indexed: str | None) -> Plan:
+    """Several plans for one folder, with an index that maps the tensors of the file ``indexed`` to it."""
+    files = tuple(file for plan in plans for file in plan.files)
+    index = plans[0].index if len(plans) == 1 else None
+    for file in files:
+        if file.name == indexed:
+            index = _index({output.name: file.name for output in file.tensors}, sum(output.nbytes for output in file.tensors))
+    dropped = {name: why for plan in plans for name, why in plan.dropped.items()}
+    return Plan(files, index, index_name if index is not None else None, dropped)
+
+
+def _index(weight_map: Mapping[str, str], total: int) -> bytes:
+    content = {"metadata": {"total_size": total}, "weight_map": dict(weight_map)}
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def output_dtype(tensor: Tensor, dtype: str, quantised: bool = False) -> Dtype:

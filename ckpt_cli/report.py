@@ -46,6 +46,29 @@ class FileInfo(Frozen):
     bytes: int
 
 
+class TensorDrift(Frozen):
+    """How far a tensor is from the base: elements that changed, largest and mean absolute difference (in float64)."""
+
+    name: str
+    elements: int
+    changed: int
+    max_abs: float
+    mean_abs: float
+
+
+class BaseComparison(Frozen):
+    """An output against a base: names that only one has, tensors of other shape or dtype; values if they were compared."""
+
+    base: str
+    common: int
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    reshaped: tuple[str, ...]
+    other_dtype: tuple[str, ...]
+    unchanged: int | None = None
+    drifts: tuple[TensorDrift, ...] = ()
+
+
 class MergedComponent(Frozen):
     """One output folder. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written."""
 
@@ -69,6 +92,7 @@ class MergedComponent(Frozen):
     disk_free: int | None
     peak_memory: int
     plan_digest: str
+    comparison: BaseComparison | None = None
     notes: tuple[NoteInfo, ...] = ()
 
 

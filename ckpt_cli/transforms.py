@@ -84,7 +84,8 @@ class InflatedSource:
                 filled += len(part)
 
     def check_unchanged(self) -> None:
-        """The file behind it has a check of its own."""
+        """Raise SourceChanged unless the file behind it still is what it was."""
+        self._source.check_unchanged()
 
     def _restart(self) -> None:
         self._inflater: Inflater = self._fresh()

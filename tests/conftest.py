@@ -20,7 +20,7 @@ Copy = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with `layouts` and one `torch-<version>` per version."""
+    """The folder with `layouts`, one `torch-<version>` per version, and `dcp/<version>`."""
     folder = tmp_path_factory.mktemp("data")
     for archive in sorted(DATA.glob("*.tar.xz")):
         with tarfile.open(archive) as tar:
@@ -35,9 +35,14 @@ def layouts(data: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def expect(layouts: Path) -> dict[str, Any]:
-    """Per layout, which commands give which file and which are refused."""
-    content: dict[str, Any] = json.loads((layouts / "expect.json").read_text())
-    return content
+    """Per layout, which commands give which file and which are refused; every archive lists those of its own files."""
+    merged: dict[str, Any] = {}
+    for part in sorted(layouts.glob("expect*.json")):
+        for layout, content in json.loads(part.read_text()).items():
+            whole = merged.setdefault(layout, {"results": [], "like_base": [], "refused": []})
+            for kind, cases in whole.items():
+                cases += content.get(kind, [])
+    return merged
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Every layout of a trainer that has per-rank files merges into the tensors of its training, or is refused."""
+"""Every layout of a trainer merges into the tensors of its training, or is refused."""
 
 from __future__ import annotations
 
@@ -14,22 +14,34 @@ from tests.conftest import Copy
 from tests.tensors import differences, load
 
 RESULTS = {
-    "accelerate": 1,
+    "accelerate": 3,
     "bagel-hybrid": 2,
-    "bagel-runs": 2,
-    "experts": 2,
+    "bagel-runs": 6,
+    "composer": 1,
+    "dcp-odd-tensors": 1,
+    "dcp-options": 6,
+    "experts": 4,
     "fake-ranks": 2,
+    "lightning": 2,
     "lmms-run": 4,
-    "mesh-grid": 4,
-    "mesh-line": 1,
-    "plain-files": 3,
+    "mesh-grid": 8,
+    "mesh-line": 2,
+    "olmo-core": 1,
+    "plain-files": 8,
+    "torchtitan": 1,
     "veomni-experts": 1,
     "verl-others": 4,
     "verl-run": 3,
 }
-"""How many results `expect.json` lists per layout: it is unpacked only when the tests run, after they were collected."""
+"""How many results are expected per layout: the list is unpacked only when the tests run, after they were collected."""
 
-REFUSED = {"verl-run": 1}
+LIKE_BASE = {"bagel-hybrid": 2, "bagel-runs": 6}
+"""The same for results of `--match-base`."""
+
+REFUSED = {"accelerate": 2, "verl-run": 1}
+
+FLAGS = ("--match-base",)
+"""Options without a value."""
 
 
 def cases(counts: dict[str, int]) -> list[tuple[str, int]]:
@@ -39,7 +51,10 @@ def cases(counts: dict[str, int]) -> list[tuple[str, int]]:
 def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     """The path and the options of a command line."""
     path, *rest = arguments
-    options: dict[str, Any] = {name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)}
+    options: dict[str, Any] = {}
+    while rest:
+        name = rest.pop(0)
+        options[name.removeprefix("--").replace("-", "_")] = True if name in FLAGS else rest.pop(0)
     if "step" in options:
         options["step"] = int(options["step"])
     return path, options
@@ -47,6 +62,7 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
 
 def test_every_expectation_is_tested(expect: dict[str, Any]) -> None:
     assert {layout: len(content["results"]) for layout, content in expect.items()} == RESULTS
+    assert {layout: len(content["like_base"]) for layout, content in expect.items() if content["like_base"]} == LIKE_BASE
     assert {layout: len(content["refused"]) for layout, content in expect.items() if content["refused"]} == REFUSED
 
 
@@ -73,6 +89,23 @@ def test_it_is_detected_and_inspected_as_what_it_merges_into(layouts: Path, expe
     assert {name: shapes[name] for name in expected} == expected
     assert shapes.keys() - expected.keys() <= {"lm_head.weight"}, "only a tied head is left out"
     assert sum(group.count for group in inspected.groups[component.name]) == len(shapes)
+
+
+@pytest.mark.parametrize(("layout", "index"), cases(LIKE_BASE))
+def test_it_takes_the_form_of_its_base(layouts: Path, expect: dict[str, Any], tmp_path: Path, layout: str, index: int) -> None:
+    result = expect[layout]["like_base"][index]
+    path, options = parsed(result["arguments"])
+    base = layouts / layout / options.pop("base")
+    before = {file: file.read_bytes() for file in base.rglob("*") if file.is_file()}
+    ckpt_cli.merge(layouts / layout / path, tmp_path / "out", base=base, **options)
+    merged = {name: tensor for file in weights_of(tmp_path / "out") for name, tensor in load(file).items()}
+    assert differences(merged, load(layouts / layout / result["file"])) == []
+    assert {file: file.read_bytes() for file in base.rglob("*") if file.is_file()} == before
+
+
+def weights_of(output: Path) -> list[Path]:
+    """The files with the model's weights: a folder of BAGEL has those of its autoencoder as well."""
+    return [file for file in sorted(output.glob("*.safetensors")) if file.name != "ae.safetensors"]
 
 
 @pytest.mark.parametrize(("layout", "index"), cases(REFUSED))

@@ -11,6 +11,8 @@ from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.text import parse_size
 from ckpt_cli.progress import Progress
 
+BASE_PANEL = "Against a base model"
+
 app = typer.Typer(
     name="ckpt",
     help="Look into sharded training checkpoints, and merge them into Hugging Face folders.",
@@ -51,6 +53,7 @@ def detect(
     path: options.Path,
     type: options.Type = None,
     step: options.Step = None,
+    also: options.Also = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -62,7 +65,7 @@ def detect(
     from ckpt_cli.errors import IncompleteError
 
     def work(_: Progress) -> report.DetectResult:
-        return inspection.detect(path, type=type, step=step)
+        return inspection.detect(path, type=type, step=step, also=tuple(also or ()))
 
     session = Session("detect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color)
     code = session.run(work, render.detect_result, lambda result: 0 if result.problem is None else IncompleteError.exit_code)
@@ -77,6 +80,7 @@ def inspect(
     path: options.Path,
     type: options.Type = None,
     step: options.Step = None,
+    also: options.Also = None,
     show_all: Annotated[bool, typer.Option("--all", help="One row per tensor.")] = False,
     base: options.Base = None,
     shard_order: options.Order = "auto",
@@ -90,7 +94,7 @@ def inspect(
     from ckpt_cli.cli import render
 
     def work(_: Progress) -> report.InspectResult:
-        return inspection.inspect(path, type=type, step=step, base=base, shard_order=shard_order)
+        return inspection.inspect(path, type=type, step=step, also=tuple(also or ()), base=base, shard_order=shard_order)
 
     session = Session("inspect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color)
     code = session.run(work, lambda result, session: render.inspect_result(result, session, show_all=show_all), lambda _: 0)
@@ -109,10 +113,37 @@ def merge(
     ] = None,
     type: options.Type = None,
     step: options.Step = None,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="keep, fp32, bf16 or fp16; only floats are cast.")] = "keep",
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--dtype", metavar="DTYPE", help="keep (default), fp32, bf16 or fp16; only floats are cast.", show_default=False),
+    ] = None,
+    also: options.Also = None,
     base: options.Base = None,
-    max_shard_size: Annotated[str, typer.Option("--max-shard-size", metavar="SIZE", help="Largest output file.")] = "5GB",
-    weights_name: Annotated[str, typer.Option("--weights-name", metavar="FILE", help="Name of the weights file.")] = "model.safetensors",
+    match_base: Annotated[
+        bool, typer.Option("--match-base", help="Give the output the names, shapes and dtypes of the base.", rich_help_panel=BASE_PANEL)
+    ] = False,
+    fill_missing_from_base: Annotated[
+        bool, typer.Option("--fill-missing-from-base", help="Take tensors that the run lacks from the base.", rich_help_panel=BASE_PANEL)
+    ] = False,
+    drop_extra: Annotated[
+        bool, typer.Option("--drop-extra", help="Leave out tensors that the base has not.", rich_help_panel=BASE_PANEL)
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare the values with the base as well.", rich_help_panel=BASE_PANEL)
+    ] = False,
+    key_map: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--key-map", metavar="FILE", help="Rules that rename tensors, JSON or TOML.", show_default=False),
+    ] = None,
+    ema_from_model: Annotated[bool, typer.Option("--ema-from-model", help="Write the model as EMA where a run has none.")] = False,
+    max_shard_size: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--max-shard-size", metavar="SIZE", help="Largest output file; default 5GB.", show_default=False),
+    ] = None,
+    weights_name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--weights-name", metavar="FILE", help="Name of the weights file; default model.safetensors.", show_default=False),
+    ] = None,
     include: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--include", metavar="GLOB", help="Only these tensors.", show_default=False),
@@ -151,8 +182,15 @@ def merge(
             step=step,
             base=base,
             progress=shown,
+            also=tuple(also or ()),
             dtype=dtype,
-            max_shard_size=parse_size(max_shard_size),
+            match_base=match_base,
+            fill_missing_from_base=fill_missing_from_base,
+            drop_extra=drop_extra,
+            compare=compare,
+            key_map=key_map,
+            ema_from_model=ema_from_model,
+            max_shard_size=parse_size(max_shard_size) if max_shard_size is not None else None,
             weights_name=weights_name,
             include=tuple(include or ()),
             exclude=tuple(exclude or ()),

@@ -20,6 +20,10 @@ Step = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--step", metavar="N", help="A step of a run; default: the newest complete one.", show_default=False),
 ]
+Also = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--also", metavar="DIR", help="More files of the same checkpoint, from another node.", show_default=False),
+]
 Base = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--base", metavar="DIR", help="The model that training started from: supplies what the run lacks.", show_default=False),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo
 from ckpt_cli.names import printable
-from ckpt_cli.report import DetectResult, InspectResult, MergedComponent, MergeResult, TensorGroup
+from ckpt_cli.report import BaseComparison, DetectResult, InspectResult, MergedComponent, MergeResult, TensorGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ckpt_cli.cli.session import Session
+
+SHOWN = 4
+"""How many names of a list are shown."""
+
+ROWS = 20
+"""How many rows a table of differences has."""
 
 NARROW = 100
 """Below this many columns the tables drop what is needed least."""
@@ -105,7 +111,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
             console.print(_plain(output.output), soft_wrap=True)
         return
     for output in result.outputs:
-        info = next(info for info in checkpoint.components if info.name == output.component)
+        info = next(info for info in checkpoint.components if info.name == output.component.split("+")[0])
         facts = _facts(checkpoint, info)[:1]
         facts.append(("covered", _coverage(output, info)))
         facts.append(("dtype", _dtypes(output)))
@@ -130,6 +136,12 @@ def merge_result(result: MergeResult, session: Session) -> None:
                 table.add_row(*_cells((file.name, text.size(file.bytes))))
             console.print()
             console.print(table)
+        if output.comparison is not None:
+            console.print()
+            _print_facts(console, _comparison(output.comparison))
+            if output.comparison.drifts:
+                console.print()
+                console.print(_drift_table(output.comparison))
         _print_notes(session, output.notes)
         for what in output.lacking:
             session.say(f"warning: the output has no {_bare(what)}: pass --base DIR with the model that training started from", "yellow")
@@ -225,6 +237,30 @@ def _dtypes(output: MergedComponent) -> str:
     listed = ", ".join(f"{code} {text.params(count)}" for code, count in sorted(output.dtypes.items(), key=lambda item: -item[1]))
     cast = "" if not output.cast else ", all cast" if output.cast == output.tensors else f", {output.cast} of them cast"
     return f"{listed} in {text.plural(output.tensors, 'tensor')}{cast}"
+
+
+def _comparison(comparison: BaseComparison) -> list[tuple[str, str]]:
+    """How an output differs from its base, in lines; a line that would say nothing is left out."""
+    alike = comparison.common - len(comparison.reshaped)
+    facts = [("base", f"{text.path(comparison.base)}   {text.plural(comparison.common, 'tensor')} in common, {alike} of the same shape")]
+    listed = (("only in base", comparison.missing), ("only here", comparison.extra), ("other shape", comparison.reshaped))
+    for label, names in (*listed, ("other dtype", comparison.other_dtype)):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            facts.append((label, f"{text.plural(len(names), 'tensor')}: {', '.join(names[:SHOWN])}{more}"))
+    if comparison.unchanged is not None:
+        facts.append(("values", f"{comparison.unchanged} tensors are unchanged, {len(comparison.drifts)} differ"))
+    return facts
+
+
+def _drift_table(comparison: BaseComparison) -> Table:
+    table = _table(("tensor", "changed", "max |d|", "mean |d|"), right=(1, 2, 3))
+    for drift in comparison.drifts[:ROWS]:
+        share = 100 * drift.changed / drift.elements
+        table.add_row(*_cells((drift.name, f"{share:.1f}%", f"{drift.max_abs:.3g}", f"{drift.mean_abs:.3g}")))
+    if len(comparison.drifts) > ROWS:
+        table.add_row(*_cells((f"... and {len(comparison.drifts) - ROWS} more, all of them with --json", "", "", "")))
+    return table
 
 
 def _alias(layout: str, alias_of: str | None) -> str:

@@ -18,7 +18,8 @@ class Match:
     """Files that one reader recognises as one component.
 
     ``ranks`` maps rank to file where the format has ranks; ``world_size`` is what the file names say, None if they do not.
-    ``trouble`` says why names alone prove that it cannot be read; ``group`` picks one of several state dicts inside.
+    ``trouble`` says why names alone prove that it cannot be read; ``group`` picks one of several state dicts inside;
+    ``more_roots`` are folders of other nodes that hold files of the same save.
     """
 
     format: str
@@ -30,6 +31,7 @@ class Match:
     ranks: Mapping[int, Path] = field(default_factory=dict)
     trouble: str | None = None
     group: str | None = None
+    more_roots: tuple[Path, ...] = ()
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

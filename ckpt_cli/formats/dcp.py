@@ -6,7 +6,7 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
@@ -59,8 +59,8 @@ class Dcp:
         catalog = read_catalog(match.root)
         group = self._choose(match, catalog)
         _refuse_permuted(catalog, group, match.root)
-        _check_files(match.root, catalog, group)
-        reader = _ItemReader(match.root, files)
+        reader = _ItemReader((match.root, *match.more_roots), files)
+        reader.check_files(group)
         tensors: dict[str, Tensor] = {}
         for name, entry in group.tensors.items():
             with reading(match.root, tensor=name):
@@ -77,7 +77,7 @@ class Dcp:
             format=FORMAT,
             root=match.root,
             tensors=tensors,
-            files=tuple(match.root / file for file in sorted(used)),
+            files=tuple(reader.path(file) for file in sorted(used)),
             world_size=world,
             leaves=tuple(Leaf(name, "stored object") for name in catalog.objects),
             notes=tuple(notes),
@@ -101,7 +101,7 @@ def _assemble(name: str, entry: CatalogTensor, reader: _ItemReader) -> Tensor:
             if tensor.shape != box.extent or tensor.dtype != entry.dtype:
                 raise Inconsistent(
                     f"the item at {box.offset} is {tensor.dtype} {list(tensor.shape)}, the metadata says {entry.dtype} {list(box.extent)}",
-                    path=reader.root / stored.file,
+                    path=reader.path(stored.file),
                     hint="the metadata belongs to another save, or the writer recorded wrong chunks (FSDP2 with tensor parallelism)",
                 )
             parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
@@ -115,13 +115,30 @@ def _assemble(name: str, entry: CatalogTensor, reader: _ItemReader) -> Tensor:
 class _ItemReader:
     """Finds tensors in items; the safetensors blob of a file is parsed once."""
 
-    def __init__(self, root: Path, files: Files) -> None:
-        self.root = root
+    def __init__(self, roots: Sequence[Path], files: Files) -> None:
+        self._roots = roots
         self._files = files
         self._blobs: dict[tuple[str, int], dict[str, Entry]] = {}
 
+    def path(self, file: str) -> Path:
+        """Where a data file lies: in the first folder that has it."""
+        return next((root / file for root in self._roots if (root / file).is_file()), self._roots[0] / file)
+
+    def check_files(self, group: Group) -> None:
+        """Raise MissingShard, naming all data files of a group that are nowhere."""
+        needed = sorted({stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places})
+        absent = [file for file in needed if not self.path(file).is_file()]
+        if absent:
+            listed = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+            raise MissingShard(
+                f"{len(absent)} of {len(needed)} data files are missing: {listed}",
+                path=self._roots[0],
+                expected=str(self._roots[0] / absent[0]),
+                hint="copy them from the nodes that wrote them (or pass their folders with --also), or use an older step",
+            )
+
     def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
-        path = self.root / stored.file
+        path = self.path(stored.file)
         source = self._files.source(path)
         with reading(path):
             if stored.offset + stored.length > source.size:
@@ -154,19 +171,6 @@ class _ItemReader:
             raise CorruptFile("the item is neither a zip of torch.save nor a safetensors blob with this tensor")
         storage = Storage(source, entry.name, found.offset, found.nbytes, None)
         return StoredTensor(storage, found.dtype, found.shape, contiguous_strides(found.shape), found.offset)
-
-
-def _check_files(root: Path, catalog: Catalog, group: Group) -> None:
-    needed = sorted({stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places})
-    absent = [file for file in needed if not os.path.isfile(root / file)]
-    if absent:
-        listed = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-        raise MissingShard(
-            f"{len(absent)} of {len(needed)} data files are missing: {listed}",
-            path=root,
-            expected=str(root / absent[0]),
-            hint="copy them from the nodes that wrote them, or use an older step",
-        )
 
 
 def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:

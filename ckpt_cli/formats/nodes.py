@@ -1,0 +1,38 @@
+"""One save in several folders: without a shared disk, each node keeps the files of its own ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpt_cli.formats.base import Match
+
+
+def joined(first: Match, second: Match) -> Match:
+    """Two matches of the same component as one. What contradicts becomes its ``trouble``; nothing is read."""
+    more = tuple(dict.fromkeys((*first.more_roots, second.root, *second.more_roots)))
+    files = (*first.files, *second.files)
+    if first.format != second.format:
+        return replace(first, trouble=f"{first.root} is {first.format}, {second.root} is {second.format}")
+    if first.ranks:
+        trouble = first.trouble or second.trouble
+        if first.world_size != second.world_size:
+            trouble = trouble or f"{first.root} is of {first.world_size} ranks, {second.root} of {second.world_size}"
+        twice = sorted(set(first.ranks) & set(second.ranks))
+        if twice:
+            trouble = trouble or f"rank {twice[0]} is in both {first.root} and {second.root}"
+        return replace(first, files=files, ranks={**second.ranks, **first.ranks}, trouble=trouble, more_roots=more)
+    if first.trouble is not None and second.trouble is None:
+        # The metadata of a DCP is on one node only.
+        return replace(second, files=files, more_roots=tuple(root for root in (first.root, *more) if root != second.root))
+    return replace(first, files=files, more_roots=more)
+
+
+def complement(first: Match, second: Match) -> bool:
+    """Whether two matches look like parts of one save: neither is whole, and they have no file in common."""
+    if (first.format, first.component) != (second.format, second.component):
+        return False
+    if first.ranks:
+        apart = not set(first.ranks) & set(second.ranks) and first.world_size == second.world_size
+        return apart and bool(first.missing_ranks) and bool(second.missing_ranks)
+    names = [{path.name for path in match.files if path.suffix == ".distcp"} for match in (first, second)]
+    return first.format == "dcp" and not names[0] & names[1] and (first.trouble is not None or second.trouble is not None)

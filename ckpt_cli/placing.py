@@ -1,0 +1,95 @@
+"""Where an output goes, and whether it may: beside the checkpoint, never in or over something that is read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ckpt_cli import manifest
+from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource
+from ckpt_cli.locate import MAIN, Found
+
+
+def default_output(found: Found, component: str) -> Path:
+    """``<checkpoint>_merged`` beside the checkpoint, with ``_<component>`` for any but the main one."""
+    path = Path(os.path.abspath(found.path))
+    stem = path.stem if path.is_file() else path.name
+    return path.parent / f"{stem}_merged{'' if component in MAIN else f'_{component}'}"
+
+
+def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> None:
+    """Refuse an output in or around a source, and anything that stands there and is not ours to replace.
+
+    Raises OutputInsideSource or OutputExists.
+    """
+    for source in sources:
+        if _is_inside(target, source):
+            raise OutputInsideSource(
+                "the output would lie inside of what is read",
+                path=target,
+                expected="a folder outside of the checkpoint and the base",
+                hint="choose another -o, or pass --in-place to add files to the checkpoint",
+            )
+        if _is_inside(source, target):
+            raise OutputInsideSource("the output folder contains what is read", path=target, hint="choose another -o")
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
+    try:
+        if not target.exists() or not any(target.iterdir()):
+            return
+    except OSError as error:
+        raise NotWritable(f"the output folder cannot be read: {error.strerror}", path=target, hint="choose another -o") from error
+    if not manifest.is_ours(target):
+        raise OutputExists(
+            "the output folder exists and was not written by ckpt, so it will not be replaced",
+            path=target,
+            hint="choose another -o, or move the folder away",
+        )
+    if not overwrite:
+        raise OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
+
+
+def make_parents(target: Path) -> list[Path]:
+    """Create the folders above the target; returns those that were missing, outermost first. Raises NotWritable."""
+    missing = [parent for parent in target.parents if not parent.exists()][::-1]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotWritable(
+            f"the output folder cannot be created: {error.strerror}", path=target, hint="choose another place with -o"
+        ) from error
+    return missing
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that `make_parents` created and that nothing came to lie in, innermost first."""
+    for folder in reversed(folders):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def check_space(target: Path, needed: int) -> int | None:
+    """Free bytes where the target will lie, None if the system does not tell. Raises NoSpace if ``needed`` bytes do not fit."""
+    parent = next(parent for parent in target.parents if parent.exists())
+    try:
+        free = shutil.disk_usage(parent).free
+    except OSError:
+        return None
+    if needed > free:
+        raise NoSpace(
+            f"the output needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+            path=target,
+            hint="choose another disk with -o, or --dtype bf16 to halve float32 weights",
+        )
+    return free
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):
+        return False

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.descriptor import Checkpoint, TensorInfo
-from ckpt_cli.errors import CorruptFile, IncompleteError
+from ckpt_cli.errors import CorruptFile, IncompleteError, Unsupported
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import component_names, locate
-from ckpt_cli.opening import describe_checkpoint, framework_of, listed_component, open_checkpoint, step_info
+from ckpt_cli.opening import describe_checkpoint, listed_component, open_checkpoint, step_info
 from ckpt_cli.report import DetectResult, InspectResult, TensorGroup
 
 
@@ -33,7 +34,7 @@ def detect(
         with Files() as files:
             opened = open_checkpoint(path, files, type=type, step=step, also=tuple(map(Path, also)))
             checkpoint = describe_checkpoint(opened)
-    except (IncompleteError, CorruptFile) as error:
+    except (IncompleteError, CorruptFile, Unsupported) as error:
         target = locate(path, step, tuple(map(Path, also)))
         found = target.checkpoints[-1]
         names = component_names(found, type)
@@ -42,13 +43,13 @@ def detect(
             path=str(found.path),
             step=found.step,
             run=str(target.run) if target.run else None,
-            framework=framework_of(found, target),
+            framework=framework_of(found, target.run),
             components=tuple(
                 info.model_copy(update={"problem": info.problem or error.message}) if info.name in names else info for info in components
             ),
             steps=tuple(step_info(other) for other in target.checkpoints if target.run is not None),
         )
-        return DetectResult(checkpoint=checkpoint, problem=error.message)
+        return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code)
     return DetectResult(checkpoint=without_tensors(checkpoint))
 
 

@@ -16,7 +16,7 @@ from ckpt_cli.errors import CkptError, NotFound, NotRecognised, UsageError
 from ckpt_cli.files import entries_in, folders_in
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.nodes import complement, joined
-from ckpt_cli.formats.registry import groups, recognise
+from ckpt_cli.formats.registry import FORMATS, groups, recognise
 
 STEP_FOLDERS = tuple(
     re.compile(pattern, re.ASCII)
@@ -40,6 +40,9 @@ COMPONENT_FOLDERS = {
     re.compile(r"ema_sharded", re.ASCII): "ema",
 }
 MAIN = ("model", *ROLES[:2])
+RUN_FOLDERS = ("checkpoint", "checkpoints", "ckpt")
+"""Where some trainers keep the steps inside of their output folder."""
+
 MAX_NODES = 1024
 SYNONYMS = {"regular": "model", "main": "model"}
 
@@ -49,12 +52,13 @@ class Place:
     """A component on disk: the files that a reader recognised, and the folder that it belongs to.
 
     ``home`` is the folder that people think of as the component (``actor/``, or the checkpoint itself): its assets lie
-    there or around it, and ``--in-place`` writes there.
+    there or around it, and ``--in-place`` writes there. ``passed_over`` names other readings of the same component.
     """
 
     name: str
     match: Match
     home: Path
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Target:
 
     ``run`` is None if the path is a checkpoint or lies inside one; ``component`` is set if it points to one component.
     ``hints`` is what tracker files say; ``nodes`` counts the folders that were taken together.
+    ``steps_inside`` counts step folders in a folder that is a checkpoint itself.
     """
 
     path: Path
@@ -88,6 +93,7 @@ class Target:
     component: str | None = None
     hints: tuple[str, ...] = ()
     nodes: int = 1
+    steps_inside: int = 0
 
 
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = ()) -> Target:
@@ -108,11 +114,11 @@ def _locate(given: Path, step: int | None) -> Target:
     if step is None:
         inside = _inside_checkpoint(given)
         if inside is not None:
-            return inside
-    if given.is_dir():
-        checkpoints = _steps(given)
+            return replace(inside, steps_inside=len(_steps(given)))
+    for run in (given, *(given / name for name in RUN_FOLDERS)):
+        checkpoints = _steps(run)
         if checkpoints:
-            return _with_step(Target(given, given, checkpoints, hints=_tracker_hints(given)), step)
+            return _with_step(Target(given, run, checkpoints, hints=_tracker_hints(run)), step)
     if step is not None:
         inside = _inside_checkpoint(given)
         if inside is not None:
@@ -231,12 +237,18 @@ def _places(folder: Path) -> tuple[Place, ...]:
         for regex, component in COMPONENT_FOLDERS.items():
             if regex.fullmatch(child):
                 places += [Place(component, match, folder) for match in recognise(folder / child)]
-    # A name that two formats claim belongs to the first one: shards before a folder of already merged weights.
+    return _chosen(places)
+
+
+def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
+    """One place per component, the main one first. Where two formats claim a name, shards go before merged weights."""
     unique: dict[str, Place] = {}
-    for place in places:
-        unique.setdefault(place.name, place)
-    order = sorted(unique.values(), key=lambda place: MAIN.index(place.name) if place.name in MAIN else len(MAIN))
-    return tuple(order)
+    for place in sorted(places, key=lambda place: FORMATS.index(place.match.format)):
+        first = unique.setdefault(place.name, place)
+        if first is not place:
+            passed = f"{place.match.evidence} ({place.match.format})"
+            unique[place.name] = replace(first, passed_over=(*first.passed_over, passed))
+    return tuple(sorted(unique.values(), key=lambda place: MAIN.index(place.name) if place.name in MAIN else len(MAIN)))
 
 
 def _steps(folder: Path) -> tuple[Found, ...]:

@@ -14,6 +14,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
+from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate, with_ema_of_model
 from ckpt_cli.model import Component, Note
 
@@ -91,13 +92,20 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
     text = config.get("text_config")
     layers = config.get("num_hidden_layers", text.get("num_hidden_layers") if isinstance(text, dict) else None)
     notes = [*opened.notes, *extra_notes, *_tracker_notes(opened)]
+    if opened.target.steps_inside:
+        text = f"the folder holds weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
+        notes.append(Note("warning", "steps-inside", text))
+    for component in opened.components:
+        for other in component.place.passed_over:
+            text = f"{component.name}: {component.place.match.evidence} was chosen; {other} is there as well"
+            notes.append(Note("info", "passed-over", text))
     if opened.target.nodes > 1:
         notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were taken together as the nodes of one training"))
     return Checkpoint(
         path=str(opened.found.path),
         step=opened.found.step,
         run=str(opened.target.run) if opened.target.run else None,
-        framework=framework_of(opened.found, opened.target),
+        framework=framework_of(opened.found, opened.target.run),
         components=tuple(listed.values()),
         steps=tuple(
             step_info(found, opened.problems.get(found.path)) for found in opened.target.checkpoints if opened.target.run is not None
@@ -133,24 +141,6 @@ def step_info(found: Found, problem: str | None = None) -> StepInfo:
     return StepInfo(
         step=found.step, path=str(found.path), components=tuple(place.name for place in found.places), problem=problem or by_name
     )
-
-
-def framework_of(found: Found, target: Target) -> str:
-    """The trainer that wrote a checkpoint, as far as its layout tells."""
-    names = {place.name for place in found.places}
-    run = target.run or found.path.parent
-    folder, match = found.path.name, found.places[0].match
-    if match.format == "safetensors":
-        return "Hugging Face"
-    if match.evidence != "verl family":
-        return match.evidence
-    if any(place.match.root.name.startswith("pytorch_") for place in found.places):
-        return "lmms-engine"
-    if "policy" in names or (run / "latest_ckpt_global_step.txt").exists():
-        return "SkyRL"
-    if (run / "checkpoint_tracker.json").exists():
-        return "EasyR1"
-    return "verl" if folder.startswith("global_step") else "verl family"
 
 
 def _describe(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:

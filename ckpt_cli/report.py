@@ -33,10 +33,11 @@ class InspectResult(Frozen):
 
 
 class DetectResult(Frozen):
-    """A checkpoint; ``problem`` is set if it is not complete."""
+    """A checkpoint; ``problem`` says why it cannot be merged, ``exit_code`` is what `merge` would end with."""
 
     checkpoint: Checkpoint
     problem: str | None = None
+    exit_code: int = 0
 
 
 class FileInfo(Frozen):

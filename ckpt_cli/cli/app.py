@@ -62,13 +62,12 @@ def detect(
 ) -> None:
     from ckpt_cli import inspection, report
     from ckpt_cli.cli import render
-    from ckpt_cli.errors import IncompleteError
 
     def work(_: Progress) -> report.DetectResult:
         return inspection.detect(path, type=type, step=step, also=tuple(also or ()))
 
     session = Session("detect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color)
-    code = session.run(work, render.detect_result, lambda result: 0 if result.problem is None else IncompleteError.exit_code)
+    code = session.run(work, render.detect_result, lambda result: result.exit_code)
     raise typer.Exit(code)
 
 

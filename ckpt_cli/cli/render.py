@@ -55,7 +55,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
     if result.problem is None:
         _next(session, f"ckpt merge {text.argument(checkpoint.run or checkpoint.path)} --dry-run")
     else:
-        session.say(f"warning: incomplete: {printable(result.problem)}", "yellow")
+        session.say(f"warning: it cannot be merged: {printable(result.problem)}", "yellow")
         _next(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says what is missing)")
 
 

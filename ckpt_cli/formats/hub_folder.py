@@ -41,6 +41,9 @@ class HubFolder:
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
         if (path / SINGLE).is_file():
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
+        alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != EMA]
+        if len(alone) == 1 and not PART.fullmatch(alone[0].name):
+            return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}"), *matches]
         parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]
         if parts:
             trouble = f"{INDEX} is missing; {len(parts)} parts without it prove nothing"

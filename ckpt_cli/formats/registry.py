@@ -27,6 +27,10 @@ from ckpt_cli.model import Component
 READERS: tuple[Reader, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles())
 
 
+FORMATS = tuple(reader.name for reader in READERS)
+"""Their names, in the same order."""
+
+
 def recognise(path: Path) -> list[Match]:
     """Everything that some reader recognises directly at ``path``."""
     return [match for reader in READERS for match in reader.recognise(path)]

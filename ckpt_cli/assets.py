@@ -15,6 +15,7 @@ from typing import Any
 
 from ckpt_cli.errors import CorruptFile, NotFound, reading
 from ckpt_cli.files import files_in, read_small
+from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.model import Note
 from ckpt_cli.safetensors_file import parse_json
 
@@ -130,7 +131,7 @@ def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
     for value in config.values():
         if isinstance(value, dict):
             changed += [
-                _set(value, key, dtype) for key in ("dtype", "torch_dtype") if value.get(key) in old and isinstance(value.get(key), str)
+                _set(value, key, dtype) for key in ("dtype", "torch_dtype") if isinstance(value.get(key), str) and value[key] in old
             ]
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode() if any(changed) else path
 
@@ -154,7 +155,7 @@ def _listed(folder: Path, *, everything: bool) -> dict[str, Path]:
     for path in files_in(folder):
         name = path.name
         known = name in ASSET_NAMES or any(pattern.fullmatch(name) for pattern in ASSET_PATTERNS)
-        weights = path.suffix in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == "ckpt-manifest.json"
+        weights = path.suffix in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == MANIFEST
         if known or (everything and not weights and not name.startswith(".")):
             found[name] = path
     return found

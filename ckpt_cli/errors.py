@@ -43,6 +43,8 @@ class CkptError(Exception):
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
+    usual_hint: ClassVar[str | None] = None
+    """What to do next where the place that raises knows nothing better."""
 
     def __init__(
         self,
@@ -63,12 +65,18 @@ class CkptError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def advice(self) -> str | None:
+        """The hint, or the usual one of its kind."""
+        return self.hint or self.usual_hint
+
 
 class UsageError(CkptError):
     """Options or arguments that cannot be what the user meant."""
 
     code = "usage"
     exit_code = 2
+    usual_hint = "see --help"
 
 
 class InputError(CkptError):
@@ -80,6 +88,7 @@ class InputError(CkptError):
 
 class NotFound(InputError):
     code = "not-found"
+    usual_hint = "ckpt detect PATH shows what is there"
 
 
 class NotRecognised(InputError):
@@ -88,18 +97,22 @@ class NotRecognised(InputError):
 
 class Unreadable(InputError):
     code = "unreadable"
+    usual_hint = "check its type and its permissions"
 
 
 class CorruptFile(InputError):
     code = "corrupt-file"
+    usual_hint = "get the file again from the machine that wrote it, or use an older step"
 
 
 class Unsupported(InputError):
     code = "unsupported"
+    usual_hint = "load it with the library that wrote it, and save plain tensors"
 
 
 class SourceChanged(InputError):
     code = "source-changed"
+    usual_hint = "wait until the training has finished writing, then run the command again"
 
 
 class IncompleteError(CkptError):
@@ -127,6 +140,7 @@ class Overlap(IncompleteError):
 
 class Inconsistent(IncompleteError):
     code = "inconsistent"
+    usual_hint = "files of two runs or steps were mixed; get them again from the machines that wrote them"
 
 
 class Undecidable(IncompleteError):
@@ -154,6 +168,7 @@ class NoSpace(OutputError):
 
 class NotWritable(OutputError):
     code = "not-writable"
+    usual_hint = "choose another place with -o"
 
 
 class FindingsError(CkptError):

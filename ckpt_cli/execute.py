@@ -60,12 +60,13 @@ def execute(
     InputError if a source fails or changes.
     """
     progress = progress or Silent()
+    workers = 1 if any(source.forward_only for source in plan.sources) else jobs or default_jobs()
     overflows: dict[str, int] = {}
     with _output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
         try:
             for file in plan.files:
-                _write_file(file, staging.folder / file.name, jobs or default_jobs(), overflows, progress)
+                _write_file(file, staging.folder / file.name, workers, overflows, progress)
         finally:
             progress.finish()
         if overflows and not allow_overflow:

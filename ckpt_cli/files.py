@@ -13,13 +13,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import TracebackType
 from typing import Protocol
 
 from ckpt_cli.errors import CorruptFile, NotFound, SourceChanged, Unreadable
 
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+SEEKING = threading.Lock()
+"""Where the system has no positioned reads (Windows), one thread at a time seeks and reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,11 @@ class Source(Protocol):
         """The file behind it."""
         ...
 
+    @property
+    def forward_only(self) -> bool:
+        """Whether reading backwards starts it anew, so that one worker at a time should read it."""
+        ...
+
     def read_at(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` on. Raises CorruptFile at the end of the source, Unreadable on I/O errors."""
         ...
@@ -87,6 +96,7 @@ class FileSource:
     """A regular file, read with ``pread`` through the descriptors of a `Files` pool."""
 
     __slots__ = ("_files", "identity")
+    forward_only = False
 
     def __init__(self, files: Files, identity: Identity) -> None:
         self._files = files
@@ -195,11 +205,6 @@ class Files:
                     self._idle[name] = entry[0]
                     self._trim()
 
-    @property
-    def opened(self) -> list[FileSource]:
-        """All sources that were asked for."""
-        return list(self._sources.values())
-
     def close(self) -> None:
         with self._lock:
             while self._idle:
@@ -214,6 +219,18 @@ class Files:
     def _trim(self) -> None:
         while len(self._idle) > self._limit:
             os.close(self._idle.popitem(last=False)[1])
+
+
+def stays_inside(name: object) -> bool:
+    """Whether a path that a file names stays in that file's folder.
+
+    The rule is that of huggingface_hub (serialization/_torch.py): parsed as a Windows path on every system, so that no
+    drive, root or ".." gets through.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= 1024 or "\0" in name:
+        return False
+    parsed = PureWindowsPath(name)
+    return not (parsed.drive or parsed.root or ".." in parsed.parts)
 
 
 def entries_in(folder: Path) -> list[Path]:
@@ -270,7 +287,12 @@ def _open(name: str) -> tuple[int, Identity]:
 
 
 def _pread(fd: int, buffer: memoryview, offset: int) -> int:
-    data = os.pread(fd, len(buffer), offset)
+    if hasattr(os, "pread"):
+        data = os.pread(fd, len(buffer), offset)
+    else:
+        with SEEKING:
+            os.lseek(fd, offset, os.SEEK_SET)
+            data = os.read(fd, len(buffer))
     buffer[: len(data)] = data
     return len(data)
 

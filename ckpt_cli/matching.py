@@ -9,14 +9,13 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.geometry import Shape
 from ckpt_cli.model import Note, Tensor
-from ckpt_cli.names import printable
+from ckpt_cli.names import few, printable
 from ckpt_cli.views import permuted, reshaped, unfolded
 
 PATCH_EMBEDDING = "patch_embedding.weight"
 """A convolution [out, in, height, width] in SigLIP, a linear layer [out, height * width * in] in BAGEL."""
 
 QK_NORMS = ("q_norm", "k_norm")
-LISTED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +53,23 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
                 notes.append(Note("info", "reshaped", text))
     if wrong:
         raise Inconsistent(
-            f"{len(wrong)} tensors cannot be given the base's shape: {_few(wrong)}",
+            f"{len(wrong)} tensors cannot be given the base's shape: {few(wrong)}",
             hint="check that --base is the model that training started from",
         )
     if missing and not fill_missing:
         raise Inconsistent(
-            f"the run lacks {len(missing)} of the base's {len(base)} tensors: {_few(missing)}",
+            f"the run lacks {len(missing)} of the base's {len(base)} tensors: {few(missing)}",
             expected="all tensors of the base",
             hint="pass --fill-missing-from-base to take them from the base",
         )
     if extra and not drop_extra:
         raise Inconsistent(
-            f"the run has {len(extra)} tensors that the base has not: {_few(extra)}",
+            f"the run has {len(extra)} tensors that the base has not: {few(extra)}",
             expected="only tensors of the base",
             hint="pass --drop-extra to leave them out",
         )
     if missing:
-        notes.append(Note("warning", "filled", f"{len(missing)} tensors were taken from the base: {_few(missing)}"))
+        notes.append(Note("warning", "filled", f"{len(missing)} tensors were taken from the base: {few(missing)}"))
     dropped = dict.fromkeys(extra, "not in the base")
     return Matched(matched, {name: tensor.dtype for name, tensor in base.items()}, dropped, (*notes, *_qk_norm_notes(tensors, base)))
 
@@ -96,8 +95,3 @@ def _qk_norm_notes(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) ->
     if here == there:
         return [Note("info", "qk-norm", f"query and key norms: {'in both' if here else 'in neither'}")]
     return [Note("warning", "qk-norm", f"query and key norms: {'only in the run' if here else 'only in the base'}")]
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(printable(name) for name in names[:LISTED])
-    return shown + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

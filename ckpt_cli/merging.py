@@ -21,6 +21,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.inspection import without_tensors
+from ckpt_cli.kernels import SLAB
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.matching import match_base
 from ckpt_cli.model import Component, Note
@@ -182,7 +183,10 @@ def _jobs(
     style = style_of(opened.found, base.folder if base else None)
     shared = style.shared or options.in_place
     groups = [opened.components] if shared else [(component,) for component in opened.components]
-    return [_job(opened, group, output, len(groups) > 1, style, base, rules, options) for group in groups]
+    jobs = [_job(opened, group, output, len(groups) > 1, style, base, rules, options) for group in groups]
+    if len({job.output for job in jobs}) < len(jobs):
+        raise UsageError("two components would go to the same folder", hint="merge them one by one with --type and -o")
+    return jobs
 
 
 def _job(
@@ -369,7 +373,8 @@ def _result(job: Job, base: Base | None, options: MergeOptions, free: int | None
         lacking=tuple(job.parts[0].opened.assets.lacking),
         overflows=written.overflows,
         disk_free=free,
-        peak_memory=RESIDENT + (options.jobs or default_jobs()) * 2 * plan.TILE,
+        peak_memory=RESIDENT
+        + (options.jobs or default_jobs()) * (plan.TILE + SLAB + 2 * plan.TILE * any(o.is_cast for o in whole.tensors)),
         plan_digest=whole.digest,
         comparison=comparison,
         notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),

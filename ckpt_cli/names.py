@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ckpt_cli.errors import CorruptFile, Inconsistent
 
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
-"""Put into names by FSDP1, activation checkpointing and torch.compile."""
+WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module", "_fpw_module")
+"""Put into names by FSDP1, activation checkpointing, torch.compile, Lightning and old FSDP."""
 
 DDP = "module."
 """Put in front of every name by DistributedDataParallel."""
@@ -38,9 +38,7 @@ def strip_wrappers(name: str) -> str:
     >>> strip_wrappers("_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight")
     'model.layers.0.mlp.weight'
     """
-    for wrapper in WRAPPERS:
-        name = name.removeprefix(wrapper).replace(f".{wrapper}", ".")
-    return name
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def stripped_names(names: Iterable[str]) -> dict[str, str]:
@@ -70,6 +68,12 @@ def foreign_names(names: Iterable[str]) -> str | None:
     """The trainer whose own naming this is, None if nothing speaks for one."""
     listed = list(names)
     return next((trainer for trainer, regex in FOREIGN if any(regex.fullmatch(name) for name in listed)), None)
+
+
+def few(names: Sequence[str], shown: int = 6) -> str:
+    """The first names of a list, safe to print, and how many more there are."""
+    listed = ", ".join(printable(name) for name in names[:shown])
+    return f"{listed} and {len(names) - shown} more" if len(names) > shown else listed
 
 
 def printable(text: object) -> str:

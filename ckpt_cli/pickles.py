@@ -16,11 +16,11 @@ import codecs
 import gc
 import struct
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile
+from ckpt_cli.pickle_nodes import Call, Global, Persistent
 
 BETWEEN_CHECKS = 1 << 16
 MAX_MARKS = 1_000
@@ -31,45 +31,7 @@ MAX_KEY_PARTS = 8
 MAX_TUPLE_KEYS = 4096
 """Tuples of integers can be made to collide, which makes a dict quadratic."""
 
-MAX_SHOWN = 100
 NO_FRAME = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Global:
-    """A name that the pickle refers to, such as ("torch", "Size"). Only ever compared, never looked up."""
-
-    module: str
-    name: str
-
-    def __str__(self) -> str:
-        text = f"{self.module}.{self.name}"
-        return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
-
-
-class Call:
-    """What the pickle wanted to call or build: ``target`` with ``args``, then a state, list items and dict pairs."""
-
-    __slots__ = ("args", "items", "kwargs", "pairs", "state", "target")
-
-    def __init__(self, target: object, args: tuple[Any, ...], kwargs: object = None) -> None:
-        self.target = target
-        self.args = args
-        self.kwargs = kwargs
-        self.state: Any = None
-        self.items: list[Any] | None = None
-        self.pairs: dict[Any, Any] | None = None
-
-    def is_(self, module: str, *names: str) -> bool:
-        """Whether the target is exactly one of these names of this module."""
-        return isinstance(self.target, Global) and self.target.module == module and self.target.name in names
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Persistent:
-    """A persistent id: torch puts ("storage", type, key, location, numel) there."""
-
-    pid: Any
 
 
 class _Mark:
@@ -96,51 +58,6 @@ def load_pickle(data: bytes | memoryview, start: int = 0) -> tuple[Any, int]:
     finally:
         if collecting:
             gc.enable()
-
-
-def as_dict(value: object) -> dict[Any, Any] | None:
-    """The pairs of a dict or of a pickled OrderedDict / defaultdict; None for anything else."""
-    if isinstance(value, dict):
-        return value
-    if not isinstance(value, Call) or not value.is_("collections", "OrderedDict", "defaultdict"):
-        return None
-    if value.pairs is None and len(value.args) == 1 and isinstance(value.args[0], list):
-        pairs = value.args[0]
-        if all(isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
-            if len({pair[0] for pair in pairs}) < len(pairs):
-                raise CorruptFile("an OrderedDict has the same key twice")
-            return dict(pairs)
-    return value.pairs if value.pairs is not None else {}
-
-
-def attributes(state: object) -> Mapping[str, Any]:
-    """The attributes that BUILD would have set: a dict, or (dict or None, dict of slots). Raises CorruptFile."""
-    if isinstance(state, tuple) and len(state) == 2:
-        plain, slots = as_dict(state[0]) if state[0] is not None else {}, as_dict(state[1])
-        if plain is not None and slots is not None:
-            return {**plain, **slots}
-    fields = as_dict(state)
-    if fields is None:
-        raise CorruptFile("an object has no attributes")
-    return fields
-
-
-def describe(value: object) -> str:
-    """A short text for a value that is not a tensor, such as "3", "dict of 4" or "object(argparse.Namespace)"."""
-    if value is None or isinstance(value, (bool, int, float)):
-        return str(value)
-    if isinstance(value, str):
-        return value if len(value) <= 60 else value[:57] + "..."
-    if isinstance(value, (bytes, bytearray)):
-        return f"{len(value)} bytes"
-    mapping = as_dict(value)
-    if mapping is not None:
-        return f"dict of {len(mapping)}"
-    if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__} of {len(value)}"
-    if isinstance(value, Call):
-        return f"object({value.target})" if isinstance(value.target, Global) else "object"
-    return f"reference({value})" if isinstance(value, Global) else "object"
 
 
 class _Malformed(Exception):

@@ -16,7 +16,8 @@ def default_output(found: Found, component: str) -> Path:
     """``<checkpoint>_merged`` beside the checkpoint, with ``_<component>`` for any but the main one."""
     path = Path(os.path.abspath(found.path))
     stem = path.stem if path.is_file() else path.name
-    return path.parent / f"{stem}_merged{'' if component in MAIN else f'_{component}'}"
+    main = component in MAIN and component == found.places[0].name
+    return path.parent / f"{stem}_merged{'' if main else f'_{component}'}"
 
 
 def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> None:

@@ -80,7 +80,10 @@ class Staging:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise OutputExists("the output appeared while it was being written", path=self.target, hint="choose another -o") from error
             raise NotWritable(f"the output cannot be renamed into place: {error.strerror}", path=self.target) from error
-        sync_folder(self.target.parent)
+        try:
+            sync_folder(self.target.parent)
+        except OSError as error:
+            raise NotWritable(f"the output is there, but the disk reports an error: {error.strerror}", path=self.target) from error
 
     def publish_into(self, folder: Path) -> None:
         """Move the files into an existing folder, replacing nothing: all of them, or none."""
@@ -113,7 +116,7 @@ class Staging:
         os.rename(self.target, aside)
         try:
             os.rename(self.folder, self.target)
-        except OSError:
+        except BaseException:
             os.rename(aside, self.target)
             raise
         shutil.rmtree(aside, ignore_errors=True)

@@ -16,7 +16,8 @@ from ckpt_cli.dtypes import BY_STORAGE, BY_TORCH, Dtype
 from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.files import Source, Window
 from ckpt_cli.geometry import Shape
-from ckpt_cli.pickles import Call, Global, Persistent, as_dict, load_pickle
+from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict
+from ckpt_cli.pickles import load_pickle
 from ckpt_cli.zipmap import ZipMap
 
 MAX_PICKLE = 256 << 20

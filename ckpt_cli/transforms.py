@@ -7,7 +7,7 @@ starts again when an earlier byte is wanted. Memory stays at a few buffers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ckpt_cli.errors import CorruptFile, Unsupported
@@ -18,9 +18,24 @@ MAX_SIZE = 1 << 46
 
 
 class Inflater(Protocol):
-    """One pass of a decompressor."""
+    """One pass of a decompressor: ``read`` gives at most so many bytes, none at the end."""
 
-    def decompress(self, data: bytes) -> bytes: ...
+    def read(self, size: int) -> bytes: ...
+
+
+class _Compressed:
+    """The compressed bytes of an item, as a file that can only be read forward."""
+
+    def __init__(self, source: Source, start: int, length: int) -> None:
+        self._source = source
+        self._position = start
+        self._end = start + length
+
+    def read(self, size: int = -1) -> bytes:
+        count = min(CHUNK if size < 0 else size, self._end - self._position)
+        data = self._source.read(self._position, count) if count else b""
+        self._position += count
+        return data
 
 
 def inflated(source: Source, start: int, length: int, transforms: Sequence[str]) -> InflatedSource:
@@ -35,18 +50,21 @@ def inflated(source: Source, start: int, length: int, transforms: Sequence[str])
         ) from None
 
     def fresh() -> Inflater:
-        return _Guarded(zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError)
+        compressed: Any = _Compressed(source, start, length)
+        reader = zstandard.ZstdDecompressor().stream_reader(compressed, read_across_frames=True)
+        return _Guarded(reader, zstandard.ZstdError)
 
-    return InflatedSource(source, start, length, fresh)
+    return InflatedSource(source, fresh, start)
 
 
 class InflatedSource:
     """The inflated bytes of a range of another source."""
 
-    def __init__(self, source: Source, start: int, length: int, fresh: Any) -> None:
+    forward_only = True
+
+    def __init__(self, source: Source, fresh: Callable[[], Inflater], start: int) -> None:
         self._source = source
         self._start = start
-        self._length = length
         self._fresh = fresh
         self._lock = threading.Lock()
         self._held = b""
@@ -88,27 +106,21 @@ class InflatedSource:
         self._source.check_unchanged()
 
     def _restart(self) -> None:
-        self._inflater: Inflater = self._fresh()
-        self._consumed = self._position = 0
+        self._inflater = self._fresh()
+        self._position = 0
         self._held = b""
 
     def _next(self) -> bytes:
-        while self._consumed < self._length:
-            count = min(CHUNK, self._length - self._consumed)
-            data = self._inflater.decompress(self._source.read(self._start + self._consumed, count))
-            self._consumed += count
-            if data:
-                return data
-        raise CorruptFile("a compressed item ends too early", path=self.path)
+        data = self._inflater.read(CHUNK)
+        if not data:
+            raise CorruptFile("a compressed item ends too early", path=self.path)
+        return data
 
     def _measure(self) -> int:
         """The inflated size: one pass over the data, since streams do not always record it."""
         total = 0
-        while self._consumed < self._length:
-            try:
-                total += len(self._next())
-            except CorruptFile:
-                break
+        while data := self._inflater.read(CHUNK):
+            total += len(data)
             if total > MAX_SIZE:
                 raise CorruptFile("a compressed item inflates beyond all bounds", path=self.path)
         self._restart()
@@ -122,9 +134,9 @@ class _Guarded:
         self._inner = inner
         self._error = error
 
-    def decompress(self, data: bytes) -> bytes:
+    def read(self, size: int) -> bytes:
         try:
-            result: bytes = self._inner.decompress(data)
+            result: bytes = self._inner.read(size)
         except self._error:
             raise CorruptFile("a compressed item is damaged") from None
         return result

@@ -25,7 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_cli.errors import CkptError, CorruptFile
-from ckpt_cli.pickles import Call, Global, Persistent, as_dict, describe, load_pickle
+from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict, describe
+from ckpt_cli.pickles import load_pickle
 
 PROTOCOLS = range(6)
 QUICK = 2.0
@@ -554,7 +555,8 @@ class TestDamagedPickles:
 OBSERVER = """
 import json, os, pickle, sys
 from ckpt_cli.errors import CkptError
-from ckpt_cli.pickles import as_dict, describe, load_pickle
+from ckpt_cli.pickle_nodes import as_dict, describe
+from ckpt_cli.pickles import load_pickle
 
 # Codecs are imported on first use; use them before the file has its chance.
 load_pickle(b"(V\\\\u0041\\nS'a'\\nU\\x01aX\\x01\\x00\\x00\\x00aP1\\nt.")

@@ -94,11 +94,9 @@ class TestDcp:
         (component,) = ckpt_cli.inspect(data / "dcp" / version / mode).checkpoint.components
         assert component.writer == f"torch DCP ({writers[version]})"
 
-    @pytest.mark.parametrize("mode", ["fsdp2_tp", "fsdp2_tp_even"])
-    def test_what_is_refused_would_have_been_wrong(self, data: Path, mode: str) -> None:
-        """torch itself reads these folders without a complaint, and gives other tensors than those that were trained."""
-        folder = data / "dcp" / "2.3.1" / mode
-        expected = true_weights(data, "2.3.1", mode)
+    def test_what_is_refused_would_have_been_wrong(self, data: Path) -> None:
+        """Where all parts have one shape, torch itself reads them without a complaint, and gives other tensors than those trained."""
+        expected = true_weights(data, "2.3.1", "fsdp2_tp_even")
         loaded = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
-        dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+        dcp.load(loaded, checkpoint_id=data / "dcp" / "2.3.1" / "fsdp2_tp_even", no_dist=True)
         assert differences(loaded, expected) != []

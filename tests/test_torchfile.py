@@ -28,7 +28,8 @@ from ckpt_cli.formats.dtensor import LocalReader
 from ckpt_cli.geometry import whole
 from ckpt_cli.kernels import read_tile
 from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.pickles import Call, Global, Persistent, as_dict, load_pickle
+from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict
+from ckpt_cli.pickles import load_pickle
 from ckpt_cli.torchfile import StoredTensor, TorchFile
 
 ALL_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)

@@ -12,6 +12,9 @@ INTERNAL = 70
 """Exit code of an error that is a bug of ours (EX_SOFTWARE of sysexits.h)."""
 
 
+SIGPIPE = 13
+
+
 class Ended(BaseException):
     """A signal asked us to end; everything cleans up on its way out."""
 
@@ -32,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         # The reader went away, as with `ckpt inspect | head`: nothing is wrong.
         _silence_stdout()
-        code = 128 + signal.SIGPIPE
+        code = 128 + SIGPIPE
     except OSError as error:
         sys.stderr.write(f"error[output]: stdout cannot be written: {error.strerror}\n")
         _silence_stdout()
@@ -57,32 +60,47 @@ def _run(arguments: list[str]) -> int:
         return ended.exit_code
     except BrokenPipeError:
         _silence_stdout()
-        return 128 + signal.SIGPIPE
+        return 128 + SIGPIPE
     except OSError as error:
         # Files have errors of their own; what is left is a stream that cannot be written, or a folder that vanished.
-        sys.stderr.write(f"error[output]: {error.strerror}{f': {error.filename!r}' if error.filename else ''}\n")
-        _silence_stdout()
+        _tell(arguments, 5, "output", f"{error.strerror}{f': {error.filename!r}' if error.filename else ''}")
         return 5
     except Exception as error:
         # The one net under everything: a bug of ours ends in one line, not in a traceback.
         if debug:
             raise
-        sys.stderr.write(f"error[internal]: {type(error).__name__}: this is a bug in ckpt\n  hint: run again with --debug and report it\n")
+        _tell(arguments, INTERNAL, "internal", f"{type(error).__name__}: this is a bug in ckpt", "run again with --debug and report it")
         return INTERNAL
     return result if isinstance(result, int) else 0
 
 
+def _tell(arguments: list[str], code: int, name: str, message: str, hint: str | None = None) -> None:
+    """An error that no command could tell: as text, and as the one JSON document where that was asked for."""
+    from ckpt_cli.cli.session import plain_envelope, print_document
+
+    sys.stderr.write(f"error[{name}]: {message}\n" + (f"  hint: {hint}\n" if hint else ""))
+    try:
+        if "--json" in arguments:
+            print_document(plain_envelope(_command(arguments), code, name, message, hint))
+            sys.stdout.flush()
+    except OSError:
+        _silence_stdout()
+
+
+def _command(arguments: list[str]) -> str:
+    return next((argument for argument in arguments if not argument.startswith("-")), "ckpt")
+
+
 def _usage_error(error: Exception, arguments: list[str]) -> int:
     """A command line that does not parse, told as every other error."""
-    from ckpt_cli.cli.session import print_document, usage_envelope
+    from ckpt_cli.cli.session import plain_envelope, print_document
     from ckpt_cli.names import printable
 
     describe = getattr(error, "format_message", None)
     message = (describe() if describe else str(error)).rstrip(".")
     code = int(getattr(error, "exit_code", 2))
-    command = next((argument for argument in arguments if not argument.startswith("-")), "ckpt")
     if "--json" in arguments:
-        print_document(usage_envelope(command, code, message))
+        print_document(plain_envelope(_command(arguments), code, "usage", message, "ckpt --help"))
     else:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "ckpt"

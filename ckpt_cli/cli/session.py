@@ -92,17 +92,17 @@ def error_text(error: CkptError) -> str:
         lines.append(f"  path: {shown_path(error.path)}")
     if error.expected is not None:
         lines.append(f"  expected: {shown_path(error.expected) if os.path.isabs(error.expected) else printable(error.expected)}")
-    if error.hint is not None:
-        lines.append(f"  hint: {printable(error.hint)}")
+    if error.advice is not None:
+        lines.append(f"  hint: {printable(error.advice)}")
     return "\n".join(lines)
 
 
-def usage_envelope(command: str, code: int, message: str) -> Envelope:
-    """The JSON document for a command line that could not be parsed."""
-    from ckpt_cli.report import Envelope, ErrorInfo
+def plain_envelope(command: str, code: int, name: str, message: str, hint: str | None) -> Envelope:
+    """The JSON document for an error that is none of ours: a command line that does not parse, a bug."""
+    from ckpt_cli.report import SCHEMA, Envelope, ErrorInfo
 
-    error = ErrorInfo(code="usage", message=message, hint="ckpt --help")
-    return Envelope(schema_version=1, command=command, status="error", exit_code=code, data=None, errors=(error,))
+    error = ErrorInfo(code=name, message=message, hint=hint)
+    return Envelope(schema_version=SCHEMA, command=command, status="error", exit_code=code, data=None, errors=(error,))
 
 
 def print_document(envelope: Envelope) -> None:
@@ -117,7 +117,7 @@ def _envelope(command: str, code: int, data: dict[str, Any] | None, errors: list
         ErrorInfo(
             code=error.code,
             message=_clean(error.message),
-            hint=_clean(error.hint),
+            hint=_clean(error.advice),
             path=_clean(error.path),
             tensor=_clean(error.tensor),
             expected=_clean(error.expected),

@@ -72,9 +72,20 @@ def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, .
         laid = _lay(name, held, world_size, missing, options, notes)
         tensors[name] = tile(name, dtype, laid, world_size, missing)
     if missing:
+        _refuse_unseen_ranks(states, world_size, missing)
         text = f"{ranks_of(missing, world_size)} missing; other ranks hold replicas of everything"
         notes["missing"] = Note("warning", "replicas-only", text)
     return Assembled(_with_aliases(tensors), tuple(notes.values()))
+
+
+def _refuse_unseen_ranks(states: Sequence[RankState], world_size: int, missing: tuple[int, ...]) -> None:
+    """A missing rank that some tensor's meshes leave out may have held tensors of its own (another pipeline stage)."""
+    for name in dict.fromkeys(name for state in states for name in state.locals):
+        held = [state.locals.get(name) for state in states]
+        meshes = [local.mesh for local in held if isinstance(local, DistributedLocal)]
+        unseen = [rank for rank in missing if meshes and not any(rank in mesh.ranks for mesh in meshes)]
+        if unseen:
+            raise MissingShard(f"{ranks_of(missing, world_size)} missing, and what rank {unseen[0]} held is in no other file")
 
 
 def _check_present(name: str, held: Mapping[int, Local], lacking: Sequence[RankState]) -> None:

@@ -6,7 +6,7 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
@@ -17,7 +17,7 @@ from ckpt_cli.formats.dcp_groups import Group, groups_of
 from ckpt_cli.formats.dcp_metadata import METADATA, Catalog, CatalogTensor, Stored, metadata_files, read_catalog
 from ckpt_cli.geometry import contiguous_strides
 from ckpt_cli.model import Component, LayoutKind, Leaf, Note, Tensor
-from ckpt_cli.names import check_name
+from ckpt_cli.names import check_name, few
 from ckpt_cli.safetensors_file import Entry, read_header
 from ckpt_cli.torchfile import Storage, StoredTensor, TorchFile
 from ckpt_cli.transforms import inflated
@@ -70,7 +70,7 @@ class Dcp:
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         notes = []
         if unused:
-            notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {', '.join(unused[:4])}"))
+            notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
         return Component(
             name=match.component,
@@ -129,9 +129,8 @@ class _ItemReader:
         needed = sorted({stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places})
         absent = [file for file in needed if not self.path(file).is_file()]
         if absent:
-            listed = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
             raise MissingShard(
-                f"{len(absent)} of {len(needed)} data files are missing: {listed}",
+                f"{len(absent)} of {len(needed)} data files are missing: {few(absent)}",
                 path=self._roots[0],
                 expected=str(self._roots[0] / absent[0]),
                 hint="copy them from the nodes that wrote them (or pass their folders with --also), or use an older step",
@@ -187,7 +186,7 @@ def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:
     world = 1 + max((stored.rank for entry in entries.values() for places in entry.chunks.values() for stored in places), default=0)
     if world < 4:
         return
-    on_grid = any(_cut_dimensions(entry) > 1 for entry in entries.values())
+    on_grid = any(_cut_dimensions(entry) > 1 for entry in catalog.tensors.values()) or _cut_by_some(entries, world)
     for name, entry in entries.items():
         ranks = [places[0].rank for _, places in sorted(entry.chunks.items(), key=lambda item: item[0].offset)]
         count = len(ranks)
@@ -206,6 +205,18 @@ def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:
                 expected="a save by torch >= 2.5, or files of ranks, which say how they were cut",
                 hint="load it with the torch version that saved it, on the same mesh, and save it again",
             )
+
+
+def _cut_by_some(entries: Mapping[str, CatalogTensor], world: int) -> bool:
+    """Whether some tensors are cut by all ranks, and others by fewer than one mesh of all ranks would cut them."""
+    by_all, by_fewer = False, False
+    for entry in entries.values():
+        if _cut_dimensions(entry) == 1:
+            axis = next(d for d in range(len(entry.shape)) if len({box.offset[d] for box in entry.chunks}) > 1)
+            size = -(-entry.shape[axis] // world)
+            by_all |= len(entry.chunks) == world
+            by_fewer |= len(entry.chunks) < -(-entry.shape[axis] // size)
+    return by_all and by_fewer
 
 
 def _cut_dimensions(entry: CatalogTensor) -> int:

@@ -35,6 +35,8 @@ NO_WEIGHTS = re.compile(
 )
 """Groups beside a model that hold no weights."""
 
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -64,7 +66,8 @@ def groups_of(catalog: Catalog) -> list[Group]:
     for key, tensor in catalog.tensors.items():
         if key not in taken and not any(NO_WEIGHTS.fullmatch(part) for part in tensor.path[:2]):
             nested.setdefault(tensor.path[0], {})[key] = tensor
-    found += [_group(name, "", tensors, 1, "") for name, tensors in nested.items()]
+    # A group's name becomes the name of a component and of a folder; what cannot be one is never offered.
+    found += [_group(name, "", tensors, 1, "") for name, tensors in nested.items() if NAME.fullmatch(name)]
     return found
 
 

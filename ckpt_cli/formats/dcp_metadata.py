@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any, Literal
 
 from ckpt_cli.dtypes import BY_TORCH, Dtype
-from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported, reading
-from ckpt_cli.files import entries_in, read_small
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported, reading
+from ckpt_cli.files import entries_in, read_small, stays_inside
 from ckpt_cli.geometry import Box, Shape
-from ckpt_cli.pickles import Call, Global, as_dict, attributes, load_pickle
+from ckpt_cli.pickle_nodes import Call, Global, as_dict, attributes
+from ckpt_cli.pickles import load_pickle
 from ckpt_cli.torchfile import dimensions
 
 MAX_METADATA = 1 << 30
@@ -73,7 +74,7 @@ def metadata_files(folder: Path) -> list[Path]:
     """``.metadata``, or what a save without collectives leaves: one file per rank, in the order of ranks."""
     if (folder / METADATA).is_file():
         return [folder / METADATA]
-    found = {int(fields["rank"]): path for path in entries_in(folder) if (fields := RANK_METADATA.fullmatch(path.name))}
+    found = {int(fields["rank"][:9]): path for path in entries_in(folder) if (fields := RANK_METADATA.fullmatch(path.name))}
     return [found[rank] for rank in sorted(found)]
 
 
@@ -82,7 +83,15 @@ def read_catalog(folder: Path) -> Catalog:
     tensors: dict[str, CatalogTensor] = {}
     objects: dict[str, tuple[str, ...]] = {}
     writer: Writer = ">= 2.9"
-    for path in metadata_files(folder):
+    listed = metadata_files(folder)
+    for rank, path in enumerate(listed):
+        if path.name not in (METADATA, f"__{rank}.metadata"):
+            raise MissingShard(
+                f"the metadata of rank {rank} is missing",
+                path=folder,
+                expected=str(folder / f"__{rank}.metadata"),
+                hint="copy it from the node that wrote it",
+            )
         with reading(path):
             root, end = load_pickle(raw := read_small(path, MAX_METADATA))
             if end != len(raw) or not isinstance(root, Call) or not isinstance(root.target, Global) or root.target.name != "Metadata":
@@ -154,9 +163,8 @@ def _places(storage_data: object) -> dict[tuple[str, Shape | None], Stored]:
 
 
 def _inside(file: object, name: str) -> str:
-    """A relative path that stays in its folder; parsed as a Windows path on every system, so no drive or root gets through."""
-    parsed = PureWindowsPath(file) if isinstance(file, str) and file and "\0" not in file and len(file) <= 1024 else None
-    if parsed is None or parsed.drive or parsed.root or ".." in parsed.parts:
+    """A relative path that stays in its folder."""
+    if not stays_inside(file):
         raise CorruptFile("the metadata points to a file outside of its folder", tensor=name, expected="a path such as __0_0.distcp")
     return str(file)
 

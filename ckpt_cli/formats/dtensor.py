@@ -13,13 +13,13 @@ Facts, read in torch's sources and in files written by torch 2.3 to 2.13:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported
 from ckpt_cli.geometry import Box, Shape
-from ckpt_cli.pickles import Call, Global, attributes
+from ckpt_cli.pickle_nodes import Call, Global, attributes
 from ckpt_cli.torchfile import StoredTensor, TorchFile, dimensions, unwrap
 
 OLD_MODULE = "torch.distributed._tensor"
@@ -54,11 +54,6 @@ class RankMesh:
     coordinate: Shape
     outside: tuple[tuple[str, int, int], ...] | None = None
     claimed: int | None = None
-
-    @property
-    def key(self) -> tuple[Shape, tuple[int, ...]]:
-        """Equal for the same mesh in the files of different ranks."""
-        return self.shape, self.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +94,13 @@ class LocalReader:
         self._meshes: dict[int, RankMesh] = {}
 
     def read(self, node: object) -> Local | None:
-        """What the file holds of a tensor; None if the node is not a tensor."""
+        """What the file holds of a tensor; None if the node is not a tensor. Raises CorruptFile for anything malformed."""
+        try:
+            return self._read(node)
+        except (TypeError, ValueError, AttributeError, LookupError, RecursionError, OverflowError):
+            raise CorruptFile("the description of the tensor makes no sense") from None
+
+    def _read(self, node: object) -> Local | None:
         if not isinstance(node, Call):
             return None
         node = unwrap(node)
@@ -152,10 +153,8 @@ class LocalReader:
             tensor = self.file.tensor(fields["mesh"])
             if tensor is None:
                 raise CorruptFile("a mesh has no ranks")
-            shape, ranks, outside = tensor.shape, tuple(tensor.read_ints()), None
+            shape, ranks, outside = tensor.shape or (1,), tuple(tensor.read_ints()), None
             names = _names(fields.get("mesh_dim_names"), len(shape))
-            if not shape:
-                shape = (1,)
         else:
             axes, rank_map = self._layout(fields)
             names = _names(fields.get("_mesh_dim_names"), len(axes))
@@ -254,18 +253,6 @@ class LocalReader:
                 raise Inconsistent("a shard's tensor has not the size that its metadata says")
             shards.append((tensor, box))
         return ShardedLocal(shape, tuple(shards), everywhere)
-
-
-def refuse_flat_parameters(names: Iterable[str]) -> None:
-    """Raise Unsupported for FSDP's LOCAL_STATE_DICT: flat vectors without the names and shapes of what is in them."""
-    flat = next((name for name in names if name.endswith("_flat_param")), None)
-    if flat is not None:
-        raise Unsupported(
-            "these are flat parameters of FSDP (LOCAL_STATE_DICT): names and shapes of what is in them are not recorded",
-            tensor=flat,
-            expected="a SHARDED or FULL state dict",
-            hint="load it once in the training script and save with SHARDED_STATE_DICT",
-        )
 
 
 def _shard_metadata(node: object, shape: Shape) -> tuple[int, Box]:

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import Inconsistent, MissingShard, reading
+from ckpt_cli.errors import MissingShard, reading
 from ckpt_cli.files import Files, entries_in
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.weight_index import read_weight_map
+from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
 from ckpt_cli.model import Component, Piece, Tensor
 from ckpt_cli.names import check_name
@@ -70,7 +70,7 @@ class HubFolder:
                 header = read_header(source := files.source(first.parent / name))
                 metadata = dict(header.metadata)
                 with reading(source.path):
-                    _check_index(mapping, name, header.entries)
+                    check_members(mapping, name, (entry.name for entry in header.entries))
                 entries += [(entry, source) for entry in header.entries]
             order = {name: i for i, name in enumerate(mapping)}
             entries.sort(key=lambda item: order[item[0].name])
@@ -82,14 +82,3 @@ class HubFolder:
 def _tensor(entry: Entry, source: Any) -> Tensor:
     piece = Piece(source, entry.offset, contiguous_strides(entry.shape), whole(entry.shape))
     return Tensor(entry.name, entry.dtype, entry.shape, (piece,) if entry.nbytes else ())
-
-
-def _check_index(mapping: dict[str, str], file: str, entries: tuple[Entry, ...]) -> None:
-    inside = {entry.name for entry in entries}
-    for name, owner in mapping.items():
-        if owner == file and name not in inside:
-            raise Inconsistent("the index says that this tensor is in the file, but it is not", tensor=name)
-    for name in inside:
-        if mapping.get(name) != file:
-            hint = "files of two models were mixed"
-            raise Inconsistent("the file holds a tensor that the index does not assign to it", tensor=name, hint=hint)

@@ -24,6 +24,7 @@ from ckpt_cli.torchfile import Storage, StoredTensor
 FORMAT = "hub-shards"
 SHARD = re.compile(r"shard-(?P<rank>[0-9]+)-model-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
 INFO = "DCP_SHARDING_INFO"
+MAX_SHARDS = 1 << 20
 
 
 class HubShards:
@@ -36,9 +37,10 @@ class HubShards:
         found = [entry for entry in entries_in(folder) if SHARD.fullmatch(entry.name)]
         if not found:
             return []
-        ranks = [int(fields["rank"]) for entry in found if (fields := SHARD.fullmatch(entry.name))]
-        absent = sorted(set(range(1, max(ranks) + 1)) - set(ranks))
-        trouble = f"files of shard {', '.join(map(str, absent))} are missing" if absent else None
+        names = [fields for entry in found if (fields := SHARD.fullmatch(entry.name))]
+        ranks = {int(fields["rank"]) for fields in names}
+        absent = sorted(set(range(1, max(ranks) + 1)) - ranks) if max(ranks) <= MAX_SHARDS else [max(ranks)]
+        trouble = f"files of shard {', '.join(map(str, absent[:8]))} are missing" if absent else None
         return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=trouble)]
 
     def groups(self, match: Match) -> list[str]:
@@ -62,7 +64,11 @@ class HubShards:
         for name, held in parts.items():
             with reading(match.root, tensor=name):
                 tensors[name] = _assemble(name, held)
-        note = Note("info", "unproven-end", "these shards do not record whole shapes: a lost last shard of all tensors would not show")
+        note = Note(
+            "warning",
+            "unproven-end",
+            "these files record no whole shapes: if those of the last ranks were lost, it would not show; compare with --base",
+        )
         world = max(part.rank for held in parts.values() for part in held) + 1
         return Component(match.component, FORMAT, match.root, tensors, match.files, world_size=world, notes=(note,), writer=match.evidence)
 

@@ -14,10 +14,10 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldS
 from ckpt_cli.files import Files, entries_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal, refuse_flat_parameters
-from ckpt_cli.model import Component, Leaf, Mesh
-from ckpt_cli.names import check_name
-from ckpt_cli.pickles import as_dict, describe
+from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
+from ckpt_cli.formats.state_dict import read_state
+from ckpt_cli.model import Component, Mesh
+from ckpt_cli.pickle_nodes import as_dict, describe
 from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "rank-shards"
@@ -106,20 +106,8 @@ class RankShards:
             entries = as_dict(file.root)
             if entries is None:
                 raise CorruptFile(f"the file holds {describe(file.root)}, not a state dict", expected="a dict of tensors")
-            reader = LocalReader(file, rank)
-            locals_, leaves = {}, []
-            for name, node in entries.items():
-                checked = check_name(name)
-                with reading(path, tensor=checked):
-                    local = reader.read(node)
-                if local is None:
-                    leaves.append(Leaf(checked, describe(node)))
-                else:
-                    locals_[checked] = local
-            refuse_flat_parameters(locals_)
-            if not locals_:
-                raise CorruptFile("the state dict holds no tensor")
-        return RankState(rank, path, locals_, tuple(leaves), file.fingerprint)
+            held, leaves = read_state(entries, LocalReader(file, rank), path)
+        return RankState(rank, path, held, leaves, file.fingerprint)
 
     def _check_meshes(self, states: list[RankState], world_size: int) -> None:
         """The meshes must fit the world size that the file names announce."""
@@ -210,10 +198,15 @@ def _claimed_rank(state: RankState) -> int | None:
 
 
 def _copied(states: list[RankState]) -> bool:
-    """Whether two files have the same bytes although their ranks should hold different parts."""
+    """Whether two files have the same bytes although their ranks should hold different parts.
+
+    Without checksums that cannot be excluded, so it is assumed.
+    """
     seen: dict[object, RankState] = {}
     for state in states:
-        other = seen.setdefault(state.fingerprint, state) if state.fingerprint is not None else state
+        if state.fingerprint is None:
+            return True
+        other = seen.setdefault(state.fingerprint, state)
         if other is not state and _part_coordinates(other) != _part_coordinates(state):
             return True
     return False

@@ -11,11 +11,11 @@ from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files import Files, files_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.dtensor import LocalReader, refuse_flat_parameters
-from ckpt_cli.formats.weight_index import read_weight_map
+from ckpt_cli.formats.dtensor import LocalReader
+from ckpt_cli.formats.state_dict import read_state
+from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.model import Component, Leaf
-from ckpt_cli.names import check_name
-from ckpt_cli.pickles import as_dict, describe
+from ckpt_cli.pickle_nodes import as_dict, describe
 from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "torch-file"
@@ -53,13 +53,17 @@ class TorchFiles:
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
-        paths = [first]
+        paths, mapping = [first], None
         if first.name == INDEX:
-            paths = [first.parent / name for name in sorted(set(read_weight_map(first, ".bin").values()))]
+            mapping = read_weight_map(first, ".bin")
+            paths = [first.parent / name for name in sorted(set(mapping.values()))]
         tensors = {}
         leaves: list[Leaf] = []
         for path in paths:
             state, others = _read(path, files, match.component)
+            if mapping is not None:
+                with reading(path):
+                    check_members(mapping, path.name, state.locals)
             leaves += others
             tensors.update(assemble([state], 1, (), options).tensors)
         return Component(
@@ -72,20 +76,9 @@ def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Lea
     reader = LocalReader(file, 0)
     with reading(path):
         entries, above = _state_dict(file.root, file, EMA_KEYS if component == "ema" else MODEL_KEYS)
-        leaves = [Leaf(str(key), describe(value)) for key, value in above.items()]
-        held = {}
-        for name, node in entries.items():
-            checked = check_name(name)
-            with reading(path, tensor=checked):
-                local = reader.read(node)
-            if local is None:
-                leaves.append(Leaf(checked, describe(node)))
-            else:
-                held[checked] = local
-        if not held:
-            raise CorruptFile("the file holds no state dict", expected="a dict of tensors, at its top or under model or state_dict")
-        refuse_flat_parameters(held)
-    return RankState(0, path, held), leaves
+        held, leaves = read_state(entries, reader, path)
+        beside = [Leaf(str(key), describe(value)) for key, value in above.items()]
+    return RankState(0, path, held), [*beside, *leaves]
 
 
 def _state_dict(root: Any, file: TorchFile, keys: tuple[str, ...]) -> tuple[Mapping[Any, Any], dict[Any, Any]]:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PureWindowsPath
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-from ckpt_cli.errors import CorruptFile, MissingShard, reading
-from ckpt_cli.files import read_small
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.files import read_small, stays_inside
+from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import parse_json
+
+
+def check_members(mapping: Mapping[str, str], file: str, inside: Iterable[str]) -> None:
+    """A file must hold exactly the tensors that the index assigns to it. Raises Inconsistent."""
+    held = set(inside)
+    for name, owner in mapping.items():
+        if owner == file and name not in held:
+            raise Inconsistent("the index says that this tensor is in the file, but it is not", tensor=name)
+    for name in held:
+        if mapping.get(name) != file:
+            hint = "files of two models were mixed"
+            raise Inconsistent("the file holds a tensor that the index does not assign to it", tensor=name, hint=hint)
 
 
 def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
     """Tensor name -> file name; every file lies in the index's folder, has the ``suffix``, and is there.
 
-    The rule for names is that of huggingface_hub (serialization/_torch.py): parsed as a Windows path on every system, so
-    that no drive, root or ".." gets through. Raises CorruptFile or MissingShard.
+    Raises CorruptFile or MissingShard.
     """
     with reading(index):
         content = parse_json(read_small(index), "the index")
@@ -21,15 +34,14 @@ def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
         if not isinstance(mapping, dict) or not mapping:
             raise CorruptFile("the index has no weight_map")
         for name, file in mapping.items():
-            parsed = PureWindowsPath(file) if isinstance(file, str) else None
-            if parsed is None or parsed.drive or parsed.root or ".." in parsed.parts or parsed.suffix != suffix or "\0" in file:
+            if not stays_inside(file) or not file.endswith(suffix):
                 message = "the index names a file outside of its folder or of another format"
                 raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
         names = sorted(set(mapping.values()))
         absent = [name for name in names if not (index.parent / name).is_file()]
         if absent:
             raise MissingShard(
-                f"{len(absent)} of {len(names)} weight files are missing: {', '.join(absent[:5])}",
+                f"{len(absent)} of {len(names)} weight files are missing: {few(absent)}",
                 expected=str(index.parent / absent[0]),
                 hint="copy the missing files from where the model came from",
             )

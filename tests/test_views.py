@@ -1,0 +1,208 @@
+"""Tensors that are other tensors re-cut: whatever the shards, the bytes read are those that torch would give."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ckpt_cli.dtypes import BY_CODE
+from ckpt_cli.errors import Undecidable
+from ckpt_cli.geometry import Box, Shape, contiguous_strides, whole
+from ckpt_cli.kernels import read_tile, tiles
+from ckpt_cli.model import Piece, Tensor
+from ckpt_cli.views import permuted, reshaped, unfolded
+from tests.test_kernels import Memory, slices, tilings
+
+check = settings(deadline=None, derandomize=True, max_examples=100)
+I16 = BY_CODE["I16"]
+
+
+def numbered(shape: Shape) -> torch.Tensor:
+    """Every element is its own number, so that no two can be mistaken for each other."""
+    return torch.arange(math.prod(shape), dtype=torch.int16).reshape(shape)
+
+
+def stored(content: torch.Tensor, boxes: list[Box], orders: list[list[int]]) -> Tensor:
+    """A tensor of which each box lies in memory on its own, its dimensions in some order."""
+    pieces = []
+    for rank, (box, order) in enumerate(zip(boxes, orders, strict=True)):
+        block = content[slices(box)].permute(order).contiguous()
+        place = [order.index(dim) for dim in range(len(order))]
+        source = Memory(b"\0" * 6 + block.numpy().tobytes())
+        strides = tuple(block.stride(i) for i in place)
+        pieces.append(Piece(source, 6, strides, box, rank=rank, crc=rank))  # type: ignore[arg-type]
+    copies = tuple(Piece(piece.source, piece.offset, piece.strides, piece.box, rank=piece.rank + 100) for piece in pieces)
+    return Tensor("w", I16, tuple(content.shape), tuple(pieces), copies, alias_of="other", layout="as trained")
+
+
+def read(tensor: Tensor, budget: int) -> torch.Tensor:
+    """All of a tensor, tile by tile, as the writer reads it."""
+    data = bytearray()
+    for tile in tiles(tensor.grid, tensor.dtype.itemsize, budget):
+        buffer = bytearray(tile.numel * tensor.dtype.itemsize)
+        read_tile(tensor, tile, buffer)
+        data += buffer
+    return torch.from_numpy(np.frombuffer(bytes(data), dtype=np.int16).copy()).reshape(tensor.shape)
+
+
+@st.composite
+def sharded(draw: st.DrawFn, most: int = 4) -> tuple[torch.Tensor, Tensor]:
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=most)))
+    boxes = draw(tilings(shape))
+    content = numbered(shape)
+    return content, stored(content, boxes, [draw(st.permutations(range(len(shape)))) for _ in boxes])
+
+
+budgets = st.integers(1, 600)
+
+
+@check
+@given(sharded(), budgets)
+def test_the_fixture_reads_back(pair: tuple[torch.Tensor, Tensor], budget: int) -> None:
+    content, tensor = pair
+    assert torch.equal(read(tensor, budget), content)
+
+
+@check
+@given(sharded(), budgets, st.data())
+def test_permuted_is_what_torch_permutes(pair: tuple[torch.Tensor, Tensor], budget: int, data: st.DataObject) -> None:
+    content, tensor = pair
+    order = data.draw(st.permutations(range(content.dim())))
+    view = permuted(tensor, order)
+    assert view.shape == tuple(content.permute(order).shape)
+    assert torch.equal(read(view, budget), content.permute(order))
+
+
+@check
+@given(sharded(), budgets, st.data())
+def test_reshaped_is_what_torch_reshapes(pair: tuple[torch.Tensor, Tensor], budget: int, data: st.DataObject) -> None:
+    content, tensor = pair
+    shapes = [(content.numel(),), (1, content.numel()), (*content.shape, 1), (math.prod(content.shape[:-1]), content.shape[-1])]
+    first, second = data.draw(st.sampled_from(shapes)), data.draw(st.sampled_from(shapes))
+    view = reshaped(reshaped(tensor, first), second)
+    assert view.shape == second
+    assert view.grid == tensor.shape
+    assert torch.equal(read(view, budget), content.reshape(second))
+
+
+@st.composite
+def whole_along_an_axis(draw: st.DrawFn) -> tuple[torch.Tensor, Tensor, int, Shape]:
+    """One dimension that can be unfolded, and that no shard cuts."""
+    sizes = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    others = draw(st.lists(st.integers(1, 5), max_size=2))
+    axis = draw(st.integers(0, len(others)))
+    shape = (*others[:axis], math.prod(sizes), *others[axis:])
+    boxes = [
+        Box((*box.offset[:axis], 0, *box.offset[axis:]), (*box.extent[:axis], shape[axis], *box.extent[axis:]))
+        for box in draw(tilings(tuple(others)))
+    ]
+    content = numbered(shape)
+    tensor = stored(content, boxes, [draw(st.permutations(range(len(shape)))) for _ in boxes])
+    return content, tensor, axis, sizes
+
+
+@check
+@given(whole_along_an_axis(), budgets)
+def test_unfolded_is_what_torch_unflattens(case: tuple[torch.Tensor, Tensor, int, Shape], budget: int) -> None:
+    content, tensor, axis, sizes = case
+    view = unfolded(tensor, axis, sizes)
+    assert view.shape == tuple(content.unflatten(axis, sizes).shape)
+    assert torch.equal(read(view, budget), content.unflatten(axis, sizes))
+
+
+@check
+@given(sharded(), st.data())
+def test_a_dimension_that_shards_cut_is_not_unfolded(pair: tuple[torch.Tensor, Tensor], data: st.DataObject) -> None:
+    content, tensor = pair
+    axis = data.draw(st.integers(0, content.dim() - 1))
+    assume(any(piece.box.extent[axis] != content.shape[axis] for piece in tensor.pieces))
+    with pytest.raises(Undecidable) as caught:
+        unfolded(tensor, axis, (content.shape[axis], 1))
+    assert caught.value.tensor == "w"
+
+
+@check
+@given(whole_along_an_axis(), budgets, st.data())
+def test_views_of_views_are_what_torch_makes_of_them(
+    case: tuple[torch.Tensor, Tensor, int, Shape], budget: int, data: st.DataObject
+) -> None:
+    content, tensor, axis, sizes = case
+    opened = content.unflatten(axis, sizes)
+    order = data.draw(st.permutations(range(opened.dim())))
+    view = reshaped(permuted(unfolded(tensor, axis, sizes), order), (content.numel(),))
+    assert torch.equal(read(view, budget), opened.permute(order).reshape(-1))
+
+
+@check
+@given(sharded(), st.data())
+def test_permuting_there_and_back_changes_no_piece(pair: tuple[torch.Tensor, Tensor], data: st.DataObject) -> None:
+    _, tensor = pair
+    order = data.draw(st.permutations(range(len(tensor.shape))))
+    back = [list(order).index(dim) for dim in range(len(order))]
+    again = permuted(permuted(tensor, order), back)
+    assert [(piece.offset, piece.strides, piece.box) for piece in again.pieces] == [
+        (piece.offset, piece.strides, piece.box) for piece in tensor.pieces
+    ]
+
+
+class TestWhatGoesAlong:
+    @pytest.fixture
+    def tensor(self) -> Tensor:
+        return stored(numbered((4, 6)), [Box((0, 0), (2, 6)), Box((2, 0), (2, 6))], [[0, 1], [1, 0]])
+
+    @pytest.mark.parametrize("kind", ["permuted", "reshaped", "unfolded"])
+    def test_copies_are_cut_like_pieces(self, tensor: Tensor, kind: str) -> None:
+        view = {"permuted": permuted(tensor, (1, 0)), "reshaped": reshaped(tensor, (24,)), "unfolded": unfolded(tensor, 1, (2, 3))}[kind]
+        assert [(copy.box, copy.strides) for copy in view.copies] == [(piece.box, piece.strides) for piece in view.pieces]
+        assert [copy.rank for copy in view.copies] == [100, 101]
+
+    def test_a_view_is_no_alias_of_what_its_tensor_was_an_alias_of(self, tensor: Tensor) -> None:
+        assert permuted(tensor, (1, 0)).alias_of is None
+        assert reshaped(tensor, (24,)).alias_of is None
+        assert unfolded(tensor, 1, (2, 3)).alias_of is None
+
+    def test_bytes_in_another_order_have_no_checksum(self, tensor: Tensor) -> None:
+        """The checksum is of the stored record in its own order; one that is read in another must not be compared with it."""
+        assert {piece.crc for piece in permuted(tensor, (1, 0)).pieces} == {None}
+
+    def test_name_dtype_and_layout_stay(self, tensor: Tensor) -> None:
+        for view in (permuted(tensor, (1, 0)), reshaped(tensor, (24,)), unfolded(tensor, 1, (2, 3))):
+            assert (view.name, view.dtype, view.layout) == ("w", I16, "as trained")
+
+    def test_the_tensor_itself_is_left_alone(self, tensor: Tensor) -> None:
+        before = tensor.pieces
+        permuted(tensor, (1, 0))
+        reshaped(tensor, (24,))
+        unfolded(tensor, 1, (2, 3))
+        assert (tensor.pieces, tensor.shape, tensor.grid) == (before, (4, 6), (4, 6))
+
+    def test_another_number_of_elements_is_no_view(self, tensor: Tensor) -> None:
+        with pytest.raises(AssertionError):
+            reshaped(tensor, (5, 5))
+        with pytest.raises(AssertionError):
+            unfolded(tensor, 1, (2, 2))
+
+    def test_a_reshaped_tensor_is_not_cut_any_further(self, tensor: Tensor) -> None:
+        """Its boxes refer to the array that it was; permuting its shape would permute something else."""
+        with pytest.raises(AssertionError):
+            permuted(reshaped(tensor, (6, 4)), (1, 0))
+        with pytest.raises(AssertionError):
+            unfolded(reshaped(tensor, (6, 4)), 1, (2, 2))
+
+
+def test_empty_tensors_can_be_viewed() -> None:
+    empty = Tensor("w", I16, (0, 6), ())
+    assert permuted(empty, (1, 0)).shape == (6, 0)
+    assert reshaped(empty, (0,)).shape == (0,)
+    assert unfolded(empty, 1, (2, 3)).shape == (0, 2, 3)
+
+
+def test_a_scalar_can_be_viewed() -> None:
+    scalar = Tensor("w", I16, (), (Piece(Memory(b"\7\0"), 0, contiguous_strides(()), whole(())),))  # type: ignore[arg-type]
+    assert read(permuted(scalar, ()), 8).item() == 7
+    assert read(reshaped(scalar, (1, 1)), 8).tolist() == [[7]]

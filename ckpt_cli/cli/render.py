@@ -36,7 +36,10 @@ def detect_result(result: DetectResult, session: Session) -> None:
     if session.quiet:
         console.print(_plain(checkpoint.path))
         return
-    facts = [("found", f"{checkpoint.framework} {'run' if checkpoint.run else 'checkpoint'}", text.path(checkpoint.run or checkpoint.path))]
+    main = checkpoint.components[0]
+    saver = f", saved by {main.writer}" if main.format == "dcp" and main.elements is not None else ""
+    kind = "run" if checkpoint.run else "checkpoint"
+    facts = [("found", f"{checkpoint.framework} {kind}{saver}", text.path(checkpoint.run or checkpoint.path))]
     if checkpoint.run:
         why = "the newest complete one" if result.problem is None else "the newest one"
         facts.append(("chosen", f"step {checkpoint.step}, {why}", text.path(checkpoint.path)))
@@ -51,7 +54,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
             steps.add_row(*_cells((str(step.step), ", ".join(step.components), step.problem or "all files are there", chosen)))
         console.print(steps)
     console.print()
-    _print_notes(session, checkpoint.notes)
+    _print_notes(session, checkpoint.notes, everything=True)
     if result.problem is None:
         _next(session, f"ckpt merge {text.argument(checkpoint.run or checkpoint.path)} --dry-run")
     else:
@@ -283,11 +286,11 @@ def _print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
     console.print(grid)
 
 
-def _print_notes(session: Session, notes: Iterable[NoteInfo]) -> None:
+def _print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool = False) -> None:
     for note in notes:
         if note.level == "warning":
             session.say(f"warning: {printable(note.text)}", "yellow")
-        elif session.verbose:
+        elif session.verbose or everything:
             session.say(f"note: {printable(note.text)}", "dim")
 
 

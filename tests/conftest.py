@@ -41,7 +41,7 @@ def expect(layouts: Path) -> dict[str, Any]:
         for layout, content in json.loads(part.read_text()).items():
             whole = merged.setdefault(layout, {"results": [], "like_base": [], "refused": []})
             for kind, cases in whole.items():
-                cases += content.get(kind, [])
+                cases.extend(content.get(kind, []))
     return merged
 
 

@@ -543,7 +543,9 @@ class TestChunks:
 
     def test_metadata_of_an_older_save_over_newer_data_are_refused(self, written: Path) -> None:
         old = (written / ".metadata").read_bytes()
-        save(written, {name: tensor.T.contiguous() for name, tensor in state().items() if tensor.dim() > 1} | {"norm.weight": torch.ones(5)})
+        save(
+            written, {name: tensor.T.contiguous() for name, tensor in state().items() if tensor.dim() > 1} | {"norm.weight": torch.ones(5)}
+        )
         (written / ".metadata").write_bytes(old)
         refused(written, Inconsistent)
 
@@ -733,7 +735,13 @@ class TestGroups:
 
     @pytest.mark.parametrize(
         "path",
-        ["torchtitan/run/checkpoint", "lightning/fabric/step-5.ckpt", "lightning/trainer/epoch=0-step=5.ckpt", "composer/run", "olmo-core/run"],
+        [
+            "torchtitan/run/checkpoint",
+            "lightning/fabric/step-5.ckpt",
+            "lightning/trainer/epoch=0-step=5.ckpt",
+            "composer/run",
+            "olmo-core/run",
+        ],
     )
     def test_an_optimizer_beside_the_model_is_no_component(self, layouts: Path, tmp_path: Path, path: str) -> None:
         assert components(layouts / path) == ["model"]
@@ -743,7 +751,18 @@ class TestGroups:
 
     @pytest.mark.parametrize(
         "group",
-        ["optimizer", "optimizers", "optim", "optim_0", "optimizer_states", "lr_scheduler", "dataloader", "rng", "rng_state", "train_state"],
+        [
+            "optimizer",
+            "optimizers",
+            "optim",
+            "optim_0",
+            "optimizer_states",
+            "lr_scheduler",
+            "dataloader",
+            "rng",
+            "rng_state",
+            "train_state",
+        ],
     )
     def test_a_group_of_other_state_is_no_component(self, tmp_path: Path, group: str) -> None:
         save(tmp_path / "dcp", {"model": state(), group: {"x": torch.ones(2)}})

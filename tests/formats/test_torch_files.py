@@ -117,9 +117,7 @@ class TestAnIndexThatLies:
         ["../{}", "{folder}/{}", "C:{}", "C:\\{}", "..\\{}", "x/../../{}", "\\{}", "", "{}\0", "model-00001.safetensors", 5, None],
         ids=repr,
     )
-    def test_a_file_outside_of_the_folder_is_never_opened(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, outside: str | None
-    ) -> None:
+    def test_a_file_outside_of_the_folder_is_never_opened(self, folder: Path, monkeypatch: pytest.MonkeyPatch, outside: str | None) -> None:
         shutil.copyfile(folder / THIRD, folder.parent / THIRD)
         if isinstance(outside, str):
             outside = outside.replace("{folder}", str(folder.parent)).replace("{}", THIRD)
@@ -168,7 +166,9 @@ class TestNested:
         assert differences(merged(tmp_path / "model.pt", tmp_path / "out"), state()) == []
 
     @pytest.mark.parametrize(
-        "beside", [{"rng_state": torch.get_rng_state()}, {"loss": torch.tensor(0.3)}, {"rng": {"cpu": torch.get_rng_state()}}], ids=lambda b: next(iter(b))
+        "beside",
+        [{"rng_state": torch.get_rng_state()}, {"loss": torch.tensor(0.3)}, {"rng": {"cpu": torch.get_rng_state()}}],
+        ids=lambda b: next(iter(b)),
     )
     def test_tensors_beside_the_model_are_not_taken_for_it(self, tmp_path: Path, beside: dict[str, Any]) -> None:
         """Random states and losses are tensors as well; a dict below "model" is none, so it is the state dict."""
@@ -216,8 +216,8 @@ class TestEma:
 
 
 NO_MODELS = (
-    "optimizer.pt", "optim.pt", "optimizer.bin", "optim_world_size_4_rank_0.pt", "extra_state_world_size_4_rank_0.pt", "scheduler.pt", "scheduler.bin",
-    "rng_state.pth", "rng_state_0.pth", "random_states_0.bin", "training_args.bin", "data.pt", "data_status.pt", "scaler.pt",
+    "optimizer.pt", "optim.pt", "optimizer.bin", "optim_world_size_4_rank_0.pt", "extra_state_world_size_4_rank_0.pt", "scheduler.pt",
+    "scheduler.bin", "rng_state.pth", "rng_state_0.pth", "random_states_0.bin", "training_args.bin", "data.pt", "data_status.pt", "scaler.pt",
 )  # fmt: skip
 
 

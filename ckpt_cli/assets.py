@@ -32,7 +32,7 @@ ASSET_NAMES = frozenset(
 )  # fmt: skip
 """What trainers write into a checkpoint's own folder; other JSON files there (trainer state and so on) stay behind."""
 
-ASSET_PATTERNS = (re.compile(r".*\.(py|jinja|tiktoken|spm)"),)
+ASSET_PATTERN = re.compile(r".*\.(jinja|tiktoken|spm)")
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".gguf", ".onnx", ".npz"})
 PART = re.compile(r".+-[0-9]+-of-[0-9]+\.safetensors", re.ASCII)
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"})
@@ -65,16 +65,18 @@ def find_assets(home: Path, checkpoint: Path, base: Path | None = None) -> Asset
     everything is an asset but weights and its README, which speaks of another model.
     """
     files: dict[str, Path] = {}
+    # Beside a single file anything may lie; in a checkpoint's own folder Python files are its custom code.
+    code = os.path.isdir(checkpoint)
     folders = [(home / HUB_FOLDER, True), (home, False), (checkpoint / HUB_FOLDER, True), (checkpoint, False)]
     for folder, is_hub in folders:
-        found = _listed(folder, everything=is_hub)
+        found = _listed(folder, everything=is_hub, code=code)
         if CONFIG in found:
             files = found
             break
         for name, path in found.items():
             files.setdefault(name, path)
     if base is not None:
-        for name, path in _listed(base, everything=True).items():
+        for name, path in _listed(base, everything=True, code=True).items():
             if not name.startswith("README"):
                 files.setdefault(name, path)
     config = read_config(files[CONFIG]) if CONFIG in files else {}
@@ -103,8 +105,8 @@ def read_config(path: Path) -> Mapping[str, Any]:
 def resolve_base(base: str) -> Path:
     """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
     folder = Path(base)
-    if folder.is_dir():
-        return folder
+    if os.path.isdir(folder):
+        return folder.resolve() if ".." in folder.parts else folder
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
         home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
         repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{base.replace('/', '--')}"
@@ -112,7 +114,7 @@ def resolve_base(base: str) -> Path:
             commit = (repository / "refs" / "main").read_text().strip()
         except OSError:
             commit = ""
-        if re.fullmatch(r"[0-9a-f]{40}", commit) and (repository / "snapshots" / commit).is_dir():
+        if re.fullmatch(r"[0-9a-f]{40}", commit) and os.path.isdir(repository / "snapshots" / commit):
             return repository / "snapshots" / commit
     raise NotFound(
         "no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint="download it first; ckpt never does"
@@ -122,43 +124,64 @@ def resolve_base(base: str) -> Path:
 def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
     """config.json with its dtype set to what was written (torch's name); the untouched path if it says so already.
 
-    Sub-configs of multimodal models that repeat the old dtype follow. Key order is kept.
+    Only these words of the text change. Sub-configs of multimodal models that repeat the old dtype follow.
     """
-    config = json.loads(read_small(path).decode("utf-8-sig"))
+    text = read_small(path).decode("utf-8-sig")
+    config = json.loads(text)
     keys = [key for key in ("dtype", "torch_dtype") if key in config]
     old = {config[key] for key in keys if isinstance(config[key], str)}
-    changed = [_set(config, key, dtype) for key in keys or [_dtype_key(config)]]
-    for value in config.values():
-        if isinstance(value, dict):
-            changed += [
-                _set(value, key, dtype) for key in ("dtype", "torch_dtype") if isinstance(value.get(key), str) and value[key] in old
-            ]
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode() if any(changed) else path
+    if keys and old == {dtype} and all(isinstance(config[key], str) for key in keys):
+        return path
+    if not old:
+        return text.replace("{", f'{{\n  "{_dtype_key(config)}": "{dtype}",', 1).encode() if not keys else path
+    words = "|".join(re.escape(json.dumps(word)) for word in old)
+    return re.sub(rf'("(?:torch_)?dtype"\s*:\s*)(?:{words})', rf'\g<1>"{dtype}"', text).encode()
 
 
 def _dtype_key(config: Mapping[str, Any]) -> str:
     """The key that the config's transformers version knows: "dtype" since 4.56, "torch_dtype" before."""
     version = str(config.get("transformers_version", "0")).split(".")
-    numbers = [int(part) for part in version[:2] if part.isdigit()]
+    numbers = [int(part) for part in version[:2] if part.isascii() and part.isdecimal()]
     return "dtype" if numbers >= [4, 56] else "torch_dtype"
 
 
-def _set(config: dict[str, Any], key: str, value: str) -> bool:
-    before = config.get(key)
-    config[key] = value
-    return before != value
-
-
-def _listed(folder: Path, *, everything: bool) -> dict[str, Path]:
-    """Asset files of a folder: by name, or (in a ``huggingface`` folder) all that are no weights."""
+def _listed(folder: Path, *, everything: bool, code: bool) -> dict[str, Path]:
+    """Asset files of a folder: by name, or ``everything`` that is no weights; ``code``: Python files even if no config mentions them."""
     found = {}
+    modules = []
     for path in files_in(folder):
         name = path.name
-        known = name in ASSET_NAMES or any(pattern.fullmatch(name) for pattern in ASSET_PATTERNS)
         weights = path.suffix in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == MANIFEST
-        if known or (everything and not weights and not name.startswith(".")):
+        if path.suffix == ".py" and not code:
+            modules.append(path)
+        elif (
+            path.suffix == ".py"
+            or name in ASSET_NAMES
+            or ASSET_PATTERN.fullmatch(name)
+            or (everything and not weights and not name.startswith("."))
+        ):
             found[name] = path
-    return found
+    return found | _custom_code(modules, [path for path in found.values() if path.suffix == ".json"])
+
+
+def _custom_code(modules: Sequence[Path], configs: Sequence[Path]) -> dict[str, Path]:
+    """Python modules that a config mentions (``auto_map``), and those that these mention: nothing else that lies around."""
+    chosen: dict[str, Path] = {}
+    if not modules:
+        return chosen
+    texts = [read_small(path) for path in configs]
+    while True:
+        more = [
+            m for m in modules if m.name not in chosen and any(re.search(rb"\b" + re.escape(m.stem.encode()) + rb"\b", t) for t in texts)
+        ]
+        if not more:
+            return chosen
+        chosen |= {module.name: module for module in more}
+        texts = [read_small(module) for module in more]
+
+
+def _mentions(text: bytes, word: str) -> bool:
+    return re.search(rb"\b" + re.escape(os.fsencode(word)) + rb"\b", text) is not None
 
 
 # -- what the config says about the weights --------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def execute(
                 f"{sum(overflows.values())} finite values in {len(overflows)} tensors are too large for the requested dtype",
                 tensor=worst,
                 expected="values that stay finite",
-                hint="use --dtype bf16 or keep, or pass --allow-overflow to write infinities",
+                hint="use a wider --dtype or keep, or pass --allow-overflow to write infinities",
             )
         if plan.index is not None and plan.index_name is not None:
             write_bytes(staging.folder / plan.index_name, plan.index)

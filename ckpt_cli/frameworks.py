@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,16 +66,16 @@ def framework_of(found: Found, run: Path | None) -> str:
     """The name of the trainer, by the main component of a checkpoint."""
     match = found.places[0].match
     run = run or found.path.parent
-    inside = match.root if match.root.is_dir() else match.root.parent
+    inside = match.root if os.path.isdir(match.root) else match.root.parent
     for framework in FRAMEWORKS:
         fits = (
             match.format in framework.formats
             and _named(framework.root, inside)
             and _named(framework.folder, found.path)
             and _named(framework.run, run)
-            and all((found.path / name).exists() for name in framework.beside)
-            and all((inside / name).exists() for name in framework.inside)
-            and all((run / name).exists() for name in framework.in_run)
+            and all(os.path.exists(found.path / name) for name in framework.beside)
+            and all(os.path.exists(inside / name) for name in framework.inside)
+            and all(os.path.exists(run / name) for name in framework.in_run)
             and (not framework.evidence or re.fullmatch(framework.evidence, match.evidence) is not None)
         )
         if fits:

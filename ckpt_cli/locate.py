@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, NotFound, NotRecognised, UsageError
+from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files import entries_in, folders_in
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.nodes import complement, joined
@@ -84,7 +84,7 @@ class Target:
 
     ``run`` is None if the path is a checkpoint or lies inside one; ``component`` is set if it points to one component.
     ``hints`` is what tracker files say; ``nodes`` counts the folders that were taken together.
-    ``steps_inside`` counts step folders in a folder that is a checkpoint itself.
+    ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are step folders without weights.
     """
 
     path: Path
@@ -94,6 +94,7 @@ class Target:
     hints: tuple[str, ...] = ()
     nodes: int = 1
     steps_inside: int = 0
+    bare: tuple[Path, ...] = ()
 
 
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = ()) -> Target:
@@ -109,7 +110,8 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
 
 def _locate(given: Path, step: int | None) -> Target:
     _check_exists(given)
-    if given.name in ("", ".."):
+    if given.name == "" or ".." in given.parts:
+        # "link/.." is not the folder that the link lies in.
         given = given.resolve()
     if step is None:
         inside = _inside_checkpoint(given)
@@ -118,7 +120,9 @@ def _locate(given: Path, step: int | None) -> Target:
     for run in (given, *(given / name for name in RUN_FOLDERS)):
         checkpoints = _steps(run)
         if checkpoints:
-            return _with_step(Target(given, run, checkpoints, hints=_tracker_hints(run)), step)
+            known = {found.path for found in checkpoints}
+            bare = tuple(folder for folder in folders_in(run) if step_of(folder) is not None and folder not in known)
+            return _with_step(Target(given, run, checkpoints, hints=_tracker_hints(run), bare=bare), step)
     if step is not None:
         inside = _inside_checkpoint(given)
         if inside is not None:
@@ -126,6 +130,8 @@ def _locate(given: Path, step: int | None) -> Target:
     nodes = _node_folders(given, step)
     if nodes is not None:
         return nodes
+    if os.path.isdir(given) and not os.access(given, os.R_OK | os.X_OK):
+        raise Unreadable("the folder cannot be listed: permission denied", path=given)
     raise NotRecognised(
         "no checkpoint was recognised here",
         path=given,
@@ -167,7 +173,7 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
     if wanted == "all":
         return there
     if wanted == "both":
-        names = [main, "ema"]
+        names = list(dict.fromkeys((main, "ema")))
     else:
         name = SYNONYMS.get(wanted, wanted)
         names = [main if name == "model" and "model" not in there and main != "ema" else name]
@@ -184,17 +190,18 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
 
 def _check_exists(path: Path) -> None:
     try:
-        exists = path.exists()
-    except (OSError, RuntimeError, ValueError):
-        exists = False
-    if exists:
+        os.stat(path)
         return
+    except PermissionError as error:
+        raise Unreadable("permission denied", path=path) from error
+    except (OSError, RuntimeError, ValueError):
+        pass
     parent = path.parent
     names = [entry.name for entry in entries_in(parent)]
     import difflib
 
     close = difflib.get_close_matches(path.name, names, n=1)
-    hint = f"did you mean {parent / close[0]}?" if close else f"{parent} does not exist either" if not parent.is_dir() else None
+    hint = f"did you mean {parent / close[0]}?" if close else f"{parent} does not exist either" if not os.path.isdir(parent) else None
     raise NotFound("no such file or folder", path=path, hint=hint)
 
 
@@ -209,8 +216,8 @@ def _inside_checkpoint(path: Path) -> Target | None:
             places = tuple(replace(place, name=role if place.name == "model" else place.name) for place in places)
         elif role is not None:
             places = tuple(replace(place, name=role, home=root) for place in places)
-        return Target(path, None, (Found(root, _step_of(root), places),), component=places[0].name if role is not None else None)
-    if not path.is_file():
+        return Target(path, None, (Found(root, step_of(root), places),), component=places[0].name if role is not None else None)
+    if not os.path.isfile(path):
         return None
     matches = recognise(path)
     if not matches:
@@ -226,7 +233,7 @@ def _inside_checkpoint(path: Path) -> Target | None:
 
 def _places(folder: Path) -> tuple[Place, ...]:
     """The components of a checkpoint folder, the main one first."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return ()
     places = [Place(match.component, match, folder) for match in recognise(folder)]
     children = [child.name for child in folders_in(folder)]
@@ -255,7 +262,7 @@ def _steps(folder: Path) -> tuple[Found, ...]:
     """The checkpoints in the step folders of a run, by step number."""
     found: list[Found] = []
     for name in (child.name for child in folders_in(folder)):
-        step = _step_of(Path(name))
+        step = step_of(Path(name))
         if step is not None:
             places = _places(folder / name)
             if places:
@@ -317,7 +324,7 @@ def _with_step(target: Target, step: int | None) -> Target:
     return replace(target, checkpoints=chosen)
 
 
-def _step_of(folder: Path) -> int | None:
+def step_of(folder: Path) -> int | None:
     for regex in STEP_FOLDERS:
         fields = regex.fullmatch(folder.name)
         if fields:
@@ -340,12 +347,12 @@ def _tracker_hints(run: Path) -> tuple[str, ...]:
 
 def _suggestion(path: Path) -> str | None:
     """The nearest folder, one or two levels down or one level up, in which something would be recognised."""
-    folder = path if path.is_dir() else path.parent
+    folder = path if os.path.isdir(path) else path.parent
     for candidate in [folder, *folders_in(folder)[:200], folder.parent]:
         try:
-            if candidate != path and (_places(candidate) or _steps(candidate)):
+            if not os.path.samefile(candidate, path) and (_places(candidate) or _steps(candidate)):
                 return f"did you mean {candidate}?"
-        except CkptError:
+        except (CkptError, OSError):
             continue
     names = [entry.name for entry in entries_in(folder)[:5]]
     return f"the folder holds {', '.join(names)}" if names else "the folder is empty"

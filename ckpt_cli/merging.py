@@ -205,7 +205,8 @@ def _job(
     elif output is None:
         target = default_output(opened.found, first.name)
     else:
-        target = Path(os.path.abspath(output)) / (first.name if one_of_many else "")
+        given = Path(os.path.abspath(output))
+        target = given / first.name if one_of_many else given
     if not options.in_place:
         roots = [root for component in group for root in (component.component.root, *component.place.match.more_roots)]
         sources = [opened.found.path, *roots, *([base.folder] if base else [])]
@@ -221,6 +222,12 @@ def _job(
     whole = plan.combined(
         [part.plan for part in parts], INDEX if style.loaded else parts[0].plan.index_name, loaded if style.loaded else None
     )
+    names = [file.name for file in whole.files]
+    if len(set(names)) < len(names):
+        raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
+    if not options.in_place:
+        read = [Path(source.path) for source in whole.sources]
+        check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     return Job(parts, target, whole, _side_files(first, whole, base))
 
 
@@ -284,7 +291,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
     copied = sum(path.stat().st_size for path in job.side_files.values() if isinstance(path, Path))
     free = check_space(job.output, job.plan.bytes_written + copied)
     if options.in_place:
-        side = {name: content for name, content in job.side_files.items() if not (job.output / name).exists()}
+        side = {name: content for name, content in job.side_files.items() if not os.path.lexists(job.output / name)}
         _refuse_existing(job)
         job = replace(job, side_files=side)
     if options.dry_run:
@@ -294,7 +301,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
         return manifest.NAME, _manifest(job, opened, options, written)
 
     created = make_parents(job.output)
-    existed = job.output.exists()
+    existed = os.path.isdir(job.output)
     try:
         with Staging(job.output) as staging:
             written = execute(
@@ -321,7 +328,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
 def _refuse_existing(job: Job) -> None:
     planned = [*(file.name for file in job.plan.files), *([job.plan.index_name] if job.plan.index_name else []), manifest.NAME]
     for name in planned:
-        if (job.output / name).exists():
+        if os.path.lexists(job.output / name):
             hint = "use -o instead of --in-place"
             raise OutputExists("the checkpoint folder has a file of this name already", path=job.output / name, hint=hint)
 
@@ -337,7 +344,8 @@ def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written)
     unwanted = ("dry_run", "overwrite", "jobs")
     settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in unwanted}
     settings["key_map"] = None if options.key_map is None else os.fspath(options.key_map)
-    return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, facts)
+    side = [*job.side_files, *([job.plan.index_name] if job.plan.index_name else [])]
+    return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, side, facts)
 
 
 def _result(job: Job, base: Base | None, options: MergeOptions, free: int | None, written: Written) -> MergedComponent:

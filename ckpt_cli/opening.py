@@ -15,7 +15,7 @@ from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.frameworks import framework_of
-from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate, with_ema_of_model
+from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate, step_of, with_ema_of_model
 from ckpt_cli.model import Component, Note
 
 
@@ -74,7 +74,13 @@ def open_checkpoint(
             problems[listed.path] = _short(error)
             first_error = first_error or error
             continue
-        notes = [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
+        newer = (
+            [folder for folder in target.bare if (step_of(folder) or 0) > (found.step or 0)]
+            if step is None and target.run is not None
+            else []
+        )
+        notes = [Note("warning", "step-skipped", f"{folder.name} is skipped: it holds no weights") for folder in newer]
+        notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes))
     assert first_error is not None

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from ckpt_cli import manifest
 from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource
+from ckpt_cli.files import entries_in
 from ckpt_cli.locate import MAIN, Found
+from ckpt_cli.names import few
 
 
 def default_output(found: Found, component: str) -> Path:
     """``<checkpoint>_merged`` beside the checkpoint, with ``_<component>`` for any but the main one."""
-    path = Path(os.path.abspath(found.path))
-    stem = path.stem if path.is_file() else path.name
+    path = found.path if found.path.is_absolute() else Path.cwd() / found.path
+    stem = path.stem if os.path.isfile(path) else path.name
     main = component in MAIN and component == found.places[0].name
     return path.parent / f"{stem}_merged{'' if main else f'_{component}'}"
 
@@ -35,16 +37,15 @@ def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> N
             )
         if _is_inside(source, target):
             raise OutputInsideSource("the output folder contains what is read", path=target, hint="choose another -o")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
+    if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
         raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
-    try:
-        if not target.exists() or not any(target.iterdir()):
-            return
-    except OSError as error:
-        raise NotWritable(f"the output folder cannot be read: {error.strerror}", path=target, hint="choose another -o") from error
-    if not manifest.is_ours(target):
+    if not os.path.lexists(target) or not entries_in(target):
+        return
+    foreign = manifest.foreign_entries(target)
+    if foreign is None or foreign:
+        what = "was not written by ckpt" if foreign is None else f"holds more than ckpt wrote there ({few(foreign)})"
         raise OutputExists(
-            "the output folder exists and was not written by ckpt, so it will not be replaced",
+            f"the output folder exists and {what}, so it will not be replaced",
             path=target,
             hint="choose another -o, or move the folder away",
         )
@@ -54,7 +55,10 @@ def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> N
 
 def make_parents(target: Path) -> list[Path]:
     """Create the folders above the target; returns those that were missing, outermost first. Raises NotWritable."""
-    missing = [parent for parent in target.parents if not parent.exists()][::-1]
+    missing = [parent for parent in target.parents if not os.path.exists(parent)][::-1]
+    file = next((parent for parent in target.parents if os.path.lexists(parent) and not os.path.isdir(parent)), None)
+    if file is not None:
+        raise NotWritable(f"{file.name} above the output is not a folder", path=target, hint="choose another place with -o")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,14 +79,14 @@ def remove_empty(folders: Sequence[Path]) -> None:
 
 def check_space(target: Path, needed: int) -> int | None:
     """Free bytes where the target will lie, None if the system does not tell. Raises NoSpace if ``needed`` bytes do not fit."""
-    parent = next(parent for parent in target.parents if parent.exists())
+    parent = next(parent for parent in target.parents if os.path.exists(parent))
     try:
         free = shutil.disk_usage(parent).free
     except OSError:
         return None
     if needed > free:
         raise NoSpace(
-            f"the output needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+            f"the output needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
             path=target,
             hint="choose another disk with -o, or --dtype bf16 to halve float32 weights",
         )

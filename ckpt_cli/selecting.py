@@ -97,12 +97,12 @@ def _tied_head(component: str, kept: Mapping[str, Tensor], config: Mapping[str, 
 
 def _compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
     for piece, copy in unequal_copies(tensor):
-        text = f"ranks {piece.rank} and {copy.rank} hold different values"
+        text = f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas"
         if not allowed:
             raise Inconsistent(
-                f"{text} although nothing says that it is sharded",
+                text,
                 tensor=tensor.name,
-                expected="the same values on all ranks",
+                expected="the same values on all ranks (files of one step)",
                 hint=f"pass --allow-unequal-replicas to take those of rank {piece.rank}",
             )
         return [Note("warning", "replicas-differ", f"{printable(tensor.name)}: {text}; those of rank {piece.rank} were taken")]

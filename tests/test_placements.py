@@ -271,7 +271,9 @@ class TestValuesDecideNothing:
         save_ranks(
             tmp_path / "run", Mesh((3,), (2, 1, 0)), {"w": Laid(values, (Replicate(),))}, change=lambda rank, _, part: part + 100 * rank
         )
-        assert_merges_to(tmp_path / "run", {"w": values})
+        with pytest.raises(Inconsistent, match="different values of what should be replicas"):
+            merge(tmp_path / "run", tmp_path / "run_merged")
+        assert_merges_to(tmp_path / "run", {"w": values}, allow_unequal_replicas=True)
 
     def test_plain_tensors_that_differ_are_refused_unless_allowed(self, tmp_path: Path) -> None:
         values = torch.arange(6.0)

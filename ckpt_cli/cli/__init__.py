@@ -25,6 +25,9 @@ class Ended(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 done, 1 findings, 2 usage, 3 input, 4 incomplete, 5 output, 128 + n for signal n."""
+    # A stream that was closed by the caller (`>&-`) is None.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -44,19 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    import typer
-
-    from ckpt_cli.cli.app import app
-
     debug = "--debug" in arguments or bool(os.environ.get("CKPT_DEBUG"))
     try:
-        result = app(args=arguments, prog_name="ckpt", standalone_mode=False)
-    except typer.TyperException as error:
-        return _usage_error(error, arguments)
-    except typer.Abort:
-        return Ended(signal.SIGINT).exit_code
+        result = _call(arguments)
     except Ended as ended:
-        sys.stderr.write(f"ended by {signal.Signals(ended.exit_code - 128).name}; nothing was left behind\n")
+        if ended.exit_code == 128 + SIGPIPE:
+            _silence_stdout()
+            return ended.exit_code
+        name = signal.Signals(ended.exit_code - 128).name
+        _tell(arguments, ended.exit_code, "interrupted", f"ended by {name}; nothing was left behind")
         return ended.exit_code
     except BrokenPipeError:
         _silence_stdout()
@@ -71,6 +70,20 @@ def _run(arguments: list[str]) -> int:
             raise
         _tell(arguments, INTERNAL, "internal", f"{type(error).__name__}: this is a bug in ckpt", "run again with --debug and report it")
         return INTERNAL
+    return result
+
+
+def _call(arguments: list[str]) -> int:
+    import typer
+
+    from ckpt_cli.cli.app import app
+
+    try:
+        result = app(args=arguments, prog_name="ckpt", standalone_mode=False)
+    except typer.TyperException as error:
+        return _usage_error(error, arguments)
+    except typer.Abort:
+        return Ended(signal.SIGINT).exit_code
     return result if isinstance(result, int) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -28,6 +29,13 @@ def make_progress(session: Session) -> Progress:
     if mode == "json":
         return JsonLines()
     return Plain() if mode == "plain" else Bar(session)
+
+
+def write_line(text: str) -> None:
+    """One line on stderr; if nobody reads it, the work goes on."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 class Bar:
@@ -102,7 +110,7 @@ class Plain(_Counting):
         rate = self._done / max(elapsed, 1e-9)
         left = (self._total - self._done) / max(rate, 1.0)
         text = f"{share:3.0f}%  {size(self._done)} of {size(self._total)}  {size(rate)}/s  {duration(left)} left  {self._label}"
-        sys.stderr.write(text + "\n")
+        write_line(text)
 
 
 class JsonLines(_Counting):
@@ -113,4 +121,4 @@ class JsonLines(_Counting):
 
     def tell(self, elapsed: float) -> None:
         line = {"event": "progress", "done": self._done, "total": self._total, "seconds": round(elapsed, 3), "file": self._label}
-        sys.stderr.write(json.dumps(line) + "\n")
+        write_line(json.dumps(line))

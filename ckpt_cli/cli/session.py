@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+from ckpt_cli.cli import SIGPIPE, Ended
 from ckpt_cli.cli.text import path as shown_path
 from ckpt_cli.errors import CkptError
 from ckpt_cli.names import printable
@@ -53,11 +55,15 @@ class Session:
                 traceback.print_exc()
             return self.fail(error)
         code = exit_code(result)
-        if self.json:
-            data = result.model_dump(mode="json")  # type: ignore[attr-defined]
-            print_document(_envelope(self.command, code, data, []))
-        else:
-            render(result, self)
+        try:
+            if self.json:
+                data = result.model_dump(mode="json")  # type: ignore[attr-defined]
+                print_document(_envelope(self.command, code, data, []))
+            else:
+                render(result, self)
+        except BrokenPipeError:
+            # Typer would make an exit code of its own of it.
+            raise Ended(SIGPIPE) from None
         return code
 
     def fail(self, error: CkptError) -> int:
@@ -72,7 +78,8 @@ class Session:
         """One plain line (or several) on stderr."""
         from rich.text import Text
 
-        self.err().print(Text(text, style=style or ""), soft_wrap=True)
+        with contextlib.suppress(BrokenPipeError):
+            self.err().print(Text(text, style=style or ""), soft_wrap=True)
 
     def out(self) -> Console:
         """stdout, for data."""
@@ -151,13 +158,19 @@ def _console(color: ColorMode, stream: Any) -> Console:
     """A console that follows --color, NO_COLOR, FORCE_COLOR and the terminal, in this order."""
     from rich.console import Console
 
+    class PipeConsole(Console):
+        """rich ends the process with code 1 when the reader goes away; here the caller decides."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
     terminal = stream.isatty()
     if color == "auto":
         wanted = not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or terminal)
         wanted = wanted and (bool(os.environ.get("FORCE_COLOR")) or os.environ.get("TERM") != "dumb")
     else:
         wanted = color == "always"
-    return Console(
+    return PipeConsole(
         file=cast("IO[str]", stream if terminal else _Trimmed(stream)),
         force_terminal=terminal or wanted,
         no_color=not wanted,

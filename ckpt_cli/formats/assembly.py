@@ -172,8 +172,7 @@ def _lay_distributed(
     _check_same(name, {rank: local.shape for rank, local in held.items()})
     _check_same(name, {rank: local.placements for rank, local in held.items()})
     parts = _distributed_parts(name, held, options.shard_order, notes)
-    meshes = {local.mesh.ranks: local.mesh for local in held.values()}
-    shape, several = first.shape, len(meshes) > 1
+    shape = first.shape
     blocks = expert_blocks(name, first.shape, list(held.values()), world_size, missing, options.config)
     if blocks is not None:
         count, block_of = blocks
@@ -197,7 +196,7 @@ def _lay_distributed(
     if blocks is not None:
         layout = f"{layout}, {blocks[0]} expert blocks" if layout else f"{blocks[0]} expert blocks"
     kind: LayoutKind = "strided" if strided else "sharded" if cut or blocks else "replicated" if len(held) > 1 else "whole"
-    return Laid(shape, parts, kind, layout or ("replicated" if len(held) > 1 else ""), check_copies=several or first.padded)
+    return Laid(shape, parts, kind, layout or ("replicated" if len(held) > 1 else ""), check_copies=True)
 
 
 def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: ShardOrder, notes: dict[str, Note]) -> list[Part]:

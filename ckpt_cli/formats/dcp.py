@@ -6,6 +6,7 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -37,10 +38,10 @@ class Dcp:
         items = tuple(entry for entry in entries_in(folder) if entry.suffix == ".distcp")
         if not found and not items:
             return []
-        if (folder / "common.pt").exists():
+        if os.path.exists(folder / "common.pt"):
             trouble: str | None = "this is a Megatron torch_dist checkpoint, whose tensor names and layouts only Megatron knows"
         elif not found:
-            temporary = " (.metadata.tmp is there)" if (folder / ".metadata.tmp").exists() else ""
+            temporary = " (.metadata.tmp is there)" if os.path.exists(folder / ".metadata.tmp") else ""
             trouble = f"{METADATA} is missing{temporary}: it is written last, so the save did not finish"
         else:
             trouble = None
@@ -122,7 +123,7 @@ class _ItemReader:
 
     def path(self, file: str) -> Path:
         """Where a data file lies: in the first folder that has it."""
-        return next((root / file for root in self._roots if (root / file).is_file()), self._roots[0] / file)
+        return next((root / file for root in self._roots if os.path.isfile(root / file)), self._roots[0] / file)
 
     def check_files(self, group: Group) -> None:
         """Raise MissingShard, naming all data files of a group that are nowhere."""

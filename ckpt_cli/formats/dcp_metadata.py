@@ -7,6 +7,7 @@ are understood by their attributes. Paths of nested keys come from ``planner_dat
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class Catalog:
 
 def metadata_files(folder: Path) -> list[Path]:
     """``.metadata``, or what a save without collectives leaves: one file per rank, in the order of ranks."""
-    if (folder / METADATA).is_file():
+    if os.path.isfile(folder / METADATA):
         return [folder / METADATA]
     found = {int(fields["rank"][:9]): path for path in entries_in(folder) if (fields := RANK_METADATA.fullmatch(path.name))}
     return [found[rank] for rank in sorted(found)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import MissingShard, reading
+from ckpt_cli.errors import Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, entries_in
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
 from ckpt_cli.model import Component, Piece, Tensor
-from ckpt_cli.names import check_name
+from ckpt_cli.names import check_name, few
 from ckpt_cli.safetensors_file import Entry, read_header
 
 FORMAT = "safetensors"
@@ -30,16 +31,16 @@ class HubFolder:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        if path.is_file():
+        if os.path.isfile(path):
             if path.name.endswith(".safetensors.index.json"):
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {path.name}")]
             if path.suffix == ".safetensors":
                 return [Match(FORMAT, "model", path, (path,), "a safetensors file")]
             return []
-        matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if (path / EMA).is_file() else []
-        if (path / INDEX).is_file():
+        matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if os.path.isfile(path / EMA) else []
+        if os.path.isfile(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
-        if (path / SINGLE).is_file():
+        if os.path.isfile(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
         alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != EMA]
         if len(alone) == 1 and not PART.fullmatch(alone[0].name):
@@ -65,6 +66,10 @@ class HubFolder:
         else:
             mapping = read_weight_map(first, ".safetensors")
             names = sorted(set(mapping.values()))
+            unlisted = [entry.name for entry in entries_in(first.parent) if PART.fullmatch(entry.name) and entry.name not in names]
+            if unlisted:
+                hint = "move it away if it is of an older save"
+                raise Inconsistent(f"the index does not mention {few(unlisted)}", path=first, hint=hint)
             entries, metadata = [], {}
             for name in names:
                 header = read_header(source := files.source(first.parent / name))

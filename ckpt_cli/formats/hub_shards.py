@@ -41,6 +41,12 @@ class HubShards:
         ranks = {int(fields["rank"]) for fields in names}
         absent = sorted(set(range(1, max(ranks) + 1)) - ranks) if max(ranks) <= MAX_SHARDS else [max(ranks)]
         trouble = f"files of shard {', '.join(map(str, absent[:8]))} are missing" if absent else None
+        counts = {int(fields["parts"]) for fields in names}
+        if len(counts) > 1:
+            trouble = trouble or f"files of saves with {' and '.join(map(str, sorted(counts)))} parts lie in one folder"
+        lost = set(range(1, min(max(counts), MAX_SHARDS) + 1)) - {int(fields["part"]) for fields in names}
+        if lost:
+            trouble = trouble or f"no file holds part {min(lost)} of {max(counts)}"
         return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=trouble)]
 
     def groups(self, match: Match) -> list[str]:

@@ -5,6 +5,7 @@ File names carry the rank and mostly the world size; ranks are not zero-padded, 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class RankShards:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        if path.is_file():
+        if os.path.isfile(path):
             # One shard file stands for the folder it lies in.
             return [match for match in self.recognise(path.parent) if path in match.files] if _pattern(path.name) else []
         entries = [entry.name for entry in entries_in(path) if entry.suffix in (".pt", ".bin")]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, reading
+from ckpt_cli.errors import CorruptFile, Undecidable, reading
 from ckpt_cli.files import Files, files_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
@@ -15,6 +16,7 @@ from ckpt_cli.formats.dtensor import LocalReader
 from ckpt_cli.formats.state_dict import read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.model import Component, Leaf
+from ckpt_cli.names import few
 from ckpt_cli.pickle_nodes import as_dict, describe
 from ckpt_cli.torchfile import TorchFile
 
@@ -38,20 +40,28 @@ class TorchFiles:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        if path.is_file():
+        if os.path.isfile(path):
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
             wanted = path.suffix in SUFFIXES and not NO_MODEL.fullmatch(path.name)
             return [Match(FORMAT, "model", path, (path,), "a file of torch.save")] if wanted else []
-        if (path / INDEX).is_file():
+        if os.path.isfile(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
         found = [entry for entry in files_in(path) if KNOWN.fullmatch(entry.name)]
-        return [Match(FORMAT, "ema" if entry.stem == "ema" else "model", path, (entry,), entry.name) for entry in found]
+        models, ema = [entry for entry in found if entry.stem != "ema"], [entry for entry in found if entry.stem == "ema"]
+        matches = []
+        for component, files in (("model", models), ("ema", ema)):
+            if files:
+                trouble = f"several files could be the model: {few([file.name for file in files])}" if len(files) > 1 else None
+                matches.append(Match(FORMAT, component, path, tuple(files), files[0].name, trouble=trouble))
+        return matches
 
     def groups(self, match: Match) -> list[str]:
         return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        if match.trouble is not None:
+            raise Undecidable(match.trouble, path=match.root, expected="one of them", hint="pass the file itself instead of its folder")
         first = match.files[0]
         paths, mapping = [first], None
         if first.name == INDEX:

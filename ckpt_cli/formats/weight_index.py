@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
                 message = "the index names a file outside of its folder or of another format"
                 raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
         names = sorted(set(mapping.values()))
-        absent = [name for name in names if not (index.parent / name).is_file()]
+        absent = [name for name in names if not os.path.isfile(index.parent / name)]
         if absent:
             raise MissingShard(
                 f"{len(absent)} of {len(names)} weight files are missing: {few(absent)}",

@@ -217,7 +217,8 @@ class TestEma:
 
 NO_MODELS = (
     "optimizer.pt", "optim.pt", "optimizer.bin", "optim_world_size_4_rank_0.pt", "extra_state_world_size_4_rank_0.pt", "scheduler.pt",
-    "scheduler.bin", "rng_state.pth", "rng_state_0.pth", "random_states_0.bin", "training_args.bin", "data.pt", "data_status.pt", "scaler.pt",
+    "scheduler.bin", "rng_state.pth", "rng_state_0.pth", "random_states_0.bin", "training_args.bin", "data.pt",
+    "data_status.pt", "scaler.pt",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import Inconsistent, UsageError, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, UsageError, reading
 from ckpt_cli.files import read_small
 from ckpt_cli.names import check_name, printable
 from ckpt_cli.safetensors_file import parse_json
@@ -33,12 +33,12 @@ def read_key_map(path: Path) -> tuple[Rule, ...]:
     """The rules of a file. Raises UsageError with the number of the rule that makes no sense."""
     with reading(path):
         raw = read_small(path)
-        content = _toml(raw) if path.suffix == ".toml" else parse_json(raw, "the key map")
+        content = _toml(raw) if path.suffix == ".toml" else _json(raw)
         if not isinstance(content, dict):
             raise UsageError("the key map is not an object", expected='{"rules": [{"match": "...", "to": "..."}]}')
         listed = content.get("rules")
         if listed is None:
-            listed = [{"match": re.escape(str(old)), "to": new} for old, new in content.items()]
+            listed = [{"match": re.escape(old), "to": _literal(new)} for old, new in content.items()]
         if not isinstance(listed, list):
             raise UsageError("the rules of the key map are not a list")
         return tuple(_rule(entry, number) for number, entry in enumerate(listed, 1))
@@ -66,16 +66,29 @@ def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str
 def _rule(entry: Any, number: int) -> Rule:
     if not isinstance(entry, dict) or not isinstance(entry.get("match"), str) or len(entry["match"]) > MAX_PATTERN:
         raise UsageError(f"rule {number} of the key map has no match", expected='{"match": "...", "to": "..."}')
-    target = None if entry.get("drop") is True else entry.get("to")
+    if "to" not in entry and entry.get("drop") is not True:
+        raise UsageError(f"rule {number} of the key map has no new name", hint='write "drop": true to leave tensors out')
+    target = None if entry.get("drop") is True else entry["to"]
     if target is not None and not isinstance(target, str):
         raise UsageError(f"rule {number} of the key map has no new name")
     try:
         pattern = re.compile(entry["match"])
         if target is not None:
-            re.compile(pattern.pattern + "|").fullmatch("").expand(target)  # type: ignore[union-attr]
+            pattern.sub(target, "")
     except (re.error, IndexError) as error:
         raise UsageError(f"rule {number} of the key map is no regular expression: {error}") from None
     return Rule(pattern, target)
+
+
+def _literal(new: Any) -> Any:
+    return new.replace("\\", r"\\") if isinstance(new, str) else new
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return parse_json(raw, "the key map")
+    except CorruptFile as error:
+        raise UsageError(error.message) from None
 
 
 def _toml(raw: bytes) -> Any:

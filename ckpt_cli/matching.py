@@ -43,8 +43,8 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
         if name not in tensors:
             matched[name] = target
             continue
-        fitted = _fit(tensors[name], target.shape)
-        if fitted is None or fitted.dtype.kind != target.dtype.kind:
+        fitted = _fit(name, tensors[name], target.shape)
+        if fitted is None or not _castable(fitted.dtype, target.dtype):
             wrong.append(f"{printable(name)}: {tensors[name].dtype} {list(tensors[name].shape)}, base {target.dtype} {list(target.shape)}")
         else:
             matched[name] = fitted
@@ -53,7 +53,7 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
                 notes.append(Note("info", "reshaped", text))
     if wrong:
         raise Inconsistent(
-            f"{len(wrong)} tensors cannot be given the base's shape: {few(wrong)}",
+            f"{len(wrong)} tensors cannot be given the base's shape or dtype: {few(wrong)}",
             hint="check that --base is the model that training started from",
         )
     if missing and not fill_missing:
@@ -74,11 +74,15 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
     return Matched(matched, {name: tensor.dtype for name, tensor in base.items()}, dropped, (*notes, *_qk_norm_notes(tensors, base)))
 
 
-def _fit(tensor: Tensor, shape: Shape) -> Tensor | None:
+def _castable(dtype: Dtype, target: Dtype) -> bool:
+    return dtype == target or dtype.kind == target.kind == "float"
+
+
+def _fit(name: str, tensor: Tensor, shape: Shape) -> Tensor | None:
     """The tensor in the base's shape, or None."""
     if tensor.shape == shape:
         return tensor
-    if not tensor.name.endswith(PATCH_EMBEDDING) or tensor.own_grid is not None:
+    if not name.endswith(PATCH_EMBEDDING) or tensor.own_grid is not None:
         return None
     if len(tensor.shape) == 4 and len(shape) == 2:
         out, channels, height, width = tensor.shape

@@ -128,7 +128,9 @@ def listed_component(place: Place) -> ComponentInfo:
     """What names alone tell about a component."""
     match = place.match
     missing = match.missing_ranks
-    problem = match.trouble or (f"{ranks_of(missing, match.world_size or max(match.ranks) + 1)} missing" if missing else None)
+    problem = match.trouble.message if match.trouble else None
+    if missing and problem is None:
+        problem = f"{ranks_of(missing, match.world_size or max(match.ranks) + 1)} missing"
     return ComponentInfo(
         name=place.name,
         format=match.format,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from ckpt_cli.errors import CkptError
 from ckpt_cli.files import Files
 from ckpt_cli.model import Component
 
@@ -18,7 +19,8 @@ class Match:
     """Files that one reader recognises as one component.
 
     ``ranks`` maps rank to file where the format has ranks; ``world_size`` is what the file names say, None if they do not.
-    ``trouble`` says why names alone prove that it cannot be read; ``group`` picks one of several state dicts inside;
+    ``trouble`` is the error that describing it will end with, where names alone tell; ``group`` picks one of several state
+    dicts inside;
     ``more_roots`` are folders of other nodes that hold files of the same save.
     """
 
@@ -29,7 +31,7 @@ class Match:
     evidence: str
     world_size: int | None = None
     ranks: Mapping[int, Path] = field(default_factory=dict)
-    trouble: str | None = None
+    trouble: CkptError | None = None
     group: str | None = None
     more_roots: tuple[Path, ...] = ()
 

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files import Files, FileSource, Source, entries_in
 from ckpt_cli.formats.assembly import Laid, Part, tile
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import Group, groups_of
-from ckpt_cli.formats.dcp_metadata import METADATA, Catalog, CatalogTensor, Stored, metadata_files, read_catalog
+from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, Stored, metadata_files, read_catalog
 from ckpt_cli.geometry import contiguous_strides
 from ckpt_cli.model import Component, LayoutKind, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, few
@@ -33,18 +33,24 @@ class Dcp:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        folder = path.parent if path.name == METADATA or path.suffix == ".distcp" else path
+        is_part = path.name == METADATA or RANK_METADATA.fullmatch(path.name) or path.suffix == ".distcp"
+        folder = path.parent if is_part else path
         found = metadata_files(folder)
         items = tuple(entry for entry in entries_in(folder) if entry.suffix == ".distcp")
         if not found and not items:
             return []
+        trouble: CkptError | None = None
         if os.path.exists(folder / "common.pt"):
-            trouble: str | None = "this is a Megatron torch_dist checkpoint, whose tensor names and layouts only Megatron knows"
+            text = "this is a Megatron torch_dist checkpoint, whose tensor names and layouts only Megatron knows"
+            trouble = Unsupported(text, path=folder, hint="convert it with Megatron's own tools or with mbridge")
         elif not found:
             temporary = " (.metadata.tmp is there)" if os.path.exists(folder / ".metadata.tmp") else ""
-            trouble = f"{METADATA} is missing{temporary}: it is written last, so the save did not finish"
-        else:
-            trouble = None
+            trouble = MissingShard(
+                f"{METADATA} is missing{temporary}: it is written last, so the save did not finish",
+                path=folder,
+                expected=str(folder / METADATA),
+                hint="use an older step, or copy .metadata from the node that ran rank 0",
+            )
         return [Match(FORMAT, "model", folder, (*found, *items), "torch DCP", trouble=trouble)]
 
     def groups(self, match: Match) -> list[str]:
@@ -52,11 +58,6 @@ class Dcp:
         return [group.name for group in groups_of(read_catalog(match.root))] if match.trouble is None else []
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        if match.trouble:
-            if "Megatron" in match.trouble:
-                raise Unsupported(match.trouble, path=match.root, hint="convert it with Megatron's own tools or with mbridge")
-            hint = "use an older step, or copy .metadata from the node that ran rank 0"
-            raise MissingShard(match.trouble, path=match.root, expected=str(match.root / METADATA), hint=hint)
         catalog = read_catalog(match.root)
         group = self._choose(match, catalog)
         _refuse_permuted(catalog, group, match.root)

@@ -67,7 +67,10 @@ def groups_of(catalog: Catalog) -> list[Group]:
         if key not in taken and not any(NO_WEIGHTS.fullmatch(part) for part in tensor.path[:2]):
             nested.setdefault(tensor.path[0], {})[key] = tensor
     # A group's name becomes the name of a component and of a folder; what cannot be one is never offered.
-    found += [_group(name, "", tensors, 1, "") for name, tensors in nested.items() if NAME.fullmatch(name)]
+    names = {group.name for group in found}
+    for name, tensors in nested.items():
+        if NAME.fullmatch(name):
+            found.append(_group(name if name not in names else f"{name}_2", "", tensors, 1, ""))
     return found
 
 

@@ -108,8 +108,10 @@ def read_catalog(folder: Path) -> Catalog:
                 with reading(path, tensor=name):
                     if entry.target.name == "TensorStorageMetadata":
                         _add_tensor(tensors, name, nested, attributes(entry.state), places)
-                    else:
+                    elif entry.target.name == "BytesStorageMetadata":
                         objects[name] = nested
+                    else:
+                        raise CorruptFile(f"an entry is {entry.target}, neither a tensor nor an object")
     return Catalog(tensors, objects, writer)
 
 

@@ -47,7 +47,11 @@ class HubFolder:
             return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}"), *matches]
         parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]
         if parts:
-            trouble = f"{INDEX} is missing; {len(parts)} parts without it prove nothing"
+            trouble = MissingShard(
+                f"{INDEX} is missing; {len(parts)} parts without it prove nothing",
+                path=path / INDEX,
+                hint="copy the index from where the model came from",
+            )
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]
         return matches
 
@@ -55,8 +59,6 @@ class HubFolder:
         return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        if match.trouble:
-            raise MissingShard(match.trouble, path=match.root / INDEX, hint="copy the index from where the model came from")
         first = match.files[0]
         if first.suffix != ".json":
             header = read_header(source := files.source(first))

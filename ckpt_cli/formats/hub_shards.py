@@ -47,14 +47,14 @@ class HubShards:
         lost = set(range(1, min(max(counts), MAX_SHARDS) + 1)) - {int(fields["part"]) for fields in names}
         if lost:
             trouble = trouble or f"no file holds part {min(lost)} of {max(counts)}"
-        return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=trouble)]
+        trouble = trouble or _lost_part(names)
+        error = MissingShard(trouble, path=folder, hint="copy them from the nodes that wrote them") if trouble else None
+        return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=error)]
 
     def groups(self, match: Match) -> list[str]:
         return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        if match.trouble:
-            raise MissingShard(match.trouble, path=match.root, hint="copy them from the nodes that wrote them")
         parts: dict[str, list[Part]] = {}
         for path in match.files:
             fields = SHARD.fullmatch(path.name)
@@ -77,6 +77,17 @@ class HubShards:
         )
         world = max(part.rank for held in parts.values() for part in held) + 1
         return Component(match.component, FORMAT, match.root, tensors, match.files, world_size=world, notes=(note,), writer=match.evidence)
+
+
+def _lost_part(names: list[re.Match[str]]) -> str | None:
+    """Every shard has all parts: without those of the last one, tensors would only look shorter."""
+    held = {(int(fields["rank"]), int(fields["part"])) for fields in names}
+    parts = {part for _, part in held}
+    for fields in names:
+        for part in sorted(parts):
+            if (int(fields["rank"]), part) not in held:
+                return f"shard-{fields['rank']}-model-{part:0{len(fields['part'])}d}-of-{fields['parts']}.safetensors is missing"
+    return None
 
 
 def _assemble(name: str, held: list[Part]) -> Tensor:

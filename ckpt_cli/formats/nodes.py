@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ckpt_cli.errors import Inconsistent, MixedWorldSizes
 from ckpt_cli.formats.base import Match
 
 
@@ -12,14 +13,14 @@ def joined(first: Match, second: Match) -> Match:
     more = tuple(dict.fromkeys((*first.more_roots, second.root, *second.more_roots)))
     files = (*first.files, *second.files)
     if first.format != second.format:
-        return replace(first, trouble=f"{first.root} is {first.format}, {second.root} is {second.format}")
+        return replace(first, trouble=Inconsistent(f"{first.root} is {first.format}, {second.root} is {second.format}"))
     if first.ranks:
         trouble = first.trouble or second.trouble
         if first.world_size != second.world_size:
-            trouble = trouble or f"{first.root} is of {first.world_size} ranks, {second.root} of {second.world_size}"
+            trouble = trouble or MixedWorldSizes(f"{first.root} is of {first.world_size} ranks, {second.root} of {second.world_size}")
         twice = sorted(set(first.ranks) & set(second.ranks))
         if twice:
-            trouble = trouble or f"rank {twice[0]} is in both {first.root} and {second.root}"
+            trouble = trouble or Inconsistent(f"rank {twice[0]} is in both {first.root} and {second.root}")
         return replace(first, files=files, ranks={**second.ranks, **first.ranks}, trouble=trouble, more_roots=more)
     if first.trouble is not None and second.trouble is None:
         # The metadata of a DCP is on one node only.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
 from ckpt_cli.files import Files, entries_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
@@ -69,10 +69,6 @@ class RankShards:
         return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        if match.trouble:
-            raise MixedWorldSizes(
-                match.trouble, path=match.root, expected="files of one save", hint="move the files of the older save to another folder"
-            )
         states = [self._read(rank, path, files) for rank, path in sorted(match.ranks.items())]
         world_size = match.world_size
         if world_size is None:
@@ -146,16 +142,24 @@ def _pattern(name: str) -> NamePattern | None:
 
 def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Mapping[int | None, Mapping[int, list[Path]]]) -> Match:
     files = tuple(path for size in sizes for paths in found[size].values() for path in paths)
-    size, trouble = sizes[0], None
+    size = sizes[0]
+    trouble: CkptError | None = None
     if len(sizes) > 1:
         listed = " and ".join(f"{s} ({len(found[s])} files)" for s in sorted(sizes, key=lambda s: s or 0))
-        trouble = f"shards of several world sizes lie in one folder: {listed}"
+        trouble = MixedWorldSizes(
+            f"shards of several world sizes lie in one folder: {listed}",
+            path=root,
+            expected="files of one save",
+            hint="move the files of the older save to another folder",
+        )
     twice = next((paths for paths in found[size].values() if len(paths) > 1), None)
     if twice:
-        trouble = f"two files claim to be the same rank: {' and '.join(path.name for path in twice)}"
+        text = f"two files claim to be the same rank: {' and '.join(path.name for path in twice)}"
+        trouble = Inconsistent(text, path=root, hint="move the one away that does not belong to this save")
     ranks = {rank: paths[0] for rank, paths in found[size].items()}
     if max(ranks) >= MAX_RANKS or (size is not None and not max(ranks) < size <= MAX_RANKS):
-        trouble = trouble or f"rank {str(max(ranks))[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
+        text = f"rank {str(max(ranks))[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
+        trouble = trouble or MixedWorldSizes(text, path=root, expected="files of one save", hint="the file was renamed")
     return Match(FORMAT, pattern.component, root, files, pattern.writer, size, ranks, trouble)
 
 

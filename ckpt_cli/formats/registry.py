@@ -37,7 +37,9 @@ def recognise(path: Path) -> list[Match]:
 
 
 def describe(match: Match, files: Files, options: ReadOptions) -> Component:
-    """The component behind a match; see `Reader.describe` for what it proves and raises."""
+    """The component behind a match; see `Reader.describe` for what it proves and raises. Raises the trouble of the match."""
+    if match.trouble is not None:
+        raise match.trouble
     return _reader(match).describe(match, files, options)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Undecidable, reading
+from ckpt_cli.errors import CorruptFile, MissingShard, Undecidable, reading
 from ckpt_cli.files import Files, files_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
@@ -22,6 +22,7 @@ from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "torch-file"
 INDEX = "pytorch_model.bin.index.json"
+PART = re.compile(r"pytorch_model-[0-9]+-of-[0-9]+\.bin", re.ASCII)
 KNOWN = re.compile(
     r"pytorch_model\.bin|pytorch_model_fsdp(_[0-9]+)?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt", re.ASCII
 )
@@ -44,24 +45,35 @@ class TorchFiles:
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
             wanted = path.suffix in SUFFIXES and not NO_MODEL.fullmatch(path.name)
-            return [Match(FORMAT, "model", path, (path,), "a file of torch.save")] if wanted else []
+            return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
         if os.path.isfile(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
         found = [entry for entry in files_in(path) if KNOWN.fullmatch(entry.name)]
+        parts = [] if found else [entry for entry in files_in(path) if PART.fullmatch(entry.name)]
+        if parts:
+            unproven = MissingShard(
+                f"{INDEX} is missing; {len(parts)} parts without it prove nothing",
+                path=path / INDEX,
+                hint="copy the index from where the model came from",
+            )
+            return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]
         models, ema = [entry for entry in found if entry.stem != "ema"], [entry for entry in found if entry.stem == "ema"]
         matches = []
         for component, files in (("model", models), ("ema", ema)):
             if files:
-                trouble = f"several files could be the model: {few([file.name for file in files])}" if len(files) > 1 else None
-                matches.append(Match(FORMAT, component, path, tuple(files), files[0].name, trouble=trouble))
+                several = Undecidable(
+                    f"several files could be the model: {few([file.name for file in files])}",
+                    path=path,
+                    expected="one of them",
+                    hint="pass the file itself instead of its folder",
+                )
+                matches.append(Match(FORMAT, component, path, tuple(files), files[0].name, trouble=several if len(files) > 1 else None))
         return matches
 
     def groups(self, match: Match) -> list[str]:
         return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        if match.trouble is not None:
-            raise Undecidable(match.trouble, path=match.root, expected="one of them", hint="pass the file itself instead of its folder")
         first = match.files[0]
         paths, mapping = [first], None
         if first.name == INDEX:
@@ -81,18 +93,25 @@ class TorchFiles:
         )
 
 
+def _component(path: Path) -> str:
+    return "ema" if path.name == "ema.pt" else "model"
+
+
 def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Leaf]]:
     file = TorchFile(files.source(path))
     reader = LocalReader(file, 0)
     with reading(path):
-        entries, above = _state_dict(file.root, file, EMA_KEYS if component == "ema" else MODEL_KEYS)
+        entries, above = _state_dict(file.root, EMA_KEYS if component == "ema" else MODEL_KEYS)
         held, leaves = read_state(entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in above.items()]
     return RankState(0, path, held), [*beside, *leaves]
 
 
-def _state_dict(root: Any, file: TorchFile, keys: tuple[str, ...]) -> tuple[Mapping[Any, Any], dict[Any, Any]]:
-    """The dict of tensors in a file, and what stands beside it: going down through the known keys while there is no tensor."""
+def _state_dict(root: Any, keys: tuple[str, ...]) -> tuple[Mapping[Any, Any], dict[Any, Any]]:
+    """The dict of tensors in a file, and what stands beside it: going down through the known keys that hold a dict.
+
+    Tensors beside such a key (a random state, a loss) do not make a state dict of what is around it.
+    """
     above: dict[Any, Any] = {}
     node = root
     for _ in range(MAX_DEPTH):
@@ -100,7 +119,7 @@ def _state_dict(root: Any, file: TorchFile, keys: tuple[str, ...]) -> tuple[Mapp
         if entries is None:
             raise CorruptFile(f"the file holds {describe(node)}, not a state dict", expected="a dict of tensors")
         inner = next((key for key in keys if as_dict(entries.get(key)) is not None), None)
-        if inner is None or any(file.tensor(value) is not None for value in entries.values()):
+        if inner is None:
             return entries, above
         above |= {key: value for key, value in entries.items() if key != inner}
         node = entries[inner]

@@ -24,6 +24,7 @@ import pytest
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError
 from ckpt_cli.files import Files
+from ckpt_cli.formats import registry
 from ckpt_cli.formats.base import Match, Reader, ReadOptions
 from ckpt_cli.model import Component, Piece
 from tests.tensors import differences, load
@@ -64,7 +65,7 @@ class ReaderConformance:
 
     def describe(self, folder: Path) -> Component:
         with Files() as files:
-            return self.reader.describe(self.match(folder), files, ReadOptions())
+            return registry.describe(self.match(folder), files, ReadOptions())
 
     def files_of(self, folder: Path) -> tuple[Path, ...]:
         return self.describe(folder).files

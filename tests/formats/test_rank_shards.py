@@ -374,7 +374,10 @@ class TestPlainTensors:
         folder = self.save(tmp_path / "run", {"bias": bias}, {"bias": bias - 1})
         result = ckpt_cli.merge(folder, tmp_path / "out", allow_unequal_replicas=True)
         assert differences(load(tmp_path / "out"), {"bias": bias}) == []
-        assert warnings_of(result)["replicas-differ"] == "bias: ranks 0 and 1 hold different values; those of rank 0 were taken"
+        assert (
+            warnings_of(result)["replicas-differ"]
+            == "bias: ranks 0 and 1 hold different values of what should be replicas; those of rank 0 were taken"
+        )
 
     def test_replicas_of_other_shapes_are_refused_even_when_unequal_ones_are_allowed(self, tmp_path: Path) -> None:
         folder = self.save(tmp_path / "run", {"bias": torch.zeros(5)}, {"bias": torch.zeros(6)})

@@ -58,16 +58,15 @@ class Assets:
         return lacks
 
 
-def find_assets(home: Path, checkpoint: Path, base: Path | None = None) -> Assets:
-    """The assets of a component: from ``home/huggingface``, then ``home``, then the checkpoint, then ``base``.
+def find_assets(homes: Sequence[Path], base: Path | None = None, *, code: bool = True) -> Assets:
+    """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
 
     The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks. Of a base,
-    everything is an asset but weights and its README, which speaks of another model.
+    everything is an asset but weights and its README, which speaks of another model. ``code``: in a checkpoint's own folder
+    Python files are its custom code; beside a single file anything may lie, so there only those that a config mentions.
     """
     files: dict[str, Path] = {}
-    # Beside a single file anything may lie; in a checkpoint's own folder Python files are its custom code.
-    code = os.path.isdir(checkpoint)
-    folders = [(home / HUB_FOLDER, True), (home, False), (checkpoint / HUB_FOLDER, True), (checkpoint, False)]
+    folders = [(folder, is_hub) for home in homes for folder, is_hub in ((home / HUB_FOLDER, True), (home, False))]
     for folder, is_hub in folders:
         found = _listed(folder, everything=is_hub, code=code)
         if CONFIG in found:

@@ -124,7 +124,8 @@ class StepInfo(Frozen):
 class Checkpoint(Frozen):
     """A checkpoint: where it is, what it holds, whether it is whole.
 
-    ``steps`` lists the whole run when a run was given. ``components`` begins with the main one.
+    ``steps`` lists the whole run when a run was given; ``newest_complete``: the step was chosen for being that, nobody asked
+    for it. ``components`` begins with the main one.
     """
 
     path: str
@@ -132,6 +133,7 @@ class Checkpoint(Frozen):
     run: str | None = None
     framework: str
     components: tuple[ComponentInfo, ...]
+    newest_complete: bool = False
     steps: tuple[StepInfo, ...] = ()
     assets: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
@@ -142,6 +144,13 @@ class Checkpoint(Frozen):
     @property
     def complete(self) -> bool:
         return all(component.complete for component in self.components)
+
+    def component(self, name: str) -> ComponentInfo:
+        """The component of this name. Raises KeyError if there is none."""
+        for component in self.components:
+            if component.name == name:
+                return component
+        raise KeyError(name)
 
 
 def _counts(tensors: list[tuple[str, Tensor]]) -> dict[str, Count]:

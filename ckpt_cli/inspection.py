@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.descriptor import Checkpoint, TensorInfo
 from ckpt_cli.errors import CorruptFile, IncompleteError, Unsupported
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import component_names, locate
@@ -23,7 +22,7 @@ def detect(
     *,
     type: str | None = None,
     step: int | None = None,
-    also: Sequence[str | os.PathLike[str]] = (),
+    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
 ) -> DetectResult:
     """What a path is: framework, steps, components, world size, completeness.
 
@@ -32,10 +31,10 @@ def detect(
     """
     try:
         with Files() as files:
-            opened = open_checkpoint(path, files, type=type, step=step, also=tuple(map(Path, also)))
+            opened = open_checkpoint(path, files, type=type, step=step, also=as_paths(also))
             checkpoint = describe_checkpoint(opened)
     except (IncompleteError, CorruptFile, Unsupported) as error:
-        target = locate(path, step, tuple(map(Path, also)))
+        target = locate(path, step, as_paths(also))
         found = target.checkpoints[-1]
         names = component_names(found, type)
         components = [listed_component(place) for place in found.places]
@@ -58,7 +57,7 @@ def inspect(
     *,
     type: str | None = None,
     step: int | None = None,
-    also: Sequence[str | os.PathLike[str]] = (),
+    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     base: str | os.PathLike[str] | None = None,
     shard_order: ShardOrder = "auto",
 ) -> InspectResult:
@@ -68,7 +67,7 @@ def inspect(
     """
     folder = resolve_base(os.fspath(base)) if base is not None else None
     with Files() as files:
-        nodes = tuple(map(Path, also))
+        nodes = as_paths(also)
         opened = open_checkpoint(path, files, type=type, step=step, base=folder, also=nodes, shard_order=shard_order)
         checkpoint = describe_checkpoint(opened)
     groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}
@@ -98,7 +97,7 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
     for pattern, members in patterns.items():
         alike: dict[tuple[object, ...], list[tuple[TensorInfo, tuple[int, ...]]]] = {}
         for member in members:
-            alike.setdefault((member[0].shape, member[0].dtype, member[0].layout), []).append(member)
+            alike.setdefault((member[0].shape, member[0].dtype, _layout(member[0])), []).append(member)
         largest = max(len(group) for group in alike.values())
         for group in alike.values():
             odd = len(alike) > 1 and len(group) < largest
@@ -118,6 +117,10 @@ def _blocks(group: Sequence[tuple[TensorInfo, tuple[int, ...]]]) -> list[list[tu
         else:
             blocks.append([member])
     return blocks
+
+
+def _layout(tensor: TensorInfo) -> str:
+    return f"same storage as {tensor.alias_of}" if tensor.alias_of else tensor.layout
 
 
 def _is_product(numbers: Sequence[tuple[int, ...]]) -> bool:
@@ -143,7 +146,7 @@ def _row(pattern: str, members: Sequence[tuple[TensorInfo, tuple[int, ...]]], od
         count=len(members),
         shape=first.shape,
         dtype=first.dtype,
-        layout=first.layout,
-        elements=sum(tensor.elements for tensor, _ in members),
+        layout=_layout(first),
+        elements=sum(tensor.elements for tensor, _ in members if tensor.alias_of is None),
         odd=odd,
     )

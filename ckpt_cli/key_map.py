@@ -39,9 +39,15 @@ def read_key_map(path: Path) -> tuple[Rule, ...]:
         listed = content.get("rules")
         if listed is None:
             listed = [{"match": re.escape(old), "to": _literal(new)} for old, new in content.items()]
-        if not isinstance(listed, list):
-            raise UsageError("the rules of the key map are not a list")
+        if not isinstance(listed, list) or not listed:
+            raise UsageError("the key map has no list of rules", expected='{"rules": [{"match": "...", "to": "..."}]}')
         return tuple(_rule(entry, number) for number, entry in enumerate(listed, 1))
+
+
+def unused_rules(names: Iterable[str], rules: tuple[Rule, ...]) -> list[str]:
+    """The expressions of rules that match no name."""
+    listed = list(names)
+    return [rule.match.pattern for rule in rules if not any(rule.match.fullmatch(name) for name in listed)]
 
 
 def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str | None]:
@@ -56,7 +62,8 @@ def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str
                 new = None if rule.to is None else check_name(found.expand(rule.to))
                 break
         if new is not None and new in taken:
-            raise Inconsistent(f"the key map gives {printable(taken[new])} the same new name, {printable(new)}", tensor=name)
+            text = f"the key map gives {printable(taken[new])} the same new name, {printable(new)}"
+            raise Inconsistent(text, tensor=name, hint="make the rules tell the two apart")
         if new is not None:
             taken[new] = name
         result[name] = new

@@ -6,6 +6,7 @@ component folders (``pytorch_model_fsdp_0/``). Names alone are looked at here; t
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -52,13 +53,15 @@ class Place:
     """A component on disk: the files that a reader recognised, and the folder that it belongs to.
 
     ``home`` is the folder that people think of as the component (``actor/``, or the checkpoint itself): its assets lie
-    there or around it, and ``--in-place`` writes there. ``passed_over`` names other readings of the same component.
+    there or around it, and ``--in-place`` writes there. ``passed_over`` names other readings of the same component,
+    ``more_homes`` the same folders on other nodes.
     """
 
     name: str
     match: Match
     home: Path
     passed_over: tuple[str, ...] = ()
+    more_homes: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,9 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
     """
     target = _locate(Path(path), step)
     for other in also:
+        _check_exists(other)
+        if os.path.samefile(path, other):
+            raise UsageError(f"--also names the folder itself: {other}", hint="leave it out")
         target = _joined(target, _locate(other, step))
     return target
 
@@ -157,9 +163,9 @@ def expanded(found: Found) -> Found:
 
 
 def with_ema_of_model(found: Found) -> Found:
-    """The checkpoint with its model under the name "ema" as well, if it has no EMA of its own."""
-    model = found.place("model")
-    if model is None or found.place("ema") is not None:
+    """The checkpoint with its main component under the name "ema" as well, if it has no EMA of its own."""
+    model = found.places[0]
+    if found.place("ema") is not None:
         return found
     return replace(found, places=(*found.places, replace(model, name="ema")))
 
@@ -183,7 +189,7 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
                 f"this checkpoint has no component {name}",
                 path=found.path,
                 expected=f"one of: {', '.join(there)}",
-                hint=f"pass --type {there[0]}, or another checkpoint",
+                hint=f"did you mean --type {close[0]}?" if (close := difflib.get_close_matches(name, there, n=1)) else None,
             )
     return names
 
@@ -198,8 +204,6 @@ def _check_exists(path: Path) -> None:
         pass
     parent = path.parent
     names = [entry.name for entry in entries_in(parent)]
-    import difflib
-
     close = difflib.get_close_matches(path.name, names, n=1)
     hint = f"did you mean {parent / close[0]}?" if close else f"{parent} does not exist either" if not os.path.isdir(parent) else None
     raise NotFound("no such file or folder", path=path, hint=hint)
@@ -280,14 +284,18 @@ def _joined(first: Target, second: Target) -> Target:
             found.append(checkpoint)
             continue
         others.remove(twin)
-        places = [
-            replace(place, match=joined(place.match, same.match)) if (same := twin.place(place.name)) is not None else place
-            for place in checkpoint.places
-        ]
+        places = [_joined_place(place, twin) for place in checkpoint.places]
         places += [place for place in twin.places if checkpoint.place(place.name) is None]
         found.append(replace(checkpoint, places=tuple(places)))
     found += others
     return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)))
+
+
+def _joined_place(place: Place, twin: Found) -> Place:
+    same = twin.place(place.name)
+    if same is None:
+        return place
+    return replace(place, match=joined(place.match, same.match), more_homes=(*place.more_homes, same.home, twin.path))
 
 
 def _node_folders(parent: Path, step: int | None) -> Target | None:

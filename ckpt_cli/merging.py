@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import NotFound, OutputExists, UsageError
 from ckpt_cli.execute import Written, default_jobs, execute
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.inspection import without_tensors
@@ -106,7 +106,7 @@ def merge(
     type: str | None = None,
     step: int | None = None,
     base: str | os.PathLike[str] | None = None,
-    also: tuple[str | os.PathLike[str], ...] = (),
+    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     progress: Progress | None = None,
     **options: Any,
 ) -> MergeResult:
@@ -135,7 +135,7 @@ def merge(
             type=type,
             step=step,
             base=folder,
-            also=tuple(map(Path, also)),
+            also=as_paths(also),
             shard_order=chosen.shard_order,
             ema_from_model=chosen.ema_from_model,
         )
@@ -155,7 +155,7 @@ def _check_options(options: MergeOptions, output: object, base: object) -> None:
     if options.in_place and options.overwrite:
         raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
     if options.weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", options.weights_name):
-        raise UsageError("the weights name is not a plain file name", expected="something like model.safetensors")
+        raise UsageError("the weights name is not a plain name of a safetensors file", expected="something like model.safetensors")
     if options.jobs is not None and not 1 <= options.jobs <= 256:
         raise UsageError("--jobs is out of range", expected="1 to 256")
     if options.max_shard_size is not None and options.max_shard_size < 1:
@@ -264,6 +264,11 @@ def _part(
         quantised="quantization_config" in config,
         dropped=selection.dropped,
     )
+    if base is not None and base.component is not None and not set(selection.tensors) & set(base.component.tensors):
+        text = "the base has no tensor of the same name: it is another model, or the names differ (see --key-map)"
+        notes.append(Note("warning", "other-base", text))
+    if weights_name == style.loaded:
+        notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, list(selection.tensors), stored)
     return Part(component, selection, made, tuple(notes))

@@ -18,6 +18,8 @@ from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate, step_of, with_ema_of_model
 from ckpt_cli.model import Component, Note
 
+FETCH = "get the file from the node that wrote it, or pass that node's folder with --also"
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedComponent:
@@ -31,13 +33,17 @@ class OpenedComponent:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The checkpoint that a path and the options mean. ``problems`` says why newer steps were passed over."""
+    """The checkpoint that a path and the options mean.
+
+    ``problems`` says why newer steps were passed over; ``chosen``: of a run, without being asked for this step.
+    """
 
     target: Target
     found: Found
     components: tuple[OpenedComponent, ...]
     problems: dict[Path, str]
     notes: tuple[Note, ...]
+    chosen: bool = False
 
 
 def open_checkpoint(
@@ -82,8 +88,10 @@ def open_checkpoint(
         notes = [Note("warning", "step-skipped", f"{folder.name} is skipped: it holds no weights") for folder in newer]
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
         notes += [note for opened in components for note in opened.component.notes]
-        return Opened(target, found, components, problems, tuple(notes))
+        return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     assert first_error is not None
+    if isinstance(first_error, NotFound) and target.run is not None:
+        first_error.path = str(target.run)
     first_error.hint = first_error.hint or "no step of this run is complete"
     raise first_error
 
@@ -113,6 +121,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
         run=str(opened.target.run) if opened.target.run else None,
         framework=framework_of(opened.found, opened.target.run),
         components=tuple(listed.values()),
+        newest_complete=opened.chosen,
         steps=tuple(
             step_info(found, opened.problems.get(found.path)) for found in opened.target.checkpoints if opened.target.run is not None
         ),
@@ -154,7 +163,7 @@ def step_info(found: Found, problem: str | None = None) -> StepInfo:
 def _describe(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:
     place = found.place(name)
     assert place is not None
-    assets = find_assets(place.home, found.path, base)
+    assets = find_assets((place.home, found.path, *place.more_homes), base, code=os.path.isdir(found.path))
     component = describe(place.match, files, ReadOptions(assets.config, shard_order))
     return OpenedComponent(name, place, replace(component, name=name), assets)
 
@@ -170,11 +179,10 @@ def _add_step_hint(error: CkptError, found: Found, target: Target) -> None:
                 siblings = ()
         whole = [other for other in siblings if other.path != found.path and not step_info(other).problem]
         if whole:
-            error.hint = f"get the file from the node that wrote it, or pass --step {whole[-1].step} (the newest complete step)"
-            if target.run is None:
-                error.hint = f"get the file from the node that wrote it, or use {whole[-1].path} (the newest complete step)"
+            other = f"pass --step {whole[-1].step}" if target.run is not None else f"use {whole[-1].path}"
+            error.hint = f"{FETCH}, or {other} (the newest complete step)"
         else:
-            error.hint = "get the file from the node that wrote it"
+            error.hint = FETCH
 
 
 def _tracker_notes(opened: Opened) -> list[Note]:

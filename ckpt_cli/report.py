@@ -13,7 +13,7 @@ class TensorGroup(Frozen):
     """One row of `inspect`: tensors whose names differ in layer numbers only and that are alike in everything else.
 
     ``pattern`` is the name with ranges such as ``{0..27}``; ``odd`` marks a group that differs from the others of its
-    pattern; ``elements`` counts all tensors of the group.
+    pattern; ``elements`` counts all tensors of the group, once where they share a storage.
     """
 
     pattern: str

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_cli.assets import tied_pair, ties_embeddings
 from ckpt_cli.errors import Inconsistent, NotFound, Unsupported
-from ckpt_cli.key_map import Rule, mapped_names
+from ckpt_cli.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.names import foreign_names, printable, stripped_names
 from ckpt_cli.probe import same_values, unequal_copies
@@ -47,6 +47,7 @@ def select_tensors(
     dropped: dict[str, str] = {}
     names = stripped_names(component.tensors)
     mapped = mapped_names(names.values(), rules)
+    notes += [_unused("rule", pattern) for pattern in unused_rules(names.values(), rules)]
     tensors: dict[str, Tensor] = {}
     for old, stripped in names.items():
         new = mapped[stripped]
@@ -57,6 +58,8 @@ def select_tensors(
     kept = {name: tensor for name, tensor in tensors.items() if _wanted(name, include, exclude)}
     if not kept:
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
+    patterns = (*include, *exclude)
+    notes += [_unused("pattern", pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
     lora = next((name for name in kept if LORA.search(name)), None)
     if lora is not None and not (include or exclude):
         raise Unsupported(
@@ -107,6 +110,10 @@ def _compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
             )
         return [Note("warning", "replicas-differ", f"{printable(tensor.name)}: {text}; those of rank {piece.rank} were taken")]
     return []
+
+
+def _unused(kind: str, pattern: str) -> Note:
+    return Note("warning", f"unused-{kind}", f"the {kind} {printable(pattern)} matches no tensor name (it must match a whole name)")
 
 
 def _wanted(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:

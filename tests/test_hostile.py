@@ -291,7 +291,7 @@ class TestFilesThatWouldRunCode:
         place.write(repacked(content, lambda name, old: original[:-1] + evil if name.endswith("data.pkl") else old))
         root = Path(ckpt_cli.__path__[0]).parent
         done = subprocess.run(
-            [sys.executable, "-c", OBSERVER, str(place.checkpoint), str(place.output)],
+            [sys.executable, "-B", "-c", OBSERVER, str(place.checkpoint), str(place.output)],
             capture_output=True,
             text=True,
             env={"PYTHONPATH": f"{root}{os.pathsep}{place.folder}"},

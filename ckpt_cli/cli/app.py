@@ -8,7 +8,7 @@ import typer
 
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
-from ckpt_cli.cli.text import parse_size
+from ckpt_cli.cli.text import argument, parse_size
 from ckpt_cli.progress import Progress
 
 BASE_PANEL = "Against a base model"
@@ -27,6 +27,14 @@ def _examples(*lines: str) -> str:
     return "Examples:\n\n" + "\n\n".join(f"  {line}" for line in lines)
 
 
+def _again(*, type: str | None, step: int | None, also: list[str] | None) -> str:
+    """The options that decide what is read, for the next command."""
+    options = [f"--type {argument(type)}"] if type is not None else []
+    options += [f"--step {step}"] if step is not None else []
+    options += [f"--also {argument(folder)}" for folder in also or ()]
+    return "".join(f" {option}" for option in options)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from ckpt_cli import __version__
@@ -35,7 +43,10 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(
+    invoke_without_command=True,
+    epilog="Exit codes: 0 done, 1 error-level finding, 2 usage, 3 input, 4 checkpoint incomplete or inconsistent, 5 output.",
+)
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
@@ -66,7 +77,8 @@ def detect(
     def work(_: Progress) -> report.DetectResult:
         return inspection.detect(path, type=type, step=step, also=tuple(also or ()))
 
-    session = Session("detect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color)
+    again = _again(type=type, step=step, also=also)
+    session = Session("detect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, path=path, again=again)
     code = session.run(work, render.detect_result, lambda result: result.exit_code)
     raise typer.Exit(code)
 
@@ -95,14 +107,20 @@ def inspect(
     def work(_: Progress) -> report.InspectResult:
         return inspection.inspect(path, type=type, step=step, also=tuple(also or ()), base=base, shard_order=shard_order)
 
-    session = Session("inspect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color)
+    again = _again(type=type, step=step, also=also)
+    session = Session("inspect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, path=path, again=again)
     code = session.run(work, lambda result, session: render.inspect_result(result, session, show_all=show_all), lambda _: 0)
     raise typer.Exit(code)
 
 
 @app.command(
     help="Merge shards into one Hugging Face folder, bit for bit (or cast), without loading the model.",
-    epilog=_examples("ckpt merge ./run", "ckpt merge ./run --type ema --dtype bf16", "ckpt merge ./run --step 100 -o ./model --dry-run"),
+    epilog=_examples(
+        "ckpt merge ./run",
+        "ckpt merge ./run --type ema --dtype bf16",
+        "ckpt merge ./run --step 100 -o ./model --dry-run",
+        "ckpt merge ./run --exclude '*norm*' -o ./part",
+    ),
 )
 def merge(
     path: options.Path,

@@ -41,8 +41,9 @@ def detect_result(result: DetectResult, session: Session) -> None:
     kind = "run" if checkpoint.run else "checkpoint"
     facts = [("found", f"{checkpoint.framework} {kind}{saver}", text.path(checkpoint.run or checkpoint.path))]
     if checkpoint.run:
-        why = "the newest complete one" if result.problem is None else "the newest one"
-        facts.append(("chosen", f"step {checkpoint.step}, {why}", text.path(checkpoint.path)))
+        named = [f"step {checkpoint.step}"] if checkpoint.step is not None else []
+        why = ["the newest complete one"] if checkpoint.newest_complete else []
+        facts.append(("chosen", ", ".join(named + why), text.path(checkpoint.path)))
     _print_facts(console, [(label, f"{where}   {what}") for label, what, where in facts])
     console.print()
     console.print(_component_table(checkpoint.components, console))
@@ -56,7 +57,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
     console.print()
     _print_notes(session, checkpoint.notes, everything=True)
     if result.problem is None:
-        _next(session, f"ckpt merge {text.argument(checkpoint.run or checkpoint.path)} --dry-run")
+        _next(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
     else:
         session.say(f"warning: it cannot be merged: {printable(result.problem)}", "yellow")
         _next(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says what is missing)")
@@ -103,7 +104,7 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
     if checkpoint.framework == "Hugging Face":
         _next(session, f'{checkpoint.architecture or "AutoModel"}.from_pretrained("{text.path(checkpoint.path)}")')
     else:
-        _next(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run")
+        _next(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
 
 
 def merge_result(result: MergeResult, session: Session) -> None:
@@ -119,7 +120,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         facts.append(("covered", _coverage(output, info)))
         facts.append(("dtype", _dtypes(output)))
         if output.renamed:
-            facts.append(("renamed", f"{text.plural(output.renamed, 'tensor')}: prefixes of training wrappers removed"))
+            facts.append(("renamed", f"{text.plural(output.renamed, 'tensor')}, by the key map or to remove prefixes of training wrappers"))
         facts += [("dropped", f"{name}: {why}") for name, why in output.dropped.items()]
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
@@ -295,7 +296,7 @@ def _print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: boo
 
 
 def _next(session: Session, command: str) -> None:
-    session.say(f"next: {command}", "bold")
+    session.say(f"next: {command}", "bold", wrap=False)
 
 
 def _table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:

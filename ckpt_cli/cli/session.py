@@ -32,7 +32,7 @@ WIDE = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The output options of a command."""
+    """The output options of a command; ``path`` and ``again`` (its options as text) go into the next command."""
 
     command: str
     json: bool = False
@@ -41,6 +41,8 @@ class Session:
     debug: bool = False
     color: ColorMode = "auto"
     progress: ProgressMode = "auto"
+    path: str | None = None
+    again: str = ""
 
     def run(self, work: Callable[[Progress], Result], render: Callable[[Result, Session], None], exit_code: Callable[[Result], int]) -> int:
         """Do the work, show its result (or its error), and return the exit code."""
@@ -71,15 +73,15 @@ class Session:
         if self.json:
             print_document(_envelope(self.command, error.exit_code, None, [error]))
         else:
-            self.say(error_text(error))
+            self.say(error_text(error), wrap=False)
         return error.exit_code
 
-    def say(self, text: str, style: str | None = None) -> None:
-        """One plain line (or several) on stderr."""
+    def say(self, text: str, style: str | None = None, *, wrap: bool = True) -> None:
+        """One plain line (or several) on stderr, on a terminal wrapped between words."""
         from rich.text import Text
 
         with contextlib.suppress(BrokenPipeError):
-            self.err().print(Text(text, style=style or ""), soft_wrap=True)
+            self.err().print(Text(text, style=style or ""), soft_wrap=not wrap)
 
     def out(self) -> Console:
         """stdout, for data."""

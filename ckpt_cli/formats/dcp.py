@@ -51,7 +51,7 @@ class Dcp:
                 expected=str(folder / METADATA),
                 hint="use an older step, or copy .metadata from the node that ran rank 0",
             )
-        return [Match(FORMAT, "model", folder, (*found, *items), "torch DCP", trouble=trouble)]
+        return [Match(FORMAT, "model", folder, items or tuple(found), "torch DCP", trouble=trouble)]
 
     def groups(self, match: Match) -> list[str]:
         """The groups of tensors in the folder that may be weights, the main one first."""

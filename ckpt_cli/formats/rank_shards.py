@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
-from ckpt_cli.files import Files, entries_in
+from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.state_dict import read_state
-from ckpt_cli.model import Component, Mesh
+from ckpt_cli.model import Component, Mesh, Note
 from ckpt_cli.pickle_nodes import as_dict, describe
 from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "rank-shards"
 MAX_RANKS = 1 << 20
+MAX_HOURS = 1
+"""Ranks of one save write within minutes of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class RankShards:
             if error.expected is None and missing:
                 error.expected = str(match.root / _name_of(match, missing[0]))
             raise
+        notes = (*assembled.notes, *_age_notes([files.source(path) for path in match.ranks.values()]))
         mesh = next((m for state in states for m in [_largest_mesh(state)] if m is not None), None)
         return Component(
             name=match.component,
@@ -92,7 +95,7 @@ class RankShards:
             missing_ranks=missing,
             mesh=mesh,
             leaves=states[0].leaves if states else (),
-            notes=assembled.notes,
+            notes=notes,
             writer=match.evidence,
         )
 
@@ -173,6 +176,17 @@ def _name_of(match: Match, rank: int) -> str:
     start, stop = fields.span("rank")
     width = stop - start if sibling[start] == "0" and stop - start > 1 else 0
     return f"{sibling[:start]}{rank:0{width}d}{sibling[stop:]}"
+
+
+def _age_notes(sources: Sequence[FileSource]) -> list[Note]:
+    """Shards do not say their step; files written hours apart are the only sign of a mixture of steps."""
+    times = sorted((source.identity.mtime_ns, source.path) for source in sources)
+    hours = (times[-1][0] - times[0][0]) / 3.6e12
+    if hours < MAX_HOURS:
+        return []
+    oldest, newest = (path.rsplit("/", 1)[-1] for path in (times[0][1], times[-1][1]))
+    text = f"{oldest} is {hours:.0f} hours older than {newest}: if they are of different steps, the result is neither"
+    return [Note("warning", "written-apart", text)]
 
 
 def _announced_size(state: RankState) -> int:

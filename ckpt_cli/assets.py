@@ -189,12 +189,6 @@ EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "em
 HEADS = ("lm_head.weight", "embed_out.weight")
 
 
-def ties_embeddings(config: Mapping[str, Any]) -> bool:
-    """Whether the config ties the output head to the input embedding, at its top or in the language model's config."""
-    text = config.get("text_config")
-    return config.get("tie_word_embeddings") is True or (isinstance(text, dict) and text.get("tie_word_embeddings") is True)
-
-
 def tied_pair(names: Sequence[str]) -> tuple[str, str] | None:
     """(head, embedding) among tensor names, if there is exactly one of each."""
     heads = [name for name in names if _last_two(name) in HEADS]

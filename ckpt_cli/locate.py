@@ -72,11 +72,6 @@ class Found:
     step: int | None
     places: tuple[Place, ...]
 
-    @property
-    def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks that some component lacks."""
-        return tuple(sorted({rank for place in self.places for rank in place.match.missing_ranks}))
-
     def place(self, name: str) -> Place | None:
         return next((place for place in self.places if place.name == name), None)
 
@@ -85,15 +80,13 @@ class Found:
 class Target:
     """What a path means: the checkpoints of a run, oldest first, or one checkpoint.
 
-    ``run`` is None if the path is a checkpoint or lies inside one; ``component`` is set if it points to one component.
-    ``hints`` is what tracker files say; ``nodes`` counts the folders that were taken together.
+    ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the folders that were taken together.
     ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are step folders without weights.
     """
 
     path: Path
     run: Path | None
     checkpoints: tuple[Found, ...]
-    component: str | None = None
     hints: tuple[str, ...] = ()
     nodes: int = 1
     steps_inside: int = 0
@@ -220,7 +213,7 @@ def _inside_checkpoint(path: Path) -> Target | None:
             places = tuple(replace(place, name=role if place.name == "model" else place.name) for place in places)
         elif role is not None:
             places = tuple(replace(place, name=role, home=root) for place in places)
-        return Target(path, None, (Found(root, step_of(root), places),), component=places[0].name if role is not None else None)
+        return Target(path, None, (Found(root, step_of(root), places),))
     if not os.path.isfile(path):
         return None
     matches = recognise(path)
@@ -230,9 +223,9 @@ def _inside_checkpoint(path: Path) -> Target | None:
     if outer is not None:
         found = outer.checkpoints[0]
         chosen = [place for place in found.places if place.match.component == matches[0].component or len(found.places) == 1]
-        return Target(path, None, (replace(found, places=tuple(chosen or found.places)),), chosen[0].name if len(chosen) == 1 else None)
+        return Target(path, None, (replace(found, places=tuple(chosen or found.places)),))
     places = tuple(Place(match.component, match, path.parent) for match in matches)
-    return Target(path, None, (Found(path, None, places),), component=places[0].name)
+    return Target(path, None, (Found(path, None, places),))
 
 
 def _places(folder: Path) -> tuple[Place, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -129,7 +129,6 @@ class Component:
     leaves: tuple[Leaf, ...] = ()
     notes: tuple[Note, ...] = ()
     writer: str = ""
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def numel(self) -> int:

@@ -17,6 +17,7 @@ from ckpt_cli.formats.registry import describe
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate, step_of, with_ema_of_model
 from ckpt_cli.model import Component, Note
+from ckpt_cli.model_config import architecture, layer_count
 
 FETCH = "get the file from the node that wrote it, or pass that node's folder with --also"
 
@@ -102,9 +103,6 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
     described = {opened.name: ComponentInfo.of(opened.component, opened.name) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
     config = main.assets.config
-    architectures = config.get("architectures")
-    text = config.get("text_config")
-    layers = config.get("num_hidden_layers", text.get("num_hidden_layers") if isinstance(text, dict) else None)
     notes = [*opened.notes, *extra_notes, *_tracker_notes(opened)]
     if opened.target.steps_inside:
         text = f"the folder holds weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
@@ -127,8 +125,8 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
         ),
         assets=tuple(main.assets.names),
         lacking=tuple(main.assets.lacking),
-        architecture=architectures[0] if isinstance(architectures, list) and architectures and isinstance(architectures[0], str) else None,
-        layers=layers if type(layers) is int else None,
+        architecture=architecture(config),
+        layers=layer_count(config),
         notes=tuple(NoteInfo.of(note) for note in notes),
     )
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_cli.assets import tied_pair, ties_embeddings
+from ckpt_cli.assets import tied_pair
 from ckpt_cli.errors import Inconsistent, NotFound, Unsupported
 from ckpt_cli.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.model import Component, Note, Tensor
+from ckpt_cli.model_config import ties_embeddings
 from ckpt_cli.names import foreign_names, printable, stripped_names
 from ckpt_cli.probe import same_values, unequal_copies
 

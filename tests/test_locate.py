@@ -70,20 +70,6 @@ class TestEveryLevelResolves:
         assert component_names(found, None) == [component]
 
     @pytest.mark.parametrize(
-        ("path", "component"),
-        [
-            ("verl-run/run/global_step_10", None),
-            ("verl-run/run/global_step_10/critic", "critic"),
-            ("lmms-run/run/checkpoint-200", None),
-            ("lmms-run/run/checkpoint-200/pytorch_ema_model_fsdp_0", "ema"),
-            ("bagel-runs/fork_ranks/0000006", None),
-            ("bagel-runs/fork_ranks/0000006/ema_rank00002.pt", "ema"),
-        ],
-    )
-    def test_a_component_is_named_only_if_the_path_points_to_one(self, layouts: Path, path: str, component: str | None) -> None:
-        assert locate(layouts / path).component == component
-
-    @pytest.mark.parametrize(
         ("folder", "step"),
         [
             ("global_step_7", 7),

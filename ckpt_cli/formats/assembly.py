@@ -5,18 +5,20 @@ Placements decide, never values. Two ranks whose parts are the same box hold rep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Gap, Inconsistent, MissingShard, Overlap, Undecidable
+from ckpt_cli.files import Source
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.dtensor import DistributedLocal, Local, ShardedLocal
 from ckpt_cli.formats.experts import expert_blocks
-from ckpt_cli.geometry import Box, Doubled, Shape, Split, boxes_of, check_tiling, nested_order, split_dimension, whole
+from ckpt_cli.geometry import Box, Doubled, Shape, Split, boxes_of, check_tiling, contiguous_strides, nested_order, split_dimension, whole
 from ckpt_cli.model import LayoutKind, Leaf, Note, Piece, Tensor
-from ckpt_cli.torchfile import StoredTensor
+from ckpt_cli.safetensors_file import Entry
+from ckpt_cli.torchfile import Storage, StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +269,20 @@ def _plain(value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)
     return f"shape {list(value)}" if all(isinstance(n, int) for n in value) else f"({', '.join(map(str, value))})"
+
+
+def cut_layout(shape: Shape, boxes: Iterable[Box]) -> tuple[LayoutKind, str]:
+    """Kind and layout of a tensor whose chunks say where they lie: "dim 0 x4" is cut into four along dimension 0."""
+    listed = list(boxes)
+    cuts = [len({box.offset[d] for box in listed}) for d in range(len(shape))]
+    layout = ", ".join(f"dim {d} x{count}" for d, count in enumerate(cuts) if count > 1)
+    return ("sharded" if layout else "whole"), layout
+
+
+def stored_entry(entry: Entry, source: Source) -> StoredTensor:
+    """A tensor of a safetensors file in the terms of torch files."""
+    storage = Storage(source, entry.name, entry.offset, entry.nbytes, None)
+    return StoredTensor(storage, entry.dtype, entry.shape, contiguous_strides(entry.shape), entry.offset)
 
 
 # -- pieces, copies, coverage ----------------------------------------------------------------------------------------

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files import Files, FileSource, Source, entries_in
-from ckpt_cli.formats.assembly import Laid, Part, tile
+from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import Group, groups_of
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, Stored, metadata_files, read_catalog
-from ckpt_cli.geometry import contiguous_strides
-from ckpt_cli.model import Component, LayoutKind, Leaf, Note, Tensor
+from ckpt_cli.model import Component, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, few
 from ckpt_cli.safetensors_file import Entry, read_header
-from ckpt_cli.torchfile import Storage, StoredTensor, TorchFile
+from ckpt_cli.torchfile import StoredTensor, TorchFile
 from ckpt_cli.transforms import inflated
 
 FORMAT = "dcp"
@@ -107,9 +106,7 @@ def _assemble(name: str, entry: CatalogTensor, reader: _ItemReader) -> Tensor:
                     hint="the metadata belongs to another save, or the writer recorded wrong chunks (FSDP2 with tensor parallelism)",
                 )
             parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
-    cuts = [len({box.offset[d] for box in entry.chunks}) for d in range(len(entry.shape))]
-    layout = ", ".join(f"dim {d} x{count}" for d, count in enumerate(cuts) if count > 1)
-    kind: LayoutKind = "sharded" if len(entry.chunks) > 1 else "whole"
+    kind, layout = cut_layout(entry.shape, entry.chunks)
     replicated = any(len(places) > 1 for places in entry.chunks.values())
     return tile(name, entry.dtype, Laid(entry.shape, parts, kind, layout, check_copies=replicated), 0, ())
 
@@ -170,8 +167,7 @@ class _ItemReader:
         found = self._blobs[key].get(entry.name)
         if found is None:
             raise CorruptFile("the item is neither a zip of torch.save nor a safetensors blob with this tensor")
-        storage = Storage(source, entry.name, found.offset, found.nbytes, None)
-        return StoredTensor(storage, found.dtype, found.shape, contiguous_strides(found.shape), found.offset)
+        return stored_entry(found, source)
 
 
 def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:

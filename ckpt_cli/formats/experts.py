@@ -14,16 +14,9 @@ from typing import Any
 from ckpt_cli.errors import Inconsistent, MissingShard, Undecidable
 from ckpt_cli.formats.dtensor import DistributedLocal
 from ckpt_cli.geometry import Shape
+from ckpt_cli.model_config import expert_count
 
-COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 Blocks = tuple[int, dict[tuple[int, ...], int]]
-
-
-def expert_count(config: Mapping[str, Any]) -> int | None:
-    """The number of experts that a config names, at its top level or in the config of its language model."""
-    levels = [config, *(value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict))]
-    counts = {level[key] for level in levels for key in COUNT_KEYS if type(level.get(key)) is int and level[key] > 1}
-    return counts.pop() if len(counts) == 1 else None
 
 
 def expert_blocks(

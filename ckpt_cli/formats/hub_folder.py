@@ -42,9 +42,9 @@ class HubFolder:
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
         if os.path.isfile(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
-        alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != EMA]
-        if len(alone) == 1 and not PART.fullmatch(alone[0].name):
-            return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}"), *matches]
+        alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors"]
+        if len(alone) == 1 and not matches and not PART.fullmatch(alone[0].name):
+            return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}")]
         parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]
         if parts:
             trouble = MissingShard(
@@ -64,7 +64,6 @@ class HubFolder:
             header = read_header(source := files.source(first))
             entries = [(entry, source) for entry in header.entries]
             paths: tuple[Path, ...] = (first,)
-            metadata = header.metadata
         else:
             mapping = read_weight_map(first, ".safetensors")
             names = sorted(set(mapping.values()))
@@ -72,10 +71,9 @@ class HubFolder:
             if unlisted:
                 hint = "move it away if it is of an older save"
                 raise Inconsistent(f"the index does not mention {few(unlisted)}", path=first, hint=hint)
-            entries, metadata = [], {}
+            entries = []
             for name in names:
                 header = read_header(source := files.source(first.parent / name))
-                metadata = dict(header.metadata)
                 with reading(source.path):
                     check_members(mapping, name, (entry.name for entry in header.entries))
                 entries += [(entry, source) for entry in header.entries]
@@ -83,7 +81,7 @@ class HubFolder:
             entries.sort(key=lambda item: order[item[0].name])
             paths = (first, *(first.parent / name for name in names))
         tensors = {check_name(entry.name): _tensor(entry, source) for entry, source in entries}
-        return Component(match.component, FORMAT, match.root, tensors, paths, writer=match.evidence, metadata=metadata)
+        return Component(match.component, FORMAT, match.root, tensors, paths, writer=match.evidence)
 
 
 def _tensor(entry: Entry, source: Any) -> Tensor:

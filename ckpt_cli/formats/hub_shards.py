@@ -13,13 +13,12 @@ from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, FileSource, entries_in
-from ckpt_cli.formats.assembly import Laid, Part, tile
+from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.geometry import Box, contiguous_strides
-from ckpt_cli.model import Component, LayoutKind, Note, Tensor
+from ckpt_cli.geometry import Box
+from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.names import check_name
 from ckpt_cli.safetensors_file import Entry, parse_json, read_header
-from ckpt_cli.torchfile import Storage, StoredTensor
 
 FORMAT = "hub-shards"
 SHARD = re.compile(r"shard-(?P<rank>[0-9]+)-model-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
@@ -95,9 +94,7 @@ def _assemble(name: str, held: list[Part]) -> Tensor:
         raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files of two saves were mixed")
     dims = range(len(held[0].box.offset))
     shape = tuple(max(part.box.offset[d] + part.box.extent[d] for part in held) for d in dims)
-    cuts = [len({part.box.offset[d] for part in held}) for d in dims]
-    kind: LayoutKind = "sharded" if any(count > 1 for count in cuts) else "whole"
-    layout = ", ".join(f"dim {d} x{count}" for d, count in enumerate(cuts) if count > 1)
+    kind, layout = cut_layout(shape, (part.box for part in held))
     return tile(name, held[0].stored.dtype, Laid(shape, held, kind, layout, check_copies=True), 0, ())
 
 
@@ -107,9 +104,7 @@ def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) 
         corner = [0] * len(entry.shape)
     if not isinstance(corner, list) or len(corner) != len(entry.shape) or any(type(n) is not int or not 0 <= n < 1 << 60 for n in corner):
         raise CorruptFile("the offsets of a shard make no sense")
-    storage = Storage(source, entry.name, entry.offset, entry.nbytes, None)
-    stored = StoredTensor(storage, entry.dtype, entry.shape, contiguous_strides(entry.shape), entry.offset)
-    return Part(rank, stored, Box(tuple(corner), entry.shape), (0,) * len(entry.shape))
+    return Part(rank, stored_entry(entry, source), Box(tuple(corner), entry.shape), (0,) * len(entry.shape))
 
 
 def _saved_offsets(text: str | None) -> dict[str, Any]:

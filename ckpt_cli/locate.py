@@ -80,8 +80,9 @@ class Found:
 class Target:
     """What a path means: the checkpoints of a run, oldest first, or one checkpoint.
 
-    ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the folders that were taken together.
-    ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are step folders without weights.
+    ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the
+    folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are
+    step folders without weights.
     """
 
     path: Path

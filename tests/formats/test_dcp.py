@@ -30,6 +30,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, Gap, IncompleteError, Incons
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.dcp import Dcp
+from ckpt_cli.formats.dcp_metadata import metadata_files
 from ckpt_cli.geometry import Box
 from ckpt_cli.model import Component
 from tests.conftest import Copy
@@ -682,9 +683,7 @@ class TestSavesWithoutCollectives:
 
     def test_more_than_nine_ranks_are_in_the_order_of_numbers(self, tmp_path: Path) -> None:
         folder = self.replicas(tmp_path, *(state() for _ in range(11)))
-        assert [path.name for path in Dcp().recognise(folder)[0].files if path.suffix == ".metadata"] == [
-            f"__{rank}.metadata" for rank in range(11)
-        ]
+        assert [path.name for path in metadata_files(folder)] == [f"__{rank}.metadata" for rank in range(11)]
         ckpt_cli.merge(folder, tmp_path / "out")
         assert differences(load(tmp_path / "out"), state()) == []
 

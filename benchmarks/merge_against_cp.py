@@ -20,12 +20,14 @@ from pathlib import Path
 
 
 def timed(command: list[str]) -> tuple[float, int]:
-    """Seconds and peak resident bytes of a command."""
+    """Seconds and peak resident bytes of a command, begun when the disk is quiet."""
+    os.sync()
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    complaint = process.stderr.read() if process.stderr else ""
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"failed: {' '.join(command)}")
+        raise SystemExit(f"failed: {' '.join(command)}\n{complaint}")
     return time.perf_counter() - started, usage.ru_maxrss * 1024
 
 

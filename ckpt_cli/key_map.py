@@ -8,6 +8,7 @@ matches a name wins; ``"to": null`` (or ``"drop": true``) leaves the tensor out.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str
         for rule in rules:
             found = rule.match.fullmatch(name)
             if found:
-                new = None if rule.to is None else check_name(found.expand(rule.to))
+                new = None if rule.to is None else _new_name(name, found.expand(rule.to))
                 break
         if new is not None and new in taken:
             text = f"the key map gives {printable(taken[new])} the same new name, {printable(new)}"
@@ -68,6 +69,13 @@ def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str
             taken[new] = name
         result[name] = new
     return result
+
+
+def _new_name(old: str, new: str) -> str:
+    try:
+        return check_name(new)
+    except CorruptFile as error:
+        raise UsageError(f"the key map gives a name that cannot be written: {error.message}", tensor=old) from None
 
 
 def _rule(entry: Any, number: int) -> Rule:
@@ -79,10 +87,12 @@ def _rule(entry: Any, number: int) -> Rule:
     if target is not None and not isinstance(target, str):
         raise UsageError(f"rule {number} of the key map has no new name")
     try:
-        pattern = re.compile(entry["match"])
-        if target is not None:
-            pattern.sub(target, "")
-    except (re.error, IndexError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pattern = re.compile(entry["match"])
+            if target is not None:
+                pattern.sub(target, "")
+    except (re.error, IndexError, OverflowError, RecursionError) as error:
         raise UsageError(f"rule {number} of the key map is no regular expression: {error}") from None
     return Rule(pattern, target)
 
@@ -105,5 +115,5 @@ def _toml(raw: bytes) -> Any:
         raise UsageError("TOML key maps need Python 3.11", hint="write the key map as JSON") from None
     try:
         return tomllib.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"the key map is not valid TOML: {error}") from None

@@ -149,6 +149,9 @@ def expanded(found: Found) -> Found:
             names = groups(place.match)
         except CkptError:
             continue
+        if len(names) > 1 and names[0] != "model" and place.name == "model":
+            # No state dict is called model, so that the first one goes by its own name as well.
+            places[places.index(place)] = replace(place, name=names[0])
         for name in names[1:]:
             if name not in taken:
                 taken.add(name)
@@ -269,27 +272,51 @@ def _steps(folder: Path) -> tuple[Found, ...]:
 
 
 def _joined(first: Target, second: Target) -> Target:
-    """The checkpoints of two folders, where those of one step (or one each) are parts of one checkpoint."""
+    """The checkpoints of two folders, where those of one step are parts of one checkpoint (a folder may say no step).
+
+    Raises UsageError if the first is one checkpoint and the second holds no part of it: another step would take its place.
+    """
     others = list(second.checkpoints)
     found: list[Found] = []
     for checkpoint in first.checkpoints:
-        twin = next((other for other in others if other.step == checkpoint.step), None)
+        twin = next((other for other in others if _same_step(first, checkpoint, second, other)), None)
         if twin is None:
             found.append(checkpoint)
             continue
         others.remove(twin)
-        places = [_joined_place(place, twin) for place in checkpoint.places]
-        places += [place for place in twin.places if checkpoint.place(place.name) is None]
+        pairs = [(place, _twin_place(checkpoint, place, twin)) for place in checkpoint.places]
+        places = [place if same is None else _joined_place(place, same, twin.path) for place, same in pairs]
+        places += [place for place in twin.places if all(place is not same for _, same in pairs)]
         found.append(replace(checkpoint, places=tuple(places)))
+    if first.run is None:
+        if len(others) == len(second.checkpoints):
+            raise UsageError(
+                f"--also holds no part of this checkpoint: {second.path}",
+                path=first.path,
+                expected=f"more files of step {first.checkpoints[0].step}",
+                hint="pass the folder of the same step on the other node",
+            )
+        return replace(first, checkpoints=tuple(found))
     found += others
     return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)))
 
 
-def _joined_place(place: Place, twin: Found) -> Place:
+def _same_step(first: Target, checkpoint: Found, second: Target, other: Found) -> bool:
+    unsaid = first.run is None and second.run is None and None in (checkpoint.step, other.step)
+    return unsaid or checkpoint.step == other.step
+
+
+def _twin_place(checkpoint: Found, place: Place, twin: Found) -> Place | None:
+    """The same component in another folder, which may hold the main one's files without saying its role."""
     same = twin.place(place.name)
-    if same is None:
-        return place
-    return replace(place, match=joined(place.match, same.match), more_homes=(*place.more_homes, same.home, twin.path))
+    main = twin.places[0]
+    if same is None and place is checkpoint.places[0] and "model" in (place.name, main.name):
+        same = main if main.match.component == place.match.component and checkpoint.place(main.name) is None else None
+    return same
+
+
+def _joined_place(place: Place, same: Place, twin: Path) -> Place:
+    return replace(place, match=joined(place.match, same.match), more_homes=(*place.more_homes, same.home, twin))
 
 
 def _node_folders(parent: Path, step: int | None) -> Target | None:
@@ -302,11 +329,14 @@ def _node_folders(parent: Path, step: int | None) -> Target | None:
             targets.append(inside)
     if len(targets) < 2:
         return None
-    first = targets[0].checkpoints[-1]
-    for other in targets[1:]:
-        twin = next((found for found in other.checkpoints if found.step == first.step), None)
-        if twin is None or not complement(first.places[0].match, twin.places[0].match):
-            return None
+    # The newest step that all of them have decides; the last save may have ended on some nodes only.
+    by_step = [{found.step: found for found in target.checkpoints} for target in targets]
+    shared = [step for step in by_step[0] if all(step in listed for listed in by_step)]
+    if not shared:
+        return None
+    first, *twins = (listed[shared[-1]].places[0].match for listed in by_step)
+    if not all(complement(first, twin) for twin in twins):
+        return None
     whole = targets[0]
     for other in targets[1:]:
         whole = _joined(whole, other)
@@ -330,7 +360,7 @@ def step_of(folder: Path) -> int | None:
     for regex in STEP_FOLDERS:
         fields = regex.fullmatch(folder.name)
         if fields:
-            return int(fields["step"][:18])
+            return int(fields["step"])
     return None
 
 

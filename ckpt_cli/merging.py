@@ -29,7 +29,7 @@ from ckpt_cli.opening import Opened, OpenedComponent, describe_checkpoint, open_
 from ckpt_cli.placing import check_space, check_target, default_output, make_parents, remove_empty
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import FileInfo, MergedComponent, MergeResult
-from ckpt_cli.selecting import Selection, select_tensors
+from ckpt_cli.selecting import Selection, compare_copies, select_tensors
 from ckpt_cli.staging import Staging
 from ckpt_cli.styles import FolderStyle, style_of
 
@@ -246,12 +246,16 @@ def _part(
     notes = list(selection.notes)
     dtypes = None
     if options.match_base and base is not None and base.component is not None:
+        if selection.tied is not None and selection.tied[0] in base.component.tensors:
+            selection = selection.with_head()
         matched = match_base(
             selection.tensors,
             base.component.tensors,
             fill_missing=options.fill_missing_from_base,
             drop_extra=options.drop_extra,
         )
+        for name in matched.tensors.keys() - selection.tensors.keys():
+            notes += compare_copies(matched.tensors[name], options.allow_unequal_replicas)
         selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})
         dtypes = matched.dtypes if options.dtype is None else None
         notes += matched.notes

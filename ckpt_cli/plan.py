@@ -141,6 +141,12 @@ def make_plan(
         for name, tensor in tensors.items()
     ]
     for output in outputs:
+        if quantised and output.is_cast:
+            raise Unsupported(
+                f"quantised weights cannot be cast to {output.dtype}",
+                tensor=output.name,
+                hint="pass --dtype keep",
+            )
         if not output.dtype.storable:
             hint = "leave it out with --exclude"
             raise Unsupported(f"safetensors cannot store dtype {output.dtype}", tensor=output.name, hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_cli.assets import tied_pair
@@ -21,13 +21,25 @@ LORA = re.compile(r"(^|\.)(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|b
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The tensors to write, by output name, and what became of the others: ``dropped`` with the reason, counts for the rest."""
+    """The tensors to write, by output name, and what became of the others: ``dropped`` with the reason, counts for the rest.
+
+    ``tied`` is the output head that was left out, and the embedding that it is tied to.
+    """
 
     tensors: dict[str, Tensor]
     dropped: dict[str, str]
     renamed: int
     left_out: int
     notes: tuple[Note, ...]
+    tied: tuple[str, str] | None = None
+
+    def with_head(self) -> Selection:
+        """With the tied output head after all, as its embedding: for a base that stores both."""
+        if self.tied is None:
+            return self
+        head, embedding = self.tied
+        dropped = {name: why for name, why in self.dropped.items() if name != head}
+        return replace(self, tensors={**self.tensors, head: replace(self.tensors[embedding], name=head)}, dropped=dropped, tied=None)
 
 
 def select_tensors(
@@ -71,35 +83,36 @@ def select_tensors(
         )
     for tensor in kept.values():
         if tensor.check_copies:
-            notes += _compare_copies(tensor, allow_unequal_replicas)
+            notes += compare_copies(tensor, allow_unequal_replicas)
     trainer = foreign_names(kept)
     if trainer is not None:
         text = f"these are {trainer}'s own tensor names, which no Hugging Face class loads: rename them with --key-map"
         notes.append(Note("warning", "foreign-names", text))
     tied = _tied_head(component.name, kept, config, notes)
     if tied is not None:
-        dropped[tied[0]] = tied[1]
+        dropped[tied[0]] = tied[2]
         del kept[tied[0]]
     renamed = sum(new not in component.tensors for new in kept)
-    return Selection(kept, dropped, renamed, len(tensors) - len(kept) - (tied is not None), tuple(notes))
+    return Selection(kept, dropped, renamed, len(tensors) - len(kept) - (tied is not None), tuple(notes), tied[:2] if tied else None)
 
 
-def _tied_head(component: str, kept: Mapping[str, Tensor], config: Mapping[str, Any], notes: list[Note]) -> tuple[str, str] | None:
-    """The output head that the config ties to the embedding, and why it is left out."""
+def _tied_head(component: str, kept: Mapping[str, Tensor], config: Mapping[str, Any], notes: list[Note]) -> tuple[str, str, str] | None:
+    """The output head that the config ties to the embedding, the embedding, and why the head is left out."""
     pair = tied_pair(list(kept)) if ties_embeddings(config) else None
     if pair is None:
         return None
     head, embedding = pair
     if same_values(kept[head], kept[embedding]):
-        return head, f"tied to {embedding}, which has the same values"
+        return head, embedding, f"tied to {embedding}, which has the same values"
     if component == "ema":
-        return head, f"tied to {embedding}; trainers average that one only, so this copy is not an average"
+        return head, embedding, f"tied to {embedding}; trainers average that one only, so this copy is not an average"
     text = f"config.json ties {head} to {embedding}, but their values differ: both are written, and a loader will ignore one"
     notes.append(Note("warning", "tied-heads-differ", text))
     return None
 
 
-def _compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
+def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
+    """Notes about copies of one tensor that differ. Raises Inconsistent for them unless ``allowed``."""
     for piece, copy in unequal_copies(tensor):
         text = f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas"
         if not allowed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, Unsupported
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, Unsupported, UsageError
 
 
 def save_ranks(folder: Path, world: int, tensors: dict[str, tuple[Sequence[Any], Sequence[Placement], torch.Tensor]]) -> None:
@@ -164,8 +166,104 @@ class TestNodes:
             ckpt_cli.merge(nodes[0] / "global_step_7", nodes[1] / "global_step_7" / "actor" / "out", also=(nodes[1] / "global_step_7",))
         assert caught.value.code == "output-inside-source"
 
+    def test_a_step_that_one_node_alone_has_is_skipped(self, nodes: tuple[Path, Path], tmp_path: Path) -> None:
+        shutil.copytree(nodes[0] / "global_step_7", nodes[0] / "global_step_8")
+        assert ckpt_cli.merge(nodes[0].parent, tmp_path / "out").checkpoint.step == 7
+        assert ckpt_cli.merge(nodes[0].parent, tmp_path / "out7", step=7).outputs[0].elements == 24
+        with pytest.raises(MissingShard):
+            ckpt_cli.merge(nodes[0].parent, tmp_path / "out8", step=8)
+
+    def test_another_step_is_never_taken_instead(self, tmp_path: Path) -> None:
+        for step in (1, 2):
+            save_ranks(tmp_path / f"global_step_{step}", 2, {"w": ([0, 1], [Shard(0)], torch.ones(2, 3))})
+        with pytest.raises(UsageError, match="no part of this checkpoint"):
+            ckpt_cli.merge(tmp_path / "global_step_1", tmp_path / "out", also=tmp_path / "global_step_2")
+        assert not (tmp_path / "out").exists()
+
+    def test_a_folder_that_says_no_step_may_be_a_part(self, nodes: tuple[Path, Path], tmp_path: Path) -> None:
+        plain = Path(shutil.copytree(nodes[1] / "global_step_7" / "actor", tmp_path / "files-of-node1"))
+        result = ckpt_cli.merge(nodes[0] / "global_step_7" / "actor", tmp_path / "out", also=plain)
+        assert result.outputs[0].elements == 24
+
     def test_two_runs_beside_each_other_are_no_nodes(self, tmp_path: Path) -> None:
         for run in ("a", "b"):
             save_ranks(tmp_path / run / "global_step_1", 2, {"w": ([0, 1], [Shard(0)], torch.ones(2, 3))})
         with pytest.raises(CkptError, match="no checkpoint was recognised"):
             ckpt_cli.merge(tmp_path, tmp_path / "out")
+
+
+def save_dcp(folder: Path, content: dict[str, Any]) -> Path:
+    dcp.save(content, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+def save_without_collectives(folder: Path, world: int) -> Path:
+    """What each rank leaves when no rank gathers the metadata: its own data and its own metadata."""
+    for rank in range(world):
+        alone = save_dcp(folder / f"rank{rank}", {"model": {f"w{rank}": torch.full((2, 3), float(rank))}})
+        metadata = pickle.loads((alone / ".metadata").read_bytes())
+        for place in metadata.storage_data.values():
+            place.relative_path = f"__{rank}_0.distcp"
+        (alone / "__0_0.distcp").rename(folder / f"__{rank}_0.distcp")
+        (folder / f"__{rank}.metadata").write_bytes(pickle.dumps(metadata))
+        shutil.rmtree(alone)
+    return folder
+
+
+class TestDcpOfSeveralFolders:
+    def test_two_saves_are_never_stitched_together(self, tmp_path: Path) -> None:
+        first, second = (save_dcp(tmp_path / name, {"model": {"w": torch.full((2, 3), value)}}) for name, value in (("a", 1.0), ("b", 2.0)))
+        with pytest.raises(Inconsistent, match="another save"):
+            ckpt_cli.merge(first, tmp_path / "out", also=second)
+
+    def test_the_same_metadata_on_every_node_is_no_contradiction(self, tmp_path: Path) -> None:
+        first = save_dcp(tmp_path / "a", {"model": {"w": torch.ones(2, 3)}})
+        (tmp_path / "b").mkdir()
+        shutil.copy(first / ".metadata", tmp_path / "b")
+        (first / "__0_0.distcp").rename(tmp_path / "b" / "__0_0.distcp")
+        assert ckpt_cli.merge(first, tmp_path / "out", also=tmp_path / "b").outputs[0].elements == 6
+
+    @pytest.mark.parametrize("lost", [0, 1, 2])
+    def test_a_rank_whose_metadata_is_gone_is_missed(self, tmp_path: Path, lost: int) -> None:
+        folder = save_without_collectives(tmp_path / "save", 3)
+        assert ckpt_cli.merge(folder, tmp_path / "out").outputs[0].elements == 18
+        (folder / f"__{lost}.metadata").unlink()
+        with pytest.raises(MissingShard, match=f"metadata of rank {lost}"):
+            ckpt_cli.merge(folder, tmp_path / "out2")
+
+    @pytest.mark.parametrize("above", [False, True])
+    def test_each_node_may_keep_the_metadata_of_its_own_ranks(self, tmp_path: Path, above: bool) -> None:
+        nodes = tmp_path / "nodes"
+        first = save_without_collectives(nodes / "n0", 4)
+        (nodes / "n1").mkdir()
+        for path in [path for rank in (2, 3) for path in first.glob(f"__{rank}*")]:
+            path.rename(nodes / "n1" / path.name)
+        result = ckpt_cli.merge(nodes if above else first, tmp_path / "out", also=() if above else nodes / "n1")
+        assert result.outputs[0].elements == 24
+
+
+class TestDcpContents:
+    @pytest.mark.parametrize("thing", [(torch.ones(2), torch.ones(2)), torch.nn.Linear(2, 2)], ids=["tuple", "module"])
+    def test_an_object_among_the_weights_that_holds_tensors_is_refused(self, tmp_path: Path, thing: object) -> None:
+        folder = save_dcp(tmp_path / "save", {"model": {"w": torch.ones(2, 3), "thing": thing}})
+        with pytest.raises(Unsupported, match="holds tensors") as caught:
+            ckpt_cli.merge(folder, tmp_path / "out")
+        assert caught.value.tensor == "model.thing"
+
+    def test_an_object_elsewhere_is_none_of_the_weights(self, tmp_path: Path) -> None:
+        folder = save_dcp(tmp_path / "save", {"model": {"w": torch.ones(2, 3), "n": 3}, "extra": (torch.ones(2),)})
+        assert ckpt_cli.merge(folder, tmp_path / "out").outputs[0].elements == 6
+
+    def test_several_state_dicts_without_a_model_are_told(self, tmp_path: Path) -> None:
+        folder = save_dcp(tmp_path / "save", {"encoder": {"w": torch.ones(2, 3)}, "decoder": {"w": torch.ones(4)}})
+        result = ckpt_cli.merge(folder, tmp_path / "one")
+        assert result.outputs[0].component == "encoder"
+        assert "other-groups" in [note.code for note in result.checkpoint.notes]
+        both = ckpt_cli.merge(folder, tmp_path / "both", type="all")
+        assert [output.component for output in both.outputs] == ["encoder", "decoder"]
+        assert ckpt_cli.merge(folder, tmp_path / "named", type="encoder").outputs[0].elements == 6
+
+    def test_entries_beside_the_top_level_are_told(self, tmp_path: Path) -> None:
+        folder = save_dcp(tmp_path / "save", {"top": torch.ones(2), "layers": {"w": torch.ones(4)}})
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        assert "other-groups" in [note.code for note in result.checkpoint.notes]

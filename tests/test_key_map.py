@@ -233,3 +233,17 @@ def test_any_object_of_names_says_what_it_means(mapping: dict[str, str]) -> None
     with tempfile.TemporaryDirectory() as folder:
         rules = Place(Path(folder)).json(mapping)
     assert mapped_names(mapping, rules) == mapping
+
+
+@pytest.mark.parametrize("pattern", ["a{4294967296}", "(" * 490 + ")" * 490], ids=["a huge count", "deep groups"])
+def test_a_pattern_that_cannot_be_compiled_is_refused(place: Place, pattern: str) -> None:
+    with pytest.raises(UsageError, match="rule 1"):
+        place.rules({"match": pattern, "to": "x"})
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "1" * 5000], ids=["deep lists", "a long number"])
+def test_toml_that_the_parser_cannot_hold_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "map.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError):
+        read_key_map(path)

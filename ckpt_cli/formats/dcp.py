@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
-from ckpt_cli.files import Files, FileSource, Source, entries_in
+from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.dcp_groups import Group, groups_of
+from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, Stored, metadata_files, read_catalog
+from ckpt_cli.formats.state_dict import holds_storage
 from ckpt_cli.model import Component, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, few
 from ckpt_cli.safetensors_file import Entry, read_header
@@ -54,22 +55,37 @@ class Dcp:
 
     def groups(self, match: Match) -> list[str]:
         """The groups of tensors in the folder that may be weights, the main one first."""
-        return [group.name for group in groups_of(read_catalog(match.root))] if match.trouble is None else []
+        return [group.name for group in groups_of(read_catalog(match.root, *match.more_roots))] if match.trouble is None else []
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        catalog = read_catalog(match.root)
-        group = self._choose(match, catalog)
+        roots = (match.root, *match.more_roots)
+        catalog = read_catalog(*roots)
+        groups = groups_of(catalog)
+        group = _chosen(match, groups)
         _refuse_permuted(catalog, group, match.root)
-        reader = _ItemReader((match.root, *match.more_roots), files)
+        reader = _ItemReader(roots, files)
         reader.check_files(group)
         tensors: dict[str, Tensor] = {}
         for name, entry in group.tensors.items():
             with reading(match.root, tensor=name):
                 tensors[check_name(name)] = _assemble(name, entry, reader)
+        for name, thing in group.objects.items():
+            if thing.stored is not None and not name.endswith("_extra_state") and reader.holds_tensors(thing.stored):
+                raise Unsupported(
+                    "this entry is no tensor but holds tensors",
+                    path=match.root,
+                    tensor=name,
+                    expected="a dict of tensors",
+                    hint="save what is in it as entries of their own",
+                )
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         notes = []
+        others = [other.name for other in groups if other.name != group.name]
+        if others and match.group is None and group.writer in ("", FLAT):
+            text = f"the folder also holds tensors of {few(others)}, which are not in this component: see --type"
+            notes.append(Note("warning", "other-groups", text))
         if unused:
             notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
@@ -85,13 +101,11 @@ class Dcp:
             writer=f"torch DCP ({catalog.writer})",
         )
 
-    def _choose(self, match: Match, catalog: Catalog) -> Group:
-        groups = groups_of(catalog)
-        if not groups:
-            raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
-        if match.group is None:
-            return groups[0]
-        return next(group for group in groups if group.name == match.group)
+
+def _chosen(match: Match, groups: Sequence[Group]) -> Group:
+    if not groups:
+        raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
+    return groups[0] if match.group is None else next(group for group in groups if group.name == match.group)
 
 
 def _assemble(name: str, entry: CatalogTensor, reader: _ItemReader) -> Tensor:
@@ -136,28 +150,42 @@ class _ItemReader:
             )
 
     def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
-        path = self.path(stored.file)
-        source = self._files.source(path)
-        with reading(path):
-            if stored.offset + stored.length > source.size:
-                raise CorruptFile(
-                    f"the file has {source.size} bytes",
-                    expected=f"at least {stored.offset + stored.length}, as the metadata says",
-                    hint="the save or the copy was interrupted",
-                )
-            if stored.transforms:
-                stream = inflated(source, stored.offset, stored.length, stored.transforms)
-                return self._zip_item(stream, 0, stream.size)
-            if source.read(stored.offset, min(4, stored.length)) == ZIP:
-                return self._zip_item(source, stored.offset, stored.length)
-            return self._blob_item(source, entry, stored)
+        with reading(self.path(stored.file)):
+            source = self._checked(stored)
+            item = self._zip_item(source, stored)
+            if item is None:
+                return self._blob_item(source, entry, stored)
+            tensor = item.tensor(item.root)
+            if tensor is None:
+                raise CorruptFile("an item holds no tensor")
+            return tensor
 
-    def _zip_item(self, source: Source, start: int, size: int) -> StoredTensor:
-        item = TorchFile(source, start, size)
-        tensor = item.tensor(item.root)
-        if tensor is None:
-            raise CorruptFile("an item holds no tensor")
-        return tensor
+    def holds_tensors(self, stored: Stored) -> bool:
+        """Whether tensors hang below an object that is not a tensor itself. False if its file is not there."""
+        if not self.path(stored.file).is_file():
+            return False
+        with reading(self.path(stored.file)):
+            item = self._zip_item(self._checked(stored), stored)
+            return item is not None and holds_storage(item.root)
+
+    def _checked(self, stored: Stored) -> FileSource:
+        source = self._files.source(self.path(stored.file))
+        if stored.offset + stored.length > source.size:
+            raise CorruptFile(
+                f"the file has {source.size} bytes",
+                expected=f"at least {stored.offset + stored.length}, as the metadata says",
+                hint="the save or the copy was interrupted",
+            )
+        return source
+
+    def _zip_item(self, source: FileSource, stored: Stored) -> TorchFile | None:
+        """The item as a file of torch.save, or None if it is not one."""
+        if stored.transforms:
+            stream = inflated(source, stored.offset, stored.length, stored.transforms)
+            return TorchFile(stream, 0, stream.size)
+        if source.read(stored.offset, min(4, stored.length)) == ZIP:
+            return TorchFile(source, stored.offset, stored.length)
+        return None
 
     def _blob_item(self, source: FileSource, entry: CatalogTensor, stored: Stored) -> StoredTensor:
         key = stored.file, stored.offset

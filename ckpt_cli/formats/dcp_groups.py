@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.errors import Inconsistent
-from ckpt_cli.formats.dcp_metadata import Catalog, CatalogTensor
+from ckpt_cli.formats.dcp_metadata import Catalog, CatalogObject, CatalogTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,19 @@ NO_WEIGHTS = re.compile(
 )
 """Groups beside a model that hold no weights."""
 
+FLAT = "keys at the top level"
+
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors of one group, by the name that they have without its prefix."""
+    """Tensors of one group, by the name that they have without its prefix; objects that lie among them, by their whole name."""
 
     name: str
     writer: str
     tensors: Mapping[str, CatalogTensor]
+    objects: Mapping[str, CatalogObject]
 
 
 def groups_of(catalog: Catalog) -> list[Group]:
@@ -55,12 +58,12 @@ def groups_of(catalog: Catalog) -> list[Group]:
         depth = len(rule.prefix)
         inside = {key: t for key, t in catalog.tensors.items() if len(t.path) > depth and t.path[:depth] == rule.prefix}
         if inside:
-            found.append(_group("model", rule.writer, inside, depth, rule.wrapper))
+            found.append(_group(catalog, "model", rule.writer, inside, rule.prefix, rule.wrapper))
             taken |= set(inside)
             break
     flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1}
     if flat:
-        found.append(_group("model" if not found else "flat", "keys at the top level", flat, 0, ""))
+        found.append(_group(catalog, "model" if not found else "flat", FLAT, flat, ()))
         taken |= set(flat)
     nested: dict[str, dict[str, CatalogTensor]] = {}
     for key, tensor in catalog.tensors.items():
@@ -70,15 +73,20 @@ def groups_of(catalog: Catalog) -> list[Group]:
     names = {group.name for group in found}
     for name, tensors in nested.items():
         if NAME.fullmatch(name):
-            found.append(_group(name if name not in names else f"{name}_2", "", tensors, 1, ""))
+            found.append(_group(catalog, name if name not in names else f"{name}_2", "", tensors, (name,)))
     return found
 
 
-def _group(name: str, writer: str, inside: Mapping[str, CatalogTensor], depth: int, wrapper: str) -> Group:
+def _group(
+    catalog: Catalog, name: str, writer: str, inside: Mapping[str, CatalogTensor], prefix: tuple[str, ...], wrapper: str = ""
+) -> Group:
+    depth = len(prefix)
     names = {key: ".".join(tensor.path[depth:]) for key, tensor in inside.items()}
     if wrapper and all(short.startswith(wrapper) for short in names.values()):
         names = {key: short.removeprefix(wrapper) for key, short in names.items()}
     if len(set(names.values())) != len(names):
         twice = next(short for short in names.values() if list(names.values()).count(short) > 1)
         raise Inconsistent(f"two entries of group {name} have the same name without their prefix", tensor=twice)
-    return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()})
+    # At the top level, what lies one level down is another group's, or a trainer's.
+    beside = {key: o for key, o in catalog.objects.items() if o.path[:depth] == prefix and (depth or len(o.path) == 1)}
+    return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()}, beside)

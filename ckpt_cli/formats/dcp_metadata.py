@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -58,11 +58,19 @@ class CatalogTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class CatalogObject:
+    """Something else that was pickled: its path of nested keys, and where it is, if the metadata says so."""
+
+    path: tuple[str, ...]
+    stored: Stored | None
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """Everything that the metadata of a folder tells."""
 
     tensors: Mapping[str, CatalogTensor]
-    objects: Mapping[str, tuple[str, ...]]
+    objects: Mapping[str, CatalogObject]
     writer: Writer
 
     @property
@@ -71,28 +79,52 @@ class Catalog:
         return sorted({stored.file for tensor in self.tensors.values() for places in tensor.chunks.values() for stored in places})
 
 
-def metadata_files(folder: Path) -> list[Path]:
-    """``.metadata``, or what a save without collectives leaves: one file per rank, in the order of ranks."""
-    if os.path.isfile(folder / METADATA):
-        return [folder / METADATA]
-    found = {int(fields["rank"][:9]): path for path in entries_in(folder) if (fields := RANK_METADATA.fullmatch(path.name))}
+def metadata_files(*folders: Path) -> list[Path]:
+    """``.metadata``, or what a save without collectives leaves: one file per rank, in the order of ranks.
+
+    Raises Inconsistent if several folders hold different ``.metadata``, or the file of one rank twice.
+    """
+    whole = [folder / METADATA for folder in folders if os.path.isfile(folder / METADATA)]
+    for other in whole[1:]:
+        if read_small(other, MAX_METADATA) != read_small(whole[0], MAX_METADATA):
+            raise Inconsistent(f"{other} is of another save", path=whole[0], hint="take folders of one save together only")
+    if whole:
+        return whole[:1]
+    found: dict[int, Path] = {}
+    for path in (path for folder in folders for path in entries_in(folder)):
+        fields = RANK_METADATA.fullmatch(path.name)
+        if fields and found.setdefault(int(fields["rank"]), path) != path:
+            raise Inconsistent(f"{path.name} is in two folders", path=path, hint="take folders of one save together only")
     return [found[rank] for rank in sorted(found)]
 
 
-def read_catalog(folder: Path) -> Catalog:
-    """The catalogue of a folder that has metadata. Raises CorruptFile, Unsupported, or Inconsistent between ranks' files."""
-    tensors: dict[str, CatalogTensor] = {}
-    objects: dict[str, tuple[str, ...]] = {}
-    writer: Writer = ">= 2.9"
-    listed = metadata_files(folder)
-    for rank, path in enumerate(listed):
-        if path.name not in (METADATA, f"__{rank}.metadata"):
+def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
+    """Raise MissingShard if a rank's metadata is not there although others', or its data, are."""
+    if listed[0].name == METADATA:
+        return
+    wrote = {int(fields["rank"]) for folder in folders for path in entries_in(folder) if (fields := ITEM_FILE.fullmatch(path.name))}
+    names = {path.name for path in listed}
+    for rank in (*range(len(listed)), *sorted(wrote)):
+        if f"__{rank}.metadata" not in names:
             raise MissingShard(
                 f"the metadata of rank {rank} is missing",
-                path=folder,
-                expected=str(folder / f"__{rank}.metadata"),
-                hint="copy it from the node that wrote it",
+                path=folders[0],
+                expected=str(folders[0] / f"__{rank}.metadata"),
+                hint="copy it from the node that wrote it, or pass that node's folder with --also",
             )
+
+
+def read_catalog(*folders: Path) -> Catalog:
+    """The catalogue of a save, which may lie in several folders (of several nodes).
+
+    Raises CorruptFile, Unsupported, MissingShard, or Inconsistent between ranks' files.
+    """
+    tensors: dict[str, CatalogTensor] = {}
+    objects: dict[str, CatalogObject] = {}
+    writer: Writer = ">= 2.9"
+    listed = metadata_files(*folders)
+    _check_ranks(listed, folders)
+    for path in listed:
         with reading(path):
             root, end = load_pickle(raw := read_small(path, MAX_METADATA))
             if end != len(raw) or not isinstance(root, Call) or not isinstance(root.target, Global) or root.target.name != "Metadata":
@@ -109,7 +141,7 @@ def read_catalog(folder: Path) -> Catalog:
                     if entry.target.name == "TensorStorageMetadata":
                         _add_tensor(tensors, name, nested, attributes(entry.state), places)
                     elif entry.target.name == "BytesStorageMetadata":
-                        objects[name] = nested
+                        objects[name] = CatalogObject(nested, places.get((name, None)))
                     else:
                         raise CorruptFile(f"an entry is {entry.target}, neither a tensor nor an object")
     return Catalog(tensors, objects, writer)

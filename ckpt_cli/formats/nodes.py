@@ -29,11 +29,11 @@ def joined(first: Match, second: Match) -> Match:
 
 
 def complement(first: Match, second: Match) -> bool:
-    """Whether two matches look like parts of one save: neither is whole, and they have no file in common."""
+    """Whether two matches look like parts of one save: they have no file in common, and neither has the files of all ranks."""
     if (first.format, first.component) != (second.format, second.component):
         return False
     if first.ranks:
         apart = not set(first.ranks) & set(second.ranks) and first.world_size == second.world_size
         return apart and bool(first.missing_ranks) and bool(second.missing_ranks)
     names = [{path.name for path in match.files if path.suffix == ".distcp"} for match in (first, second)]
-    return first.format == "dcp" and not names[0] & names[1] and (first.trouble is not None or second.trouble is not None)
+    return first.format == "dcp" and not names[0] & names[1]

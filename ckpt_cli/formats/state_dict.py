@@ -31,7 +31,7 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
             if local is not None:
                 held[checked] = local
                 continue
-            if _holds_storage(node):
+            if holds_storage(node):
                 raise Unsupported(
                     f"this entry is no tensor but holds tensors: {describe(node)}",
                     expected="a flat dict of tensors",
@@ -56,7 +56,7 @@ def _refuse_flat_parameters(held: Mapping[str, Local]) -> None:
         )
 
 
-def _holds_storage(node: object) -> bool:
+def holds_storage(node: object) -> bool:
     """Whether a storage of tensors hangs anywhere below a node, within bounds."""
     pending, seen = [(node, 0)], 0
     while pending:

@@ -254,6 +254,11 @@ class TestDcpContents:
         folder = save_dcp(tmp_path / "save", {"model": {"w": torch.ones(2, 3), "n": 3}, "extra": (torch.ones(2),)})
         assert ckpt_cli.merge(folder, tmp_path / "out").outputs[0].elements == 6
 
+    @pytest.mark.parametrize("name", ["rng_state", "dataloader", "lr_scheduler"])
+    def test_the_state_of_a_trainer_beside_the_weights_is_none_of_them(self, tmp_path: Path, name: str) -> None:
+        folder = save_dcp(tmp_path / "save", {"w.weight": torch.ones(2, 3), name: (torch.ones(2),)})
+        assert ckpt_cli.merge(folder, tmp_path / "out").outputs[0].elements == 6
+
     def test_several_state_dicts_without_a_model_are_told(self, tmp_path: Path) -> None:
         folder = save_dcp(tmp_path / "save", {"encoder": {"w": torch.ones(2, 3)}, "decoder": {"w": torch.ones(4)}})
         result = ckpt_cli.merge(folder, tmp_path / "one")

@@ -87,6 +87,8 @@ def _group(
     if len(set(names.values())) != len(names):
         twice = next(short for short in names.values() if list(names.values()).count(short) > 1)
         raise Inconsistent(f"two entries of group {name} have the same name without their prefix", tensor=twice)
-    # At the top level, what lies one level down is another group's, or a trainer's.
-    beside = {key: o for key, o in catalog.objects.items() if o.path[:depth] == prefix and (depth or len(o.path) == 1)}
+    beside = {key: thing for key, thing in catalog.objects.items() if thing.path[:depth] == prefix}
+    if not prefix:
+        # What lies one level down is another group's, and some objects beside the weights are a trainer's.
+        beside = {key: thing for key, thing in beside.items() if len(thing.path) == 1 and not NO_WEIGHTS.fullmatch(thing.path[0])}
     return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()}, beside)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
+from ckpt_cli.errors import CkptError, MissingShard, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files import entries_in, folders_in
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.nodes import complement, joined
+from ckpt_cli.formats.nodes import complement, counts_no_ranks, joined
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
 
 STEP_FOLDERS = tuple(
@@ -99,13 +99,15 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
 
     Raises NotFound or NotRecognised, with what is there and what might have been meant.
     """
-    target = _locate(Path(path), step)
+    parts = [_locate(Path(path), step)]
+    target = parts[0]
     for other in also:
         _check_exists(other)
         if os.path.samefile(path, other):
             raise UsageError(f"--also names the folder itself: {other}", hint="leave it out")
-        target = _joined(target, _locate(other, step))
-    return target
+        parts.append(_locate(other, step))
+        target = _joined(target, parts[-1])
+    return _doubted(target, parts) if target.run is not None else target
 
 
 def _locate(given: Path, step: int | None) -> Target:
@@ -149,8 +151,9 @@ def expanded(found: Found) -> Found:
             names = groups(place.match)
         except CkptError:
             continue
-        if len(names) > 1 and names[0] != "model" and place.name == "model":
-            # No state dict is called model, so that the first one goes by its own name as well.
+        if names and names[0] not in taken and place.name == "model" and (len(names) > 1 or names[0] == "ema"):
+            # No state dict is called model, so that the first one goes by its own name.
+            taken.add(names[0])
             places[places.index(place)] = replace(place, name=names[0])
         for name in names[1:]:
             if name not in taken:
@@ -287,18 +290,33 @@ def _joined(first: Target, second: Target) -> Target:
         pairs = [(place, _twin_place(checkpoint, place, twin)) for place in checkpoint.places]
         places = [place if same is None else _joined_place(place, same, twin.path) for place, same in pairs]
         places += [place for place in twin.places if all(place is not same for _, same in pairs)]
-        found.append(replace(checkpoint, places=tuple(places)))
+        found.append(replace(checkpoint, places=tuple(places), step=twin.step if checkpoint.step is None else checkpoint.step))
     if first.run is None:
         if len(others) == len(second.checkpoints):
             raise UsageError(
                 f"--also holds no part of this checkpoint: {second.path}",
                 path=first.path,
-                expected=f"more files of step {first.checkpoints[0].step}",
-                hint="pass the folder of the same step on the other node",
+                hint="pass the folder of the same step on the other node, such as .../global_step_10",
             )
         return replace(first, checkpoints=tuple(found))
     found += others
     return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)))
+
+
+def _doubted(target: Target, parts: Sequence[Target]) -> Target:
+    """With trouble for steps that only some of several folders have, where the files do not tell how many ranks there were."""
+    checkpoints: list[Found] = []
+    for found in target.checkpoints:
+        holders = sum(any(other.step == found.step for other in part.checkpoints) for part in parts)
+        if holders < len(parts):
+            trouble = MissingShard(
+                f"{found.path.name} is in {holders} of {len(parts)} folders", path=found.path, hint="use a step that all of them have"
+            )
+            doubted = [replace(p, match=replace(p.match, trouble=trouble)) if counts_no_ranks(p.match) else p for p in found.places]
+            checkpoints.append(replace(found, places=tuple(doubted)))
+        else:
+            checkpoints.append(found)
+    return replace(target, checkpoints=tuple(checkpoints))
 
 
 def _same_step(first: Target, checkpoint: Found, second: Target, other: Found) -> bool:
@@ -340,6 +358,7 @@ def _node_folders(parent: Path, step: int | None) -> Target | None:
     whole = targets[0]
     for other in targets[1:]:
         whole = _joined(whole, other)
+    whole = _doubted(whole, targets)
     return _with_step(replace(whole, path=parent, run=parent, nodes=len(targets)), step)
 
 

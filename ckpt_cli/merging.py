@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli import manifest, plan
-from ckpt_cli.assets import CONFIG, auxiliary_weights, config_notes, config_with_dtype, resolve_base
+from ckpt_cli.assets import CONFIG, auxiliary_weights, config_notes, config_with_dtype, resolve_base, tied_pair
 from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import NotFound, OutputExists, UsageError
@@ -25,6 +25,7 @@ from ckpt_cli.kernels import SLAB
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.matching import match_base
 from ckpt_cli.model import Component, Note
+from ckpt_cli.model_config import ties_embeddings
 from ckpt_cli.opening import Opened, OpenedComponent, describe_checkpoint, open_checkpoint
 from ckpt_cli.placing import check_space, check_target, default_output, make_parents, remove_empty
 from ckpt_cli.progress import Progress
@@ -246,16 +247,19 @@ def _part(
     notes = list(selection.notes)
     dtypes = None
     if options.match_base and base is not None and base.component is not None:
-        if selection.tied is not None and selection.tied[0] in base.component.tensors:
-            selection = selection.with_head()
+        pair = tied_pair(list(base.component.tensors)) if ties_embeddings(config) else None
+        if pair is not None and _lacks_tied_head(selection, pair, options):
+            selection = selection.with_head(*pair)
+            notes.append(Note("info", "tied-head", f"{pair[0]} is written as {pair[1]}, to which it is tied, as the base stores both"))
         matched = match_base(
             selection.tensors,
             base.component.tensors,
             fill_missing=options.fill_missing_from_base,
             drop_extra=options.drop_extra,
         )
-        for name in matched.tensors.keys() - selection.tensors.keys():
-            notes += compare_copies(matched.tensors[name], options.allow_unequal_replicas)
+        for name, tensor in matched.tensors.items():
+            if name not in selection.tensors and tensor.check_copies:
+                notes += compare_copies(tensor, options.allow_unequal_replicas)
         selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})
         dtypes = matched.dtypes if options.dtype is None else None
         notes += matched.notes
@@ -276,6 +280,14 @@ def _part(
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, list(selection.tensors), stored)
     return Part(component, selection, made, tuple(notes))
+
+
+def _lacks_tied_head(selection: Selection, pair: tuple[str, str], options: MergeOptions) -> bool:
+    """Whether the head of a pair is not there because it is tied, and not because a filter or a key map left it out."""
+    head, embedding = pair
+    if head in selection.tensors or embedding not in selection.tensors:
+        return False
+    return selection.tied == pair or not (head in selection.dropped or options.include or options.exclude)
 
 
 def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None) -> dict[str, bytes | Path]:

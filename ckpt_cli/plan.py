@@ -143,7 +143,7 @@ def make_plan(
     for output in outputs:
         if quantised and output.is_cast:
             raise Unsupported(
-                f"quantised weights cannot be cast to {output.dtype}",
+                f"the config says that weights are quantised: {output.tensor.dtype} is not cast to {output.dtype}",
                 tensor=output.name,
                 hint="pass --dtype keep",
             )

@@ -33,11 +33,8 @@ class Selection:
     notes: tuple[Note, ...]
     tied: tuple[str, str] | None = None
 
-    def with_head(self) -> Selection:
-        """With the tied output head after all, as its embedding: for a base that stores both."""
-        if self.tied is None:
-            return self
-        head, embedding = self.tied
+    def with_head(self, head: str, embedding: str) -> Selection:
+        """With a tied output head as well, as its embedding: for a base that stores both."""
         dropped = {name: why for name, why in self.dropped.items() if name != head}
         return replace(self, tensors={**self.tensors, head: replace(self.tensors[embedding], name=head)}, dropped=dropped, tied=None)
 

@@ -92,6 +92,19 @@ class TestTiedHead:
         assert torch.equal(found["lm_head.weight"], self.EMBEDDING)
         assert not result.outputs[0].dropped
 
+    @pytest.mark.parametrize("fill", [False, True])
+    def test_a_run_without_one_gives_its_embedding(self, tmp_path: Path, fill: bool) -> None:
+        source = run(tmp_path / "run", {self.NAMES[0]: self.EMBEDDING}, self.TIED)
+        base = folder(tmp_path / "base", {each: torch.full((3, 2), 7.0) for each in self.NAMES}, self.TIED)
+        ckpt_cli.merge(source, tmp_path / "out", base=base, match_base=True, fill_missing_from_base=fill)
+        assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"], self.EMBEDDING)
+
+    def test_a_head_that_was_left_out_by_name_stays_the_base_s(self, tmp_path: Path) -> None:
+        source = run(tmp_path / "run", dict.fromkeys(self.NAMES, self.EMBEDDING), self.TIED)
+        base = folder(tmp_path / "base", {each: torch.full((3, 2), 7.0) for each in self.NAMES}, self.TIED)
+        ckpt_cli.merge(source, tmp_path / "out", base=base, match_base=True, fill_missing_from_base=True, exclude=["lm_head*"])
+        assert float(load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"][0, 0]) == 7.0
+
 
 def test_a_base_whose_replicas_differ_is_not_filled_from(tmp_path: Path) -> None:
     base = tmp_path / "base"

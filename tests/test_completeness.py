@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, Unsupported, UsageError
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Unsupported, UsageError
 
 
 def save_ranks(folder: Path, world: int, tensors: dict[str, tuple[Sequence[Any], Sequence[Placement], torch.Tensor]]) -> None:
@@ -241,6 +241,31 @@ class TestDcpOfSeveralFolders:
         result = ckpt_cli.merge(nodes if above else first, tmp_path / "out", also=() if above else nodes / "n1")
         assert result.outputs[0].elements == 24
 
+    @pytest.mark.parametrize("also", [False, True])
+    def test_a_step_that_some_nodes_lack_is_not_believed_to_be_whole(self, tmp_path: Path, also: bool) -> None:
+        for step in (10, 20):
+            whole = save_without_collectives(tmp_path / "whole" / f"step_{step}", 3)
+            for rank in range(3):
+                for path in whole.glob(f"__{rank}*"):
+                    (tmp_path / "nodes" / f"n{rank}" / whole.name).mkdir(parents=True, exist_ok=True)
+                    path.rename(tmp_path / "nodes" / f"n{rank}" / whole.name / path.name)
+        shutil.rmtree(tmp_path / "nodes" / "n2" / "step_20")
+        nodes = sorted((tmp_path / "nodes").iterdir())
+        source, more = (nodes[0], nodes[1:]) if also else (tmp_path / "nodes", [])
+        result = ckpt_cli.merge(source, tmp_path / "out", also=more)
+        assert (result.checkpoint.step, result.outputs[0].elements) == (10, 18)
+        with pytest.raises(CkptError):
+            ckpt_cli.merge(source, tmp_path / "out20", step=20, also=more)
+
+    def test_two_steps_are_never_taken_together(self, tmp_path: Path) -> None:
+        whole = save_without_collectives(tmp_path / "plain", 3)
+        for rank, step in ((1, "x/step_10"), (2, "y/step_20")):
+            (tmp_path / step).mkdir(parents=True)
+            for path in whole.glob(f"__{rank}*"):
+                path.rename(tmp_path / step / path.name)
+        with pytest.raises(UsageError, match="no part of this checkpoint"):
+            ckpt_cli.merge(whole, tmp_path / "out", also=(tmp_path / "x/step_10", tmp_path / "y/step_20"))
+
 
 class TestDcpContents:
     @pytest.mark.parametrize("thing", [(torch.ones(2), torch.ones(2)), torch.nn.Linear(2, 2)], ids=["tuple", "module"])
@@ -258,6 +283,22 @@ class TestDcpContents:
     def test_the_state_of_a_trainer_beside_the_weights_is_none_of_them(self, tmp_path: Path, name: str) -> None:
         folder = save_dcp(tmp_path / "save", {"w.weight": torch.ones(2, 3), name: (torch.ones(2),)})
         assert ckpt_cli.merge(folder, tmp_path / "out").outputs[0].elements == 6
+
+    def test_an_object_beside_flat_weights_that_holds_tensors_is_told(self, tmp_path: Path) -> None:
+        folder = save_dcp(tmp_path / "save", {"w.weight": torch.ones(2, 3), "sampler": (torch.ones(2),)})
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        assert "object-with-tensors" in [note.code for note in result.checkpoint.notes]
+
+    def test_an_ema_of_another_folder_keeps_its_name(self, tmp_path: Path) -> None:
+        step = save_dcp(tmp_path / "step_1", {"ema": {"w": torch.ones(2)}, "other": {"w": torch.ones(3)}})
+        save_dcp(step / "ema_sharded", {"model": {"w": torch.ones(5)}})
+        assert ckpt_cli.merge(step, tmp_path / "out", type="ema").outputs[0].elements == 5
+
+    def test_an_ema_alone_is_no_model(self, tmp_path: Path) -> None:
+        folder = save_dcp(tmp_path / "save", {"ema": {"w": torch.ones(2)}, "optimizer": {"w": torch.ones(3)}})
+        assert ckpt_cli.merge(folder, tmp_path / "out").outputs[0].component == "ema"
+        with pytest.raises(NotFound):
+            ckpt_cli.merge(folder, tmp_path / "model", type="model")
 
     def test_several_state_dicts_without_a_model_are_told(self, tmp_path: Path) -> None:
         folder = save_dcp(tmp_path / "save", {"encoder": {"w": torch.ones(2, 3)}, "decoder": {"w": torch.ones(4)}})

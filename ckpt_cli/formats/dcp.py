@@ -18,7 +18,7 @@ from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, Stored, metadata_files, read_catalog
 from ckpt_cli.formats.state_dict import holds_storage
 from ckpt_cli.model import Component, Leaf, Note, Tensor
-from ckpt_cli.names import check_name, few
+from ckpt_cli.names import check_name, few, printable
 from ckpt_cli.safetensors_file import Entry, read_header
 from ckpt_cli.torchfile import StoredTensor, TorchFile
 from ckpt_cli.transforms import inflated
@@ -69,8 +69,15 @@ class Dcp:
         for name, entry in group.tensors.items():
             with reading(match.root, tensor=name):
                 tensors[check_name(name)] = _assemble(name, entry, reader)
+        notes = []
         for name, thing in group.objects.items():
-            if thing.stored is not None and not name.endswith("_extra_state") and reader.holds_tensors(thing.stored):
+            if thing.stored is None or name.endswith("_extra_state") or not reader.holds_tensors(thing.stored):
+                continue
+            if group.writer == FLAT:
+                # Nothing tells a trainer's state from weights here.
+                text = f"{printable(name)} is no tensor but holds tensors, which are not written"
+                notes.append(Note("warning", "object-with-tensors", text))
+            else:
                 raise Unsupported(
                     "this entry is no tensor but holds tensors",
                     path=match.root,
@@ -81,7 +88,6 @@ class Dcp:
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
-        notes = []
         others = [other.name for other in groups if other.name != group.name]
         if others and match.group is None and group.writer in ("", FLAT):
             text = f"the folder also holds tensors of {few(others)}, which are not in this component: see --type"

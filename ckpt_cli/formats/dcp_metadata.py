@@ -110,7 +110,7 @@ def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
                 f"the metadata of rank {rank} is missing",
                 path=folders[0],
                 expected=str(folders[0] / f"__{rank}.metadata"),
-                hint="copy it from the node that wrote it, or pass that node's folder with --also",
+                hint=f"copy it from the node that wrote it, or pass that node's folder with --also; move left-over __{rank}_*.distcp away",
             )
 
 

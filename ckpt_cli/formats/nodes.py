@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
 from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.dcp_metadata import METADATA
 
 
 def joined(first: Match, second: Match) -> Match:
@@ -26,6 +27,13 @@ def joined(first: Match, second: Match) -> Match:
         # The metadata of a DCP is on one node only.
         return replace(second, files=files, more_roots=tuple(root for root in (first.root, *more) if root != second.root))
     return replace(first, files=files, more_roots=more)
+
+
+def counts_no_ranks(match: Match) -> bool:
+    """Whether nothing in the files says how many ranks wrote them: DCP with metadata of each rank alone."""
+    return (
+        match.format == "dcp" and match.trouble is None and not any((root / METADATA).is_file() for root in (match.root, *match.more_roots))
+    )
 
 
 def complement(first: Match, second: Match) -> bool:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.locate import Found
+from ckpt_cli.found import Found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,15 @@ import difflib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, MissingShard, NotFound, NotRecognised, Unreadable, UsageError
+from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files import entries_in, folders_in
-from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.nodes import complement, counts_no_ranks, joined
+from ckpt_cli.formats.nodes import complement
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
+from ckpt_cli.found import Found, Place, Target
+from ckpt_cli.joining import doubted, joined_targets
 
 STEP_FOLDERS = tuple(
     re.compile(pattern, re.ASCII)
@@ -48,52 +49,6 @@ MAX_NODES = 1024
 SYNONYMS = {"regular": "model", "main": "model"}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A component on disk: the files that a reader recognised, and the folder that it belongs to.
-
-    ``home`` is the folder that people think of as the component (``actor/``, or the checkpoint itself): its assets lie
-    there or around it, and ``--in-place`` writes there. ``passed_over`` names other readings of the same component,
-    ``more_homes`` the same folders on other nodes.
-    """
-
-    name: str
-    match: Match
-    home: Path
-    passed_over: tuple[str, ...] = ()
-    more_homes: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint, by names: its step (None if the folder does not say) and its components, the main one first."""
-
-    path: Path
-    step: int | None
-    places: tuple[Place, ...]
-
-    def place(self, name: str) -> Place | None:
-        return next((place for place in self.places if place.name == name), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a path means: the checkpoints of a run, oldest first, or one checkpoint.
-
-    ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the
-    folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are
-    step folders without weights.
-    """
-
-    path: Path
-    run: Path | None
-    checkpoints: tuple[Found, ...]
-    hints: tuple[str, ...] = ()
-    nodes: int = 1
-    steps_inside: int = 0
-    bare: tuple[Path, ...] = ()
-
-
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = ()) -> Target:
     """Find out what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
 
@@ -106,8 +61,8 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
         if os.path.samefile(path, other):
             raise UsageError(f"--also names the folder itself: {other}", hint="leave it out")
         parts.append(_locate(other, step))
-        target = _joined(target, parts[-1])
-    return _doubted(target, parts) if target.run is not None else target
+        target = joined_targets(target, parts[-1])
+    return doubted(target, parts) if target.run is not None else target
 
 
 def _locate(given: Path, step: int | None) -> Target:
@@ -274,69 +229,6 @@ def _steps(folder: Path) -> tuple[Found, ...]:
     return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name)))
 
 
-def _joined(first: Target, second: Target) -> Target:
-    """The checkpoints of two folders, where those of one step are parts of one checkpoint (a folder may say no step).
-
-    Raises UsageError if the first is one checkpoint and the second holds no part of it: another step would take its place.
-    """
-    others = list(second.checkpoints)
-    found: list[Found] = []
-    for checkpoint in first.checkpoints:
-        twin = next((other for other in others if _same_step(first, checkpoint, second, other)), None)
-        if twin is None:
-            found.append(checkpoint)
-            continue
-        others.remove(twin)
-        pairs = [(place, _twin_place(checkpoint, place, twin)) for place in checkpoint.places]
-        places = [place if same is None else _joined_place(place, same, twin.path) for place, same in pairs]
-        places += [place for place in twin.places if all(place is not same for _, same in pairs)]
-        found.append(replace(checkpoint, places=tuple(places), step=twin.step if checkpoint.step is None else checkpoint.step))
-    if first.run is None:
-        if len(others) == len(second.checkpoints):
-            raise UsageError(
-                f"--also holds no part of this checkpoint: {second.path}",
-                path=first.path,
-                hint="pass the folder of the same step on the other node, such as .../global_step_10",
-            )
-        return replace(first, checkpoints=tuple(found))
-    found += others
-    return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)))
-
-
-def _doubted(target: Target, parts: Sequence[Target]) -> Target:
-    """With trouble for steps that only some of several folders have, where the files do not tell how many ranks there were."""
-    checkpoints: list[Found] = []
-    for found in target.checkpoints:
-        holders = sum(any(other.step == found.step for other in part.checkpoints) for part in parts)
-        if holders < len(parts):
-            trouble = MissingShard(
-                f"{found.path.name} is in {holders} of {len(parts)} folders", path=found.path, hint="use a step that all of them have"
-            )
-            doubted = [replace(p, match=replace(p.match, trouble=trouble)) if counts_no_ranks(p.match) else p for p in found.places]
-            checkpoints.append(replace(found, places=tuple(doubted)))
-        else:
-            checkpoints.append(found)
-    return replace(target, checkpoints=tuple(checkpoints))
-
-
-def _same_step(first: Target, checkpoint: Found, second: Target, other: Found) -> bool:
-    unsaid = first.run is None and second.run is None and None in (checkpoint.step, other.step)
-    return unsaid or checkpoint.step == other.step
-
-
-def _twin_place(checkpoint: Found, place: Place, twin: Found) -> Place | None:
-    """The same component in another folder, which may hold the main one's files without saying its role."""
-    same = twin.place(place.name)
-    main = twin.places[0]
-    if same is None and place is checkpoint.places[0] and "model" in (place.name, main.name):
-        same = main if main.match.component == place.match.component and checkpoint.place(main.name) is None else None
-    return same
-
-
-def _joined_place(place: Place, same: Place, twin: Path) -> Place:
-    return replace(place, match=joined(place.match, same.match), more_homes=(*place.more_homes, same.home, twin))
-
-
 def _node_folders(parent: Path, step: int | None) -> Target | None:
     """A folder whose subfolders are the nodes of one training, each with its own ranks' files of the same checkpoints."""
     targets: list[Target] = []
@@ -357,8 +249,8 @@ def _node_folders(parent: Path, step: int | None) -> Target | None:
         return None
     whole = targets[0]
     for other in targets[1:]:
-        whole = _joined(whole, other)
-    whole = _doubted(whole, targets)
+        whole = joined_targets(whole, other)
+    whole = doubted(whole, targets)
     return _with_step(replace(whole, path=parent, run=parent, nodes=len(targets)), step)
 
 

@@ -14,8 +14,9 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
+from ckpt_cli.found import Found, Place, Target
 from ckpt_cli.frameworks import framework_of
-from ckpt_cli.locate import Found, Place, Target, component_names, expanded, locate, step_of, with_ema_of_model
+from ckpt_cli.locate import component_names, expanded, locate, step_of, with_ema_of_model
 from ckpt_cli.model import Component, Note
 from ckpt_cli.model_config import architecture, layer_count
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from ckpt_cli import manifest
 from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource
 from ckpt_cli.files import entries_in
-from ckpt_cli.locate import MAIN, Found
+from ckpt_cli.found import Found
+from ckpt_cli.locate import MAIN
 from ckpt_cli.names import few
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_cli.locate import Found
+from ckpt_cli.found import Found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_cli.errors import NotFound, NotRecognised, UsageError
-from ckpt_cli.locate import Target, component_names, locate
+from ckpt_cli.found import Target
+from ckpt_cli.locate import component_names, locate
 from tests.conftest import Copy
 
 

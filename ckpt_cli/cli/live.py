@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.cli.text import duration, size
@@ -71,7 +72,7 @@ class Bar:
             self._live.stop()
 
 
-class _Counting:
+class _Counting(ABC):
     """Bytes done so far, and when the next line is due."""
 
     def __init__(self) -> None:
@@ -95,15 +96,18 @@ class _Counting:
                 self.tell(now - self._started)
             self._label = label
 
-    def finish(self) -> None:
-        pass
+    @abstractmethod
+    def finish(self) -> None: ...
 
-    def tell(self, elapsed: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def tell(self, elapsed: float) -> None: ...
 
 
 class Plain(_Counting):
     """A line every ten seconds and for every new output file."""
+
+    def finish(self) -> None:
+        """Nothing: the result says that the work is over."""
 
     def tell(self, elapsed: float) -> None:
         share = 100 * self._done / max(self._total, 1)

@@ -1,0 +1,54 @@
+"""What was found at a path, by names: components, checkpoints, runs. Nothing is read to make these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_cli.formats.base import Match
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A component on disk: the files that a reader recognised, and the folder that it belongs to.
+
+    ``home`` is the folder that people think of as the component (``actor/``, or the checkpoint itself): its assets lie
+    there or around it, and ``--in-place`` writes there. ``passed_over`` names other readings of the same component,
+    ``more_homes`` the same folders on other nodes.
+    """
+
+    name: str
+    match: Match
+    home: Path
+    passed_over: tuple[str, ...] = ()
+    more_homes: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint, by names: its step (None if the folder does not say) and its components, the main one first."""
+
+    path: Path
+    step: int | None
+    places: tuple[Place, ...]
+
+    def place(self, name: str) -> Place | None:
+        return next((place for place in self.places if place.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path means: the checkpoints of a run, oldest first, or one checkpoint.
+
+    ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the
+    folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are
+    step folders without weights.
+    """
+
+    path: Path
+    run: Path | None
+    checkpoints: tuple[Found, ...]
+    hints: tuple[str, ...] = ()
+    nodes: int = 1
+    steps_inside: int = 0
+    bare: tuple[Path, ...] = ()

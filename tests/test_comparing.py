@@ -51,6 +51,13 @@ class TestValues:
         (drift,) = drifts(tmp_path, torch.tensor([BIG + 1, 5]), torch.tensor([BIG, 5]))
         assert drift.changed == 1
 
+    def test_within_one_dtype_bits_decide(self, tmp_path: Path) -> None:
+        (drift,) = drifts(tmp_path, torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
+        assert (drift.changed, drift.max_abs) == (1, 0.0)
+
+    def test_between_two_dtypes_values_decide(self, tmp_path: Path) -> None:
+        assert drifts(tmp_path, torch.tensor([0.0, 1.5]), torch.tensor([-0.0, 1.5], dtype=torch.bfloat16)) == ()
+
     def test_an_imaginary_part_counts(self, tmp_path: Path) -> None:
         (drift,) = drifts(tmp_path, torch.tensor([1 + 2j, 1j]), torch.tensor([1 + 5j, 1j]))
         assert (drift.changed, drift.max_abs) == (1, 3.0)

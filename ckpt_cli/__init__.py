@@ -1,4 +1,4 @@
-"""ckpt: look into sharded training checkpoints, and merge them into Hugging Face folders.
+"""ckpt: look into sharded training checkpoints, merge and average them into Hugging Face folders.
 
     >>> import ckpt_cli
     >>> result = ckpt_cli.merge("run", dtype="bf16")          # doctest: +SKIP
@@ -13,11 +13,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ckpt_cli.averaging import average as average
     from ckpt_cli.descriptor import Checkpoint as Checkpoint
     from ckpt_cli.errors import CkptError as CkptError
     from ckpt_cli.inspection import detect as detect
     from ckpt_cli.inspection import inspect as inspect
     from ckpt_cli.merging import merge as merge
+    from ckpt_cli.report import AverageResult as AverageResult
     from ckpt_cli.report import DetectResult as DetectResult
     from ckpt_cli.report import InspectResult as InspectResult
     from ckpt_cli.report import MergeResult as MergeResult
@@ -25,17 +27,31 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AverageResult": "report",
     "Checkpoint": "descriptor",
     "CkptError": "errors",
     "DetectResult": "report",
     "InspectResult": "report",
     "MergeResult": "report",
+    "average": "averaging",
     "detect": "inspection",
     "inspect": "inspection",
     "merge": "merging",
 }
 
-__all__ = ["Checkpoint", "CkptError", "DetectResult", "InspectResult", "MergeResult", "__version__", "detect", "inspect", "merge"]
+__all__ = [
+    "AverageResult",
+    "Checkpoint",
+    "CkptError",
+    "DetectResult",
+    "InspectResult",
+    "MergeResult",
+    "__version__",
+    "average",
+    "detect",
+    "inspect",
+    "merge",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@
     │   ├── Gap                  gap                  elements that no shard holds
     │   ├── Overlap              overlap              elements that two shards hold
     │   ├── Inconsistent         inconsistent         ranks contradict each other
+    │   ├── DifferentTensors     different-tensors    checkpoints that should hold the same tensors do not
     │   └── Undecidable          undecidable          the files do not say how to put the tensor together
     ├── OutputError           5
     │   ├── OutputExists         output-exists
@@ -22,7 +23,8 @@
     │   ├── NoSpace              no-space
     │   └── NotWritable          not-writable
     └── FindingsError         1
-        └── CastOverflow         cast-overflow        finite values that the requested dtype cannot hold
+        ├── CastOverflow         cast-overflow        finite values that the requested dtype cannot hold
+        └── NonFinite            non-finite           NaN or infinite values in what should be averaged
 
 A message is one line in lower case. ``expected`` says what should have been there, ``hint`` what to do next.
 Texts that come from files are escaped when they are shown, never here.
@@ -30,7 +32,7 @@ Texts that come from files are escaped when they are shown, never here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -38,7 +40,8 @@ from typing import ClassVar
 class CkptError(Exception):
     """The base of all errors that ckpt raises on purpose.
 
-    Attributes: ``code`` (stable, kebab-case), ``exit_code``, ``message``, ``expected``, ``hint``, ``path``, ``tensor``.
+    Attributes: ``code`` (stable, kebab-case), ``exit_code``, ``message``, ``expected``, ``hint``, ``path``, ``tensor``, and
+    ``details``: lines for what does not fit in one, such as a list of differences.
     """
 
     code: ClassVar[str] = "error"
@@ -54,6 +57,7 @@ class CkptError(Exception):
         tensor: str | None = None,
         expected: str | None = None,
         hint: str | None = None,
+        details: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -61,6 +65,7 @@ class CkptError(Exception):
         self.tensor = tensor
         self.expected = expected
         self.hint = hint
+        self.details = tuple(details)
 
     def __str__(self) -> str:
         return self.message
@@ -143,6 +148,10 @@ class Inconsistent(IncompleteError):
     usual_hint = "files of two runs or steps were mixed; get them again from the machines that wrote them"
 
 
+class DifferentTensors(IncompleteError):
+    code = "different-tensors"
+
+
 class Undecidable(IncompleteError):
     code = "undecidable"
 
@@ -180,6 +189,10 @@ class FindingsError(CkptError):
 
 class CastOverflow(FindingsError):
     code = "cast-overflow"
+
+
+class NonFinite(FindingsError):
+    code = "non-finite"
 
 
 @contextmanager

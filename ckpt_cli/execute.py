@@ -12,30 +12,38 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, NoSpace, NotWritable, reading
+from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files import Files, FileSource
+from ckpt_cli.geometry import Box
 from ckpt_cli.kernels import PieceIndex, cast, read_tile, view_as
-from ckpt_cli.plan import CopyWork, OutputFile, OutputTensor, Plan, TileWork, work_of
+from ckpt_cli.model import Tensor
+from ckpt_cli.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, work_of
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.safetensors_file import read_header
 from ckpt_cli.staging import Staging
+from ckpt_cli.weighted_sum import Formula, WeightedSum, real_parts
 
 COPY_BUFFER = 1 << 20
 CANNOT_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY, errno.EIO}
 """Errors of ``copy_file_range`` after which ordinary reads and writes are tried (and report a real error as their own)."""
 
+KEPT_INDEXES = 256
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written: files with their sizes in bytes, and finite values that became infinite, per tensor."""
+    """What was written: files with their sizes in bytes; per tensor, finite values that became infinite.
+
+    ``non_finite`` counts the NaN and infinite values of weighted sums: output name -> place in the formula -> count.
+    """
 
     files: dict[str, int]
     overflows: dict[str, int]
+    non_finite: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
 def default_jobs() -> int:
@@ -49,34 +57,28 @@ def execute(
     side_files: Mapping[str, bytes | Path],
     *,
     jobs: int | None = None,
-    allow_overflow: bool = False,
+    approve: Callable[[Written], None] | None = None,
     progress: Progress | None = None,
     last_file: Callable[[Written], tuple[str, bytes]] | None = None,
 ) -> Written:
     """Write a plan and its side files into ``staging``; the caller publishes it.
 
-    ``side_files`` maps names to contents or to files to copy; ``last_file`` makes one more file from what was written
-    (the manifest). Raises OutputError if the disk is full or the folder cannot be written, CastOverflow, and
-    InputError if a source fails or changes.
+    ``side_files`` maps names to contents or to files to copy; ``approve`` raises if the values that were met must not become
+    an output; ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
+    or the folder cannot be written, and InputError if a source fails or changes.
     """
     progress = progress or Silent()
     workers = 1 if any(source.forward_only for source in plan.sources) else jobs or default_jobs()
-    overflows: dict[str, int] = {}
+    written = Written({file.name: file.size for file in plan.files}, {}, {})
     with _output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
         try:
             for file in plan.files:
-                _write_file(file, staging.folder / file.name, workers, overflows, progress)
+                _write_file(file, staging.folder / file.name, workers, written, progress)
         finally:
             progress.finish()
-        if overflows and not allow_overflow:
-            worst = max(overflows, key=lambda name: overflows[name])
-            raise CastOverflow(
-                f"{sum(overflows.values())} finite values in {len(overflows)} tensors are too large for the requested dtype",
-                tensor=worst,
-                expected="values that stay finite",
-                hint="use a wider --dtype or keep, or pass --allow-overflow to write infinities",
-            )
+        if approve is not None:
+            approve(written)
         if plan.index is not None and plan.index_name is not None:
             write_bytes(staging.folder / plan.index_name, plan.index)
         for name, content in side_files.items():
@@ -87,7 +89,6 @@ def execute(
         for source in plan.sources:
             source.check_unchanged()
         _check_headers(plan, staging.folder)
-        written = Written({file.name: file.size for file in plan.files}, overflows)
         if last_file is not None:
             name, data = last_file(written)
             write_bytes(staging.folder / name, data)
@@ -105,12 +106,12 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _write_file(file: OutputFile, path: Path, jobs: int, overflows: dict[str, int], progress: Progress) -> None:
+def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progress: Progress) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
         os.ftruncate(fd, file.size)
         _write_all(fd, memoryview(file.header), 0)
-        _Workers(fd, file.name, overflows, progress).run(work_of(file), jobs)
+        _Workers(fd, file.name, written, progress).run(work_of(file), jobs)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -119,14 +120,14 @@ def _write_file(file: OutputFile, path: Path, jobs: int, overflows: dict[str, in
 class _Workers:
     """Threads that take work from one queue; the first error stops them all."""
 
-    def __init__(self, fd: int, label: str, overflows: dict[str, int], progress: Progress) -> None:
+    def __init__(self, fd: int, label: str, written: Written, progress: Progress) -> None:
         self._fd = fd
         self._label = label
-        self._overflows = overflows
+        self._written = written
         self._progress = progress
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._indexes: dict[str, PieceIndex] = {}
+        self._indexes: dict[int, PieceIndex] = {}
 
     def run(self, work: Iterable[CopyWork | TileWork], jobs: int) -> None:
         queue = iter(work)
@@ -152,7 +153,10 @@ class _Workers:
                         self._copy(work, buffers)
                 else:
                     with reading(tensor=work.output.name):
-                        self._tile(work, buffers)
+                        if work.output.combination is not None:
+                            self._combined_tile(work, work.output.combination, buffers)
+                        else:
+                            self._tile(work, buffers)
         except BaseException:
             self._stop.set()
             raise
@@ -170,27 +174,65 @@ class _Workers:
     def _tile(self, work: TileWork, buffers: _Buffers) -> None:
         output, numel = work.output, work.tile.numel
         tensor = output.tensor
-        length = numel * tensor.dtype.itemsize
-        stored = memoryview(buffers.get("stored", length))[:length]
-        read_tile(tensor, work.tile, stored, self._index(output))
+        stored = self._read(tensor, work.tile, buffers)
         result = stored
         if output.is_cast:
             size = numel * output.dtype.itemsize
             result = memoryview(buffers.get("cast", size))[:size]
             over = cast(view_as(stored, tensor.dtype, numel), tensor.dtype, output.dtype, view_as(result, output.dtype, numel))
-            if over:
-                with self._lock:
-                    self._overflows[output.name] = self._overflows.get(output.name, 0) + over
+            self._count_overflows(output.name, over)
         _write_all(self._fd, result, work.target_offset)
-        self._progress.advance(length, self._label)
+        self._progress.advance(len(stored), self._label)
 
-    def _index(self, output: OutputTensor) -> PieceIndex:
+    def _combined_tile(self, work: TileWork, combination: Combination, buffers: _Buffers) -> None:
+        output, tile = work.output, work.tile
+        dtype, parts = real_parts(output.tensor.dtype)
+        target, _ = real_parts(output.dtype)
+        total = buffers.weighted_sum(combination.formula, output.tensor)
+        total.start()
+        for place, tensor in enumerate(combination.tensors):
+            stored = self._read(tensor, tile, buffers)
+            strange = total.add(view_as(stored, dtype, tile.numel * parts))
+            if strange:
+                with self._lock:
+                    counts = self._written.non_finite.setdefault(output.name, {})
+                    counts[place] = counts.get(place, 0) + strange
+            self._progress.advance(len(stored), self._label)
+
+        def values_at(position: int) -> list[float]:
+            at = tile.at(position // parts)
+            buffer = bytearray(output.tensor.dtype.itemsize)
+            values = []
+            for tensor in combination.tensors:
+                read_tile(tensor, at, buffer, self._index(tensor))
+                values.append(float(view_as(buffer, dtype, parts)[position % parts]))
+            return values
+
+        size = tile.numel * output.dtype.itemsize
+        result = memoryview(buffers.get("cast", size))[:size]
+        over = total.result(target, view_as(result, target, tile.numel * parts), values_at)
+        self._count_overflows(output.name, over)
+        _write_all(self._fd, result, work.target_offset)
+
+    def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers) -> memoryview:
+        length = tile.numel * tensor.dtype.itemsize
+        stored = memoryview(buffers.get("stored", length))[:length]
+        read_tile(tensor, tile, stored, self._index(tensor))
+        return stored
+
+    def _count_overflows(self, name: str, count: int) -> None:
+        if count:
+            with self._lock:
+                self._written.overflows[name] = self._written.overflows.get(name, 0) + count
+
+    def _index(self, tensor: Tensor) -> PieceIndex:
+        """The index of a tensor's pieces. The plan keeps the tensor alive, so that its id is its own."""
         with self._lock:
-            if output.name not in self._indexes:
-                if len(self._indexes) > 64:
+            if id(tensor) not in self._indexes:
+                if len(self._indexes) > KEPT_INDEXES:
                     self._indexes.clear()
-                self._indexes[output.name] = PieceIndex(output.tensor.pieces)
-            return self._indexes[output.name]
+                self._indexes[id(tensor)] = PieceIndex(tensor.pieces)
+            return self._indexes[id(tensor)]
 
 
 class _Buffers:
@@ -198,11 +240,20 @@ class _Buffers:
 
     def __init__(self) -> None:
         self._held: dict[str, bytearray] = {}
+        self._sums: dict[tuple[Formula, str], WeightedSum] = {}
 
     def get(self, name: str, size: int) -> bytearray:
         if len(self._held.get(name, b"")) < size:
             self._held[name] = bytearray(size)
         return self._held[name]
+
+    def weighted_sum(self, formula: Formula, tensor: Tensor) -> WeightedSum:
+        """The accumulators for tiles of this dtype."""
+        dtype, parts = real_parts(tensor.dtype)
+        key = formula, tensor.dtype.code
+        if key not in self._sums:
+            self._sums[key] = WeightedSum(formula, dtype, SUM_ELEMENTS * parts)
+        return self._sums[key]
 
 
 def _copy_in_kernel(fd: int, work: CopyWork) -> int:

@@ -35,6 +35,11 @@ class Box:
         extent = tuple(b - a for a, b in zip(offset, stop, strict=True))
         return Box(offset, extent) if all(n > 0 for n in extent) else None
 
+    def at(self, position: int) -> Box:
+        """The one element at a position of the box in C order."""
+        index = (position // stride % n for stride, n in zip(contiguous_strides(self.extent), self.extent, strict=True))
+        return Box(tuple(a + i for a, i in zip(self.offset, index, strict=True)), (1,) * len(self.extent))
+
     def __str__(self) -> str:
         return "[" + ", ".join(f"{a}:{a + n}" for a, n in zip(self.offset, self.extent, strict=True)) + "]"
 

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli import manifest, plan
-from ckpt_cli.assets import CONFIG, auxiliary_weights, config_notes, config_with_dtype, resolve_base, tied_pair
+from ckpt_cli.assets import auxiliary_weights, config_notes, resolve_base, tied_pair
 from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import NotFound, OutputExists, UsageError
-from ckpt_cli.execute import Written, default_jobs, execute
+from ckpt_cli.errors import NotFound, UsageError
+from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.inspection import without_tensors
-from ckpt_cli.kernels import SLAB
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.matching import match_base
 from ckpt_cli.model import Component, Note
 from ckpt_cli.model_config import ties_embeddings
 from ckpt_cli.opening import Opened, OpenedComponent, describe_checkpoint, open_checkpoint
-from ckpt_cli.placing import check_space, check_target, default_output, make_parents, remove_empty
+from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
-from ckpt_cli.report import FileInfo, MergedComponent, MergeResult
+from ckpt_cli.publishing import (
+    DEFAULT_SHARD_SIZE,
+    Publication,
+    Target,
+    check_writing,
+    model_files,
+    publish,
+    refuse_overflows,
+    written_facts,
+)
+from ckpt_cli.report import MergedComponent, MergeResult
 from ckpt_cli.selecting import Selection, compare_copies, select_tensors
-from ckpt_cli.staging import Staging
 from ckpt_cli.styles import FolderStyle, style_of
 
-DEFAULT_SHARD_SIZE = 5_000_000_000
 INDEX = "model.safetensors.index.json"
-RESIDENT = 60 << 20
-"""Memory of the program itself, in bytes; the buffers come on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +158,7 @@ def _check_options(options: MergeOptions, output: object, base: object) -> None:
         raise UsageError("--in-place writes into the checkpoint, so --output says nothing", hint="leave one of them out")
     if options.in_place and options.overwrite:
         raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
-    if options.weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", options.weights_name):
-        raise UsageError("the weights name is not a plain name of a safetensors file", expected="something like model.safetensors")
-    if options.jobs is not None and not 1 <= options.jobs <= 256:
-        raise UsageError("--jobs is out of range", expected="1 to 256")
-    if options.max_shard_size is not None and options.max_shard_size < 1:
-        raise UsageError("--max-shard-size is out of range", expected="a size such as 5GB")
+    check_writing(options.weights_name, options.jobs, options.max_shard_size)
     wants_base = [name for name in ("match_base", "fill_missing_from_base", "drop_extra", "compare") if getattr(options, name)]
     if wants_base and base is None:
         raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
@@ -220,7 +218,7 @@ def _job(
         for component in group
     )
     loaded = options.weights_name or style.loaded
-    whole = plan.combined(
+    whole = plan.united(
         [part.plan for part in parts], INDEX if style.loaded else parts[0].plan.index_name, loaded if style.loaded else None
     )
     names = [file.name for file in whole.files]
@@ -291,17 +289,11 @@ def _lacks_tied_head(selection: Selection, pair: tuple[str, str], options: Merge
 
 
 def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None) -> dict[str, bytes | Path]:
-    side: dict[str, bytes | Path] = dict(component.assets.files)
+    side = model_files(component.assets, whole)
     if base is not None:
         written = {file.name for file in whole.files}
         extra = auxiliary_weights(base.folder, base.component.files if base.component else ())
         side |= {name: path for name, path in extra.items() if name not in written}
-    elements: Counter[str] = Counter()
-    for output in whole.tensors:
-        if output.dtype.kind == "float":
-            elements[output.dtype.torch] += output.tensor.numel
-    if CONFIG in component.assets.files and elements:
-        side[CONFIG] = config_with_dtype(component.assets.files[CONFIG], elements.most_common(1)[0][0])
     return side
 
 
@@ -309,49 +301,17 @@ def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None)
 
 
 def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> MergedComponent:
-    copied = sum(path.stat().st_size for path in job.side_files.values() if isinstance(path, Path))
-    free = check_space(job.output, job.plan.bytes_written + copied)
-    if options.in_place:
-        side = {name: content for name, content in job.side_files.items() if not os.path.lexists(job.output / name)}
-        _refuse_existing(job)
-        job = replace(job, side_files=side)
-    if options.dry_run:
-        return _result(job, base, options, free, Written({file.name: file.size for file in job.plan.files}, {}))
-
-    def last_file(written: Written) -> tuple[str, bytes]:
-        return manifest.NAME, _manifest(job, opened, options, written)
-
-    created = make_parents(job.output)
-    existed = os.path.isdir(job.output)
-    try:
-        with Staging(job.output) as staging:
-            written = execute(
-                job.plan,
-                staging,
-                job.side_files,
-                jobs=options.jobs,
-                allow_overflow=options.allow_overflow,
-                progress=progress,
-                last_file=last_file,
-            )
-            if options.in_place:
-                staging.publish_into(job.output)
-            else:
-                # Something may have come to stand there while the weights were written.
-                check_target(job.output, (), overwrite=options.overwrite)
-                staging.publish(replace=existed)
-    except BaseException:
-        remove_empty(created)
-        raise
-    return _result(job, base, options, free, written)
-
-
-def _refuse_existing(job: Job) -> None:
-    planned = [*(file.name for file in job.plan.files), *([job.plan.index_name] if job.plan.index_name else []), manifest.NAME]
-    for name in planned:
-        if os.path.lexists(job.output / name):
-            hint = "use -o instead of --in-place"
-            raise OutputExists("the checkpoint folder has a file of this name already", path=job.output / name, hint=hint)
+    published = publish(
+        job.plan,
+        job.side_files,
+        Target(job.output, options.overwrite, options.in_place),
+        lambda written: _manifest(job, opened, options, written),
+        dry_run=options.dry_run,
+        jobs=options.jobs,
+        approve=None if options.allow_overflow else refuse_overflows,
+        progress=progress,
+    )
+    return _result(job, base, options, published)
 
 
 def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written) -> bytes:
@@ -369,42 +329,25 @@ def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written)
     return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, side, facts)
 
 
-def _result(job: Job, base: Base | None, options: MergeOptions, free: int | None, written: Written) -> MergedComponent:
-    whole = job.plan
-    extra = [FileInfo(name=whole.index_name, bytes=len(whole.index))] if whole.index is not None and whole.index_name else []
-    dtypes: Counter[str] = Counter()
-    for output in whole.tensors:
-        dtypes[output.dtype.code] += output.tensor.numel
+def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication) -> MergedComponent:
     tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
     notes = [note for part in job.parts for note in part.notes]
-    if written.overflows:
-        notes.append(Note("warning", "cast-overflow", f"{sum(written.overflows.values())} finite values became infinite"))
+    overflows = published.written.overflows
+    if overflows:
+        notes.append(Note("warning", "cast-overflow", f"{sum(overflows.values())} finite values became infinite"))
     comparison = None
     if base is not None and base.component is not None:
         outputs = job.parts[-1].plan.tensors
         comparison = compare_with_base(outputs, base.component.tensors, str(base.folder), values=options.compare)
     return MergedComponent(
+        **written_facts(job.plan, published, options.jobs),
         component=job.name,
         output=str(job.output),
-        files=(*(FileInfo(name=file.name, bytes=file.size) for file in whole.files), *extra),
-        tensors=len(whole.tensors),
-        elements=whole.elements,
         covered_elements=sum(piece.box.numel for tensor in tensors for piece in tensor.pieces),
         source_elements=sum(tensor.numel for tensor in tensors),
-        bytes_read=whole.bytes_read,
-        bytes_written=whole.bytes_written,
-        dtypes=dict(dtypes),
-        cast=sum(output.is_cast for output in whole.tensors),
         renamed=sum(part.selection.renamed for part in job.parts),
-        dropped=dict(whole.dropped),
         left_out=sum(part.selection.left_out for part in job.parts),
-        assets=tuple(sorted(job.side_files)),
         lacking=tuple(job.parts[0].opened.assets.lacking),
-        overflows=written.overflows,
-        disk_free=free,
-        peak_memory=RESIDENT
-        + (options.jobs or default_jobs()) * (plan.TILE + SLAB + 2 * plan.TILE * any(o.is_cast for o in whole.tensors)),
-        plan_digest=whole.digest,
         comparison=comparison,
         notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
     )

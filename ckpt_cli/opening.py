@@ -79,7 +79,7 @@ def open_checkpoint(
             if not choosing or isinstance(error, Undecidable):
                 _add_step_hint(error, listed, target)
                 raise
-            problems[listed.path] = _short(error)
+            problems[listed.path] = short_reason(error)
             first_error = first_error or error
             continue
         newer = (
@@ -189,6 +189,7 @@ def _tracker_notes(opened: Opened) -> list[Note]:
     return [Note("info", "tracker", f"{hint}, but step {step} was chosen") for hint in opened.target.hints if not hint.endswith(f" {step}")]
 
 
-def _short(error: CkptError) -> str:
+def short_reason(error: CkptError) -> str:
+    """An error in one line, with the name of its file."""
     where = Path(error.path).name if error.path else None
     return f"{error.message} ({where})" if where and where not in error.message else error.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, Dtype
 from ckpt_cli.errors import Unsupported, UsageError
@@ -14,6 +14,7 @@ from ckpt_cli.geometry import Box, contiguous_strides
 from ckpt_cli.kernels import is_run, tiles
 from ckpt_cli.model import Piece, Tensor
 from ckpt_cli.safetensors_file import build_header
+from ckpt_cli.weighted_sum import Formula
 
 TILE = 4 << 20
 """Bytes of source data that one worker assembles at a time."""
@@ -24,17 +25,37 @@ COPY_STEP = 64 << 20
 WORTH_COPYING = 256 << 10
 """Pieces smaller than this on average are assembled in memory instead of copied one by one."""
 
+SUM_ELEMENTS = 256 << 10
+"""Elements of a tile of a weighted sum: of each source one tile is read after the other, and the sums stay in the cache."""
+
 FORMAT_METADATA = {"format": "pt"}
 
 
 @dataclass(frozen=True, slots=True)
+class Combination:
+    """The same tensor of several checkpoints, and the formula that makes one of them; ``tensors`` has one per weight."""
+
+    tensors: tuple[Tensor, ...]
+    formula: Formula
+
+
+@dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One tensor of an output file: where its bytes go (``offset`` from the start of the file) and what they become."""
+    """One tensor of an output file: where its bytes go (``offset`` from the start of the file) and what they become.
+
+    ``combination``: it is computed from several tensors, of which ``tensor`` is one, for shape and dtype.
+    """
 
     name: str
     dtype: Dtype
     tensor: Tensor
     offset: int = 0
+    combination: Combination | None = None
+
+    @property
+    def origins(self) -> tuple[Tensor, ...]:
+        """The tensors that are read."""
+        return (self.tensor,) if self.combination is None else self.combination.tensors
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +112,7 @@ class Plan:
 
     @property
     def bytes_read(self) -> int:
-        return sum(output.tensor.nbytes for output in self.tensors)
+        return sum(tensor.nbytes for output in self.tensors for tensor in output.origins)
 
     @property
     def bytes_written(self) -> int:
@@ -100,7 +121,8 @@ class Plan:
     @property
     def sources(self) -> list[Source]:
         """Everything that bytes are read from, each once."""
-        found = {piece.source.identity.path: piece.source for output in self.tensors for piece in output.tensor.pieces}
+        origins = (tensor for output in self.tensors for tensor in output.origins)
+        found = {piece.source.identity.path: piece.source for tensor in origins for piece in tensor.pieces}
         return list(found.values())
 
     @property
@@ -110,7 +132,9 @@ class Plan:
         for file in self.files:
             state.update(file.name.encode() + file.header)
             for output in file.tensors:
-                for piece in output.tensor.pieces:
+                if output.combination is not None:
+                    state.update(repr(output.combination.formula).encode())
+                for piece in (piece for tensor in output.origins for piece in tensor.pieces):
                     identity = piece.source.identity
                     state.update(
                         f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box}"
@@ -128,16 +152,19 @@ def make_plan(
     weights_name: str = "model.safetensors",
     quantised: bool = False,
     dropped: Mapping[str, str] | None = None,
+    combinations: Mapping[str, Combination] | None = None,
 ) -> Plan:
-    """Plan the output of ``tensors`` (output name -> tensor).
+    """Plan the output of ``tensors`` (output name -> tensor); those in ``combinations`` are computed from several.
 
     ``dtype`` is "keep" or a name of `CAST_NAMES`; ``dtypes`` (by name) goes before it; ``max_shard_size`` is in bytes, None
     never splits. Raises UsageError for an unknown dtype, Unsupported for tensors that safetensors cannot hold or that must
     not be cast.
     """
-    wanted = dtypes or {}
+    wanted, combined = dtypes or {}, combinations or {}
     outputs = [
-        OutputTensor(name, wanted[name] if name in wanted else output_dtype(tensor, dtype, quantised), tensor)
+        OutputTensor(
+            name, wanted[name] if name in wanted else output_dtype(tensor, dtype, quantised), tensor, combination=combined.get(name)
+        )
         for name, tensor in tensors.items()
     ]
     for output in outputs:
@@ -164,7 +191,7 @@ def make_plan(
     return Plan(files, index, index_name, dict(dropped or {}))
 
 
-def combined(plans: Sequence[Plan], index_name: str | None, indexed: str | None) -> Plan:
+def united(plans: Sequence[Plan], index_name: str | None, indexed: str | None) -> Plan:
     """Several plans for one folder, with an index that maps the tensors of the file ``indexed`` to it."""
     files = tuple(file for plan in plans for file in plan.files)
     index = plans[0].index if len(plans) == 1 else None
@@ -201,7 +228,12 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
         tensor = output.tensor
         if not tensor.numel:
             continue
-        if _is_copy(output):
+        if output.combination is not None:
+            written = 0
+            for tile in tiles(tensor.grid, 1, SUM_ELEMENTS):
+                yield TileWork(output, tile, output.offset + written)
+                written += tile.numel * output.dtype.itemsize
+        elif _is_copy(output):
             strides = contiguous_strides(tensor.grid)
             for piece in sorted(tensor.pieces, key=lambda piece: piece.box.offset):
                 first = sum(i * stride for i, stride in zip(piece.box.offset, strides, strict=True)) * tensor.dtype.itemsize
@@ -243,6 +275,6 @@ def _lay_out(name: str, outputs: Sequence[OutputTensor]) -> OutputFile:
     """Wide dtypes first, so that every tensor begins at a multiple of its element size, as the safetensors library does."""
     ordered = sorted(outputs, key=lambda output: -output.dtype.itemsize)
     header, offsets = build_header(((o.name, o.dtype, o.tensor.shape) for o in ordered), FORMAT_METADATA)
-    placed = tuple(OutputTensor(o.name, o.dtype, o.tensor, offset) for o, offset in zip(ordered, offsets, strict=True))
+    placed = tuple(replace(output, offset=offset) for output, offset in zip(ordered, offsets, strict=True))
     size = placed[-1].offset + placed[-1].nbytes if placed else len(header)
     return OutputFile(name, header, size, placed)

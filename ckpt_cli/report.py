@@ -70,16 +70,14 @@ class BaseComparison(Frozen):
     drifts: tuple[TensorDrift, ...] = ()
 
 
-class MergedComponent(Frozen):
-    """One output folder. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written."""
+class WrittenFolder(Frozen):
+    """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements."""
 
     component: str
     output: str
     files: tuple[FileInfo, ...]
     tensors: int
     elements: int
-    covered_elements: int
-    source_elements: int
     bytes_read: int
     bytes_written: int
     dtypes: dict[str, int]
@@ -93,8 +91,15 @@ class MergedComponent(Frozen):
     disk_free: int | None
     peak_memory: int
     plan_digest: str
-    comparison: BaseComparison | None = None
     notes: tuple[NoteInfo, ...] = ()
+
+
+class MergedComponent(WrittenFolder):
+    """A merged component. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written."""
+
+    covered_elements: int
+    source_elements: int
+    comparison: BaseComparison | None = None
 
 
 class MergeResult(Frozen):
@@ -106,6 +111,41 @@ class MergeResult(Frozen):
     seconds: float
 
 
+class AverageSource(Frozen):
+    """One checkpoint of an average. It enters as ``weight`` times its value; ``coefficient`` is the weight over the divisor."""
+
+    path: str
+    step: int | None
+    component: str
+    format: str
+    weight: float
+    coefficient: float
+    bytes: int
+
+
+class AveragedComponent(WrittenFolder):
+    """An averaged component: ``averaged`` tensors are weighted sums, ``copied`` ones are equal everywhere or the newest's."""
+
+    sources: tuple[AverageSource, ...]
+    averaged: int
+    copied: int
+
+
+class AverageResult(Frozen):
+    """What `average` did (or would do): every averaged element is sum(weight * value) / ``divisor``, rounded once.
+
+    ``checkpoint`` is the newest one, whose assets were taken.
+    """
+
+    checkpoint: Checkpoint
+    method: str
+    divisor: float
+    outputs: tuple[AveragedComponent, ...]
+    dry_run: bool
+    seconds: float
+    notes: tuple[NoteInfo, ...] = ()
+
+
 class ErrorInfo(Frozen):
     code: str
     message: str
@@ -113,6 +153,7 @@ class ErrorInfo(Frozen):
     path: str | None = None
     tensor: str | None = None
     expected: str | None = None
+    details: tuple[str, ...] = ()
 
 
 class Envelope(Frozen):

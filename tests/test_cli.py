@@ -264,7 +264,7 @@ class TestJson:
         document = json.loads(outcome.out)
         assert set(document) == self.KEYS
         assert (document["status"], document["exit_code"], document["data"]) == ("error", 3, None)
-        assert set(document["errors"][0]) == {"code", "message", "hint", "path", "tensor", "expected"}
+        assert set(document["errors"][0]) == {"code", "message", "hint", "path", "tensor", "expected", "details"}
         assert document["errors"][0]["code"] == "not-found"
 
     def test_a_usage_error_is_the_same_document(self) -> None:

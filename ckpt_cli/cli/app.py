@@ -8,7 +8,7 @@ import typer
 
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
-from ckpt_cli.cli.text import argument, parse_size
+from ckpt_cli.cli.text import argument, parse_list, parse_size
 from ckpt_cli.progress import Progress
 
 BASE_PANEL = "Against a base model"
@@ -124,16 +124,10 @@ def inspect(
 )
 def merge(
     path: options.Path,
-    output: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--output", "-o", metavar="DIR", help="Default: <checkpoint>_merged, beside the checkpoint.", show_default=False),
-    ] = None,
+    output: options.Output = None,
     type: options.Type = None,
     step: options.Step = None,
-    dtype: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--dtype", metavar="DTYPE", help="keep (default), fp32, bf16 or fp16; only floats are cast.", show_default=False),
-    ] = None,
+    dtype: options.Dtype = None,
     also: options.Also = None,
     base: options.Base = None,
     match_base: Annotated[
@@ -148,38 +142,18 @@ def merge(
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare the values with the base as well.", rich_help_panel=BASE_PANEL)
     ] = False,
-    key_map: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--key-map", metavar="FILE", help="Rules that rename tensors, JSON or TOML.", show_default=False),
-    ] = None,
+    key_map: options.KeyMap = None,
     ema_from_model: Annotated[bool, typer.Option("--ema-from-model", help="Write the model as EMA where a run has none.")] = False,
-    max_shard_size: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--max-shard-size", metavar="SIZE", help="Largest output file; default 5GB.", show_default=False),
-    ] = None,
-    weights_name: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--weights-name", metavar="FILE", help="Name of the weights file; default model.safetensors.", show_default=False),
-    ] = None,
-    include: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--include", metavar="GLOB", help="Only these tensors.", show_default=False),
-    ] = None,
-    exclude: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--exclude", metavar="GLOB", help="Not these tensors.", show_default=False),
-    ] = None,
+    max_shard_size: options.MaxShardSize = None,
+    weights_name: options.WeightsName = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="Add the files to the checkpoint folder; replaces nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that ckpt wrote.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan and print, write nothing.")] = False,
-    jobs: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--jobs", "-j", metavar="N", help="Worker threads.", show_default=False),
-    ] = None,
-    allow_overflow: Annotated[bool, typer.Option("--allow-overflow", help="Let values too large for fp16 become infinite.")] = False,
-    allow_unequal_replicas: Annotated[
-        bool, typer.Option("--allow-unequal-replicas", help="Take the lowest rank's values where replicas differ.")
-    ] = False,
+    overwrite: options.Overwrite = False,
+    dry_run: options.DryRun = False,
+    jobs: options.Jobs = None,
+    allow_overflow: options.AllowOverflow = False,
+    allow_unequal_replicas: options.AllowUnequalReplicas = False,
     shard_order: options.Order = "auto",
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -222,3 +196,168 @@ def merge(
 
     session = Session("merge", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
     raise typer.Exit(session.run(work, render.merge_result, lambda _: 0))
+
+
+STEPS_PANEL = "Which steps"
+METHOD_PANEL = "How much each weighs"
+
+
+@app.command(
+    help="Average checkpoints into one Hugging Face folder, straight from their shards; every element is rounded once.",
+    epilog=_examples(
+        "ckpt average ./run --last 5 -o ./averaged",
+        "ckpt average ./run --from 1000 --to 5000 --every 1000 -o ./averaged --dtype bf16",
+        "ckpt average ./run/global_step_10 ./run/global_step_20 --weights 0.7,0.3 -o ./averaged",
+        "ckpt average ./run --all --method ema --decay 0.8 -o ./averaged --dry-run",
+    ),
+)
+def average(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Runs, steps, component folders or files, from old to new.", show_default=False)
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write.", show_default=False)],
+    everything: Annotated[bool, typer.Option("--all", help="All complete steps of the run.", rich_help_panel=STEPS_PANEL)] = False,
+    last: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--last", metavar="N", help="The newest N complete steps.", show_default=False, rich_help_panel=STEPS_PANEL),
+    ] = None,
+    begin: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--from", metavar="STEP", help="From this step on.", show_default=False, rich_help_panel=STEPS_PANEL),
+    ] = None,
+    end: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--to", metavar="STEP", help="Up to this step.", show_default=False, rich_help_panel=STEPS_PANEL),
+    ] = None,
+    every: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--every", metavar="N", help="Every N steps, from the first.", show_default=False, rich_help_panel=STEPS_PANEL),
+    ] = None,
+    steps: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--steps", metavar="A,B,...", help="Exactly these steps.", show_default=False, rich_help_panel=STEPS_PANEL),
+    ] = None,
+    method: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="uniform (default), weighted, linear, ema, wsm or posthoc-ema.",
+            show_default=False,
+            rich_help_panel=METHOD_PANEL,
+        ),
+    ] = None,
+    weights: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--weights", metavar="A,B,...", help="One per checkpoint; may be negative.", show_default=False, rich_help_panel=METHOD_PANEL
+        ),
+    ] = None,
+    no_normalize: Annotated[
+        bool, typer.Option("--no-normalize", help="Do not divide by the sum of the weights.", rich_help_panel=METHOD_PANEL)
+    ] = False,
+    decay: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--decay", metavar="D", help="ema: what is kept per checkpoint.", show_default=False, rich_help_panel=METHOD_PANEL),
+    ] = None,
+    half_life: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--half-life", metavar="STEPS", help="ema: half is kept after so many steps.", show_default=False, rich_help_panel=METHOD_PANEL
+        ),
+    ] = None,
+    decay_shape: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--decay-shape",
+            metavar="NAME",
+            help="wsm: linear (default), cosine or 1-sqrt.",
+            show_default=False,
+            rich_help_panel=METHOD_PANEL,
+        ),
+    ] = None,
+    sigma_rel: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--sigma-rel", metavar="S", help="posthoc-ema: relative width wanted.", show_default=False, rich_help_panel=METHOD_PANEL
+        ),
+    ] = None,
+    source_sigma_rel: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--source-sigma-rel",
+            metavar="S",
+            help="posthoc-ema: relative width of what was saved.",
+            show_default=False,
+            rich_help_panel=METHOD_PANEL,
+        ),
+    ] = None,
+    type: options.Type = None,
+    dtype: options.Dtype = None,
+    intersect: Annotated[bool, typer.Option("--intersect", help="Average what all have alike, leave out the rest.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse integers that differ instead of taking the newest.")] = False,
+    also: options.Also = None,
+    base: options.Base = None,
+    key_map: options.KeyMap = None,
+    max_shard_size: options.MaxShardSize = None,
+    weights_name: options.WeightsName = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
+    overwrite: options.Overwrite = False,
+    dry_run: options.DryRun = False,
+    jobs: options.Jobs = None,
+    allow_overflow: options.AllowOverflow = False,
+    allow_non_finite: Annotated[bool, typer.Option("--allow-non-finite", help="Average NaN and infinite values all the same.")] = False,
+    allow_unequal_replicas: options.AllowUnequalReplicas = False,
+    shard_order: options.Order = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    debug: options.Debug = False,
+    color: options.Color = "auto",
+    progress: options.Progress = "auto",
+) -> None:
+    from ckpt_cli import averaging, report
+    from ckpt_cli.cli import render
+
+    def work(shown: Progress) -> report.AverageResult:
+        return averaging.average(
+            paths,
+            output,
+            type=type,
+            base=base,
+            also=tuple(also or ()),
+            progress=shown,
+            everything=everything,
+            last=last,
+            begin=begin,
+            end=end,
+            every=every,
+            steps=parse_list(steps, int, "--steps") or (),
+            method=method,
+            weights=parse_list(weights, float, "--weights"),
+            normalize=not no_normalize,
+            decay=decay,
+            half_life=half_life,
+            decay_shape=decay_shape,
+            sigma_rel=sigma_rel,
+            source_sigma_rel=source_sigma_rel,
+            dtype=dtype or "keep",
+            intersect=intersect,
+            strict=strict,
+            key_map=key_map,
+            max_shard_size=parse_size(max_shard_size) if max_shard_size is not None else None,
+            weights_name=weights_name,
+            include=tuple(include or ()),
+            exclude=tuple(exclude or ()),
+            overwrite=overwrite,
+            jobs=jobs,
+            dry_run=dry_run,
+            allow_overflow=allow_overflow,
+            allow_non_finite=allow_non_finite,
+            allow_unequal_replicas=allow_unequal_replicas,
+            shard_order=shard_order,
+        )
+
+    session = Session("average", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
+    raise typer.Exit(session.run(work, render.average_result, lambda _: 0))

@@ -32,6 +32,44 @@ Order = Annotated[
     ShardOrder,
     typer.Option("--shard-order", help="How torch <= 2.4 cut tensors that two mesh dimensions shard."),
 ]
+Output = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--output", "-o", metavar="DIR", help="Default: <checkpoint>_merged, beside the checkpoint.", show_default=False),
+]
+Dtype = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--dtype", metavar="DTYPE", help="keep (default), fp32, bf16 or fp16; only floats are cast.", show_default=False),
+]
+KeyMap = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--key-map", metavar="FILE", help="Rules that rename tensors, JSON or TOML.", show_default=False),
+]
+MaxShardSize = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--max-shard-size", metavar="SIZE", help="Largest output file; default 5GB.", show_default=False),
+]
+WeightsName = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--weights-name", metavar="FILE", help="Name of the weights file; default model.safetensors.", show_default=False),
+]
+Include = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--include", metavar="GLOB", help="Only these tensors.", show_default=False),
+]
+Exclude = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--exclude", metavar="GLOB", help="Not these tensors.", show_default=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that ckpt wrote.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and print, write nothing.")]
+Jobs = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--jobs", "-j", metavar="N", help="Worker threads.", show_default=False),
+]
+AllowOverflow = Annotated[bool, typer.Option("--allow-overflow", help="Let values too large for fp16 become infinite.")]
+AllowUnequalReplicas = Annotated[
+    bool, typer.Option("--allow-unequal-replicas", help="Take the lowest rank's values where replicas differ.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, also on failure.", rich_help_panel=OUTPUT_PANEL)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer.", rich_help_panel=OUTPUT_PANEL)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Notes and details as well.", rich_help_panel=OUTPUT_PANEL)]

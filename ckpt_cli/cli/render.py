@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo
 from ckpt_cli.names import printable
-from ckpt_cli.report import BaseComparison, DetectResult, InspectResult, MergedComponent, MergeResult, TensorGroup
+from ckpt_cli.report import (
+    AveragedComponent,
+    AverageResult,
+    BaseComparison,
+    DetectResult,
+    InspectResult,
+    MergedComponent,
+    MergeResult,
+    TensorGroup,
+    WrittenFolder,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,14 +135,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
         facts.append(("assets", ", ".join(output.assets) or "none"))
-        files, written = text.plural(len(output.files), "file"), text.size(output.bytes_written)
-        if result.dry_run:
-            free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
-            facts.append(("would write", f"{text.path(output.output)}   {files}, {written}{free}"))
-            facts.append(("memory", f"at most about {text.size(output.peak_memory)}"))
-        else:
-            rate = f" ({text.size(output.bytes_read / result.seconds)}/s)" if result.seconds > 0.5 else ""
-            facts.append(("wrote", f"{text.path(output.output)}   {files}, {written} in {text.duration(result.seconds)}{rate}"))
+        facts += _written(output, result.dry_run, result.seconds)
         _print_facts(console, facts)
         if len(output.files) > 1 and (result.dry_run or session.verbose):
             table = _table(("file", "size"), right=(1,))
@@ -146,10 +149,39 @@ def merge_result(result: MergeResult, session: Session) -> None:
             if output.comparison.drifts:
                 console.print()
                 console.print(_drift_table(output.comparison))
-        _print_notes(session, output.notes)
-        for what in output.lacking:
-            session.say(f"warning: the output has no {_bare(what)}: pass --base DIR with the model that training started from", "yellow")
+        _print_output_notes(session, output)
         console.print()
+    _print_notes(session, checkpoint.notes)
+    if result.dry_run:
+        _next(session, "run the same command without --dry-run")
+    else:
+        _next(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
+
+
+def average_result(result: AverageResult, session: Session) -> None:
+    """What `ckpt average` prints: the coefficients first, then what became of the tensors."""
+    console, checkpoint = session.out(), result.checkpoint
+    if session.quiet:
+        for output in result.outputs:
+            console.print(_plain(output.output), soft_wrap=True)
+        return
+    for output in result.outputs:
+        console.print(_source_table(output))
+        console.print()
+        mean = "sum(weight x value)" + (f" / {result.divisor:g}" if result.divisor != 1 else "")
+        counted = f"{text.plural(output.averaged, 'tensor')} averaged" + (f", {output.copied} copied" if output.copied else "")
+        facts = [("method", f"{result.method}: {mean}, rounded once"), ("tensors", counted), ("dtype", _dtypes(output))]
+        facts += [("dropped", f"{name}: {why}") for name, why in list(output.dropped.items())[:ROWS]]
+        if len(output.dropped) > ROWS:
+            facts.append(("", f"... and {len(output.dropped) - ROWS} more, all of them with --json"))
+        if output.left_out:
+            facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
+        facts.append(("assets", ", ".join(output.assets) or "none"))
+        facts += _written(output, result.dry_run, result.seconds)
+        _print_facts(console, facts)
+        _print_output_notes(session, output)
+        console.print()
+    _print_notes(session, result.notes)
     _print_notes(session, checkpoint.notes)
     if result.dry_run:
         _next(session, "run the same command without --dry-run")
@@ -187,6 +219,33 @@ def _facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[str, str]]
         ("size", f"{text.size(info.bytes or 0)}   {text.params(info.elements or 0)} params   {dtypes}"),
         ("assets", ", ".join(filter(None, (assets, *others[:6], f"{len(others) - 6} more" if len(others) > 6 else "", *lacking)))),
     ]
+
+
+def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple[str, str]]:
+    """Where an output is, or would be, and what that takes."""
+    where = f"{text.path(output.output)}   {text.plural(len(output.files), 'file')}, {text.size(output.bytes_written)}"
+    if dry_run:
+        free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
+        return [("would write", f"{where}{free}"), ("memory", f"at most about {text.size(output.peak_memory)}")]
+    rate = f" ({text.size(output.bytes_read / seconds)}/s)" if seconds > 0.5 else ""
+    return [("wrote", f"{where} in {text.duration(seconds)}{rate}")]
+
+
+def _print_output_notes(session: Session, output: WrittenFolder) -> None:
+    _print_notes(session, output.notes)
+    for what in output.lacking:
+        session.say(f"warning: the output has no {_bare(what)}: pass --base DIR with the model that training started from", "yellow")
+
+
+def _source_table(output: AveragedComponent) -> Table:
+    table = _table(("step", "source", "component", "size", "weight", "share"), right=(0, 3, 4, 5))
+    for source in output.sources:
+        weight = f"{source.weight:.6g}"
+        step = "" if source.step is None else str(source.step)
+        table.add_row(
+            *_cells((step, text.path(source.path), source.component, text.size(source.bytes), weight, text.share(source.coefficient)))
+        )
+    return table
 
 
 def _component_table(components: Sequence[ComponentInfo], console: Console) -> Table:
@@ -237,7 +296,7 @@ def _coverage(output: MergedComponent, info: ComponentInfo) -> str:
     return covered if output.elements == output.source_elements else f"{covered}, {text.exact(output.elements)} written"
 
 
-def _dtypes(output: MergedComponent) -> str:
+def _dtypes(output: WrittenFolder) -> str:
     listed = ", ".join(f"{code} {text.params(count)}" for code, count in sorted(output.dtypes.items(), key=lambda item: -item[1]))
     cast = "" if not output.cast else ", all cast" if output.cast == output.tensors else f", {output.cast} of them cast"
     return f"{listed} in {text.plural(output.tensors, 'tensor')}{cast}"
@@ -304,7 +363,7 @@ def _table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, head in enumerate(heads):
-        flexible = head in ("tensor", "state", "mesh", "layout", "value", "")
+        flexible = head in ("tensor", "state", "mesh", "layout", "value", "source", "")
         table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=not flexible)
     return table
 

@@ -26,6 +26,9 @@ ColorMode = Literal["auto", "always", "never"]
 ProgressMode = Literal["auto", "plain", "json", "off"]
 Result = TypeVar("Result")
 TRAILING = re.compile(r" +(?=\n)")
+DETAILS = 20
+"""How many lines of an error's details are shown."""
+
 WIDE = 100_000
 """Off a terminal nothing is cut or wrapped."""
 
@@ -95,6 +98,9 @@ class Session:
 def error_text(error: CkptError) -> str:
     """error[code]: message, then where, what was expected, and what to do next, one line each."""
     lines = [f"error[{error.code}]: {printable(error.message)}"]
+    lines += [f"  {printable(line)}" for line in error.details[:DETAILS]]
+    if len(error.details) > DETAILS:
+        lines.append(f"  ... and {len(error.details) - DETAILS} more, all of them with --json")
     if error.tensor is not None:
         lines.append(f"  tensor: {printable(error.tensor)}")
     if error.path is not None:
@@ -130,6 +136,7 @@ def _envelope(command: str, code: int, data: dict[str, Any] | None, errors: list
             path=_clean(error.path),
             tensor=_clean(error.tensor),
             expected=_clean(error.expected),
+            details=tuple(_clean(line) for line in error.details),
         )
         for error in errors
     )

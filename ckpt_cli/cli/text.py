@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from ckpt_cli.errors import UsageError
 from ckpt_cli.names import printable
 
+Number = TypeVar("Number", int, float)
 UNITS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3))
 SUFFIXES = {"": 1, "B": 1} | {
     name: factor
@@ -32,6 +34,12 @@ def params(count: int) -> str:
         if count >= factor:
             return f"{_digits(count / factor)} {letter}"
     return exact(count)
+
+
+def share(value: float) -> str:
+    """A coefficient as a percentage with four digits: 33.33%, -12.50%, 0.0012%."""
+    percent = 100 * value
+    return f"{percent:.2f}%" if abs(percent) >= 0.1 or not percent else f"{percent:.2g}%"
 
 
 def exact(count: int) -> str:
@@ -81,6 +89,16 @@ def parse_size(text: str) -> int:
     if suffix not in SUFFIXES or not 0 < number * SUFFIXES.get(suffix, 0) < 1 << 62:
         raise UsageError(f"{text!r} is not a size", expected="something like 5GB, 512MiB or 1000000000")
     return int(number * SUFFIXES[suffix])
+
+
+def parse_list(text: str | None, kind: Callable[[str], Number], option: str) -> tuple[Number, ...] | None:
+    """Numbers with commas between them; None stays None. Raises UsageError that names the option."""
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a list of numbers", expected="numbers with commas between them") from None
 
 
 def _digits(value: float) -> str:

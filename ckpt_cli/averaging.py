@@ -1,0 +1,403 @@
+"""`average`: one model from several checkpoints, straight from their shards. `weighted_sum` does the arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli import manifest, plan
+from ckpt_cli.agreeing import Agreed, agree
+from ckpt_cli.assets import CONFIG, Assets, config_notes, resolve_base
+from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
+from ckpt_cli.descriptor import NoteInfo
+from ckpt_cli.errors import NonFinite, UsageError
+from ckpt_cli.execute import Written
+from ckpt_cli.files import Files, as_paths
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.inspection import without_tensors
+from ckpt_cli.key_map import Rule, read_key_map
+from ckpt_cli.model import Note
+from ckpt_cli.names import few
+from ckpt_cli.opening import OpenedComponent, describe_checkpoint
+from ckpt_cli.placing import check_target
+from ckpt_cli.progress import Progress
+from ckpt_cli.publishing import (
+    DEFAULT_SHARD_SIZE,
+    Publication,
+    Target,
+    check_writing,
+    model_files,
+    publish,
+    refuse_overflows,
+    written_facts,
+)
+from ckpt_cli.report import AveragedComponent, AverageResult, AverageSource
+from ckpt_cli.selecting import Selection, select_tensors
+from ckpt_cli.snapshots import Snapshots, StepChoice, open_snapshots
+from ckpt_cli.styles import style_of
+from ckpt_cli.weighted_sum import Formula
+
+IRRELEVANT = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"}
+"""Entries of a config.json that may differ between checkpoints of one model."""
+
+
+@dataclass(frozen=True, slots=True)
+class AverageOptions:
+    """The options of `average`, with the meaning that ``ckpt average --help`` gives them.
+
+    ``begin`` and ``end`` are ``--from`` and ``--to``; ``max_shard_size`` is in bytes; see `coefficients.formula` for what
+    belongs to which ``method`` (None: uniform, or what the other options imply).
+    """
+
+    everything: bool = False
+    last: int | None = None
+    begin: int | None = None
+    end: int | None = None
+    every: int | None = None
+    steps: tuple[int, ...] = ()
+    method: Method | None = None
+    weights: tuple[float, ...] | None = None
+    normalize: bool = True
+    decay: float | None = None
+    half_life: float | None = None
+    decay_shape: DecayShape | None = None
+    sigma_rel: float | None = None
+    source_sigma_rel: float | None = None
+    dtype: str = "keep"
+    intersect: bool = False
+    strict: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    key_map: str | os.PathLike[str] | None = None
+    max_shard_size: int | None = None
+    weights_name: str | None = None
+    overwrite: bool = False
+    jobs: int | None = None
+    dry_run: bool = False
+    allow_overflow: bool = False
+    allow_non_finite: bool = False
+    allow_unequal_replicas: bool = False
+    shard_order: ShardOrder = "auto"
+
+    @property
+    def implied_method(self) -> Method:
+        """The method that was asked for, by name or by an option that only one has."""
+        if self.method is not None:
+            return self.method
+        if self.weights is not None:
+            return "weighted"
+        if self.decay is not None or self.half_life is not None:
+            return "ema"
+        if self.decay_shape is not None:
+            return "wsm"
+        return "uniform" if self.sigma_rel is None else "posthoc-ema"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One component of one checkpoint in an average; ``label`` is how messages call it."""
+
+    label: str
+    path: Path
+    step: int | None
+    opened: OpenedComponent
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One output folder: the same component of all checkpoints."""
+
+    name: str
+    sources: tuple[Source, ...]
+    formula: Formula
+    agreed: Agreed
+    plan: plan.Plan
+    assets: Assets
+    target: Path
+    notes: tuple[Note, ...]
+
+
+def average(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    type: str | None = None,
+    base: str | os.PathLike[str] | None = None,
+    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    progress: Progress | None = None,
+    **options: Any,
+) -> AverageResult:
+    """Average checkpoints into one model folder.
+
+    ``paths`` are runs, checkpoints, component folders or files, from old to new; ``type`` chooses the component; ``options``
+    are the fields of `AverageOptions` (``last=5``, ``weights=(0.7, 0.3)``, ...). Every element is the exactly rounded value
+    of the formula that the result reports. Raises what `merge` raises, and NonFinite for sources with NaN or infinities.
+    """
+    try:
+        chosen = AverageOptions(**options)
+    except TypeError as error:
+        raise UsageError(f"unknown option: {error}", expected=", ".join(AverageOptions.__slots__)) from None
+    check_writing(chosen.weights_name, chosen.jobs, chosen.max_shard_size)
+    started = time.monotonic()
+    rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()
+    folder = resolve_base(os.fspath(base)) if base is not None else None
+    with Files() as files:
+        snapshots = open_snapshots(
+            as_paths(paths),
+            StepChoice(chosen.everything, chosen.last, chosen.begin, chosen.end, chosen.every, chosen.steps),
+            files,
+            type=type,
+            base=folder,
+            also=as_paths(also),
+            shard_order=chosen.shard_order,
+        )
+        method = chosen.implied_method
+        mixed = _formula(snapshots, method, chosen)
+        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), folder, rules, chosen)
+        outputs = [_run(job, method, chosen, progress) for job in jobs]
+        newest = without_tensors(describe_checkpoint(snapshots.opened[-1]))
+    return AverageResult(
+        checkpoint=newest,
+        method=method,
+        divisor=mixed.divisor,
+        outputs=tuple(outputs),
+        dry_run=chosen.dry_run,
+        seconds=time.monotonic() - started,
+        notes=tuple(NoteInfo.of(note) for note in snapshots.notes),
+    )
+
+
+# -- deciding --------------------------------------------------------------------------------------------------------
+
+
+def _formula(snapshots: Snapshots, method: Method, options: AverageOptions) -> Formula:
+    steps = snapshots.steps
+    if method in ORDERED and steps is not None and any(a >= b for a, b in itertools.pairwise(steps)):
+        listed = ", ".join(map(str, steps))
+        raise UsageError(f"the method {method} needs checkpoints from old to new, and these are steps {listed}", hint="pass them in order")
+    return formula(
+        method,
+        len(snapshots.opened),
+        steps,
+        weights=options.weights,
+        normalize=options.normalize,
+        decay=options.decay,
+        half_life=options.half_life,
+        shape=options.decay_shape,
+        sigma_rel=options.sigma_rel,
+        source_sigma_rel=options.source_sigma_rel,
+    )
+
+
+def _jobs(
+    snapshots: Snapshots,
+    mixed: Formula,
+    method: Method,
+    output: Path,
+    base: Path | None,
+    rules: tuple[Rule, ...],
+    options: AverageOptions,
+) -> list[Job]:
+    counts = {len(opened.components) for opened in snapshots.opened}
+    if len(counts) > 1:
+        raise UsageError("the checkpoints have different components", hint="average them one by one with --type")
+    several = counts.pop() > 1
+    jobs = []
+    for place, component in enumerate(snapshots.opened[-1].components):
+        target = output / component.name if several else output
+        jobs.append(_job(snapshots, place, mixed, method, target, base, rules, options))
+    return jobs
+
+
+def _job(
+    snapshots: Snapshots,
+    place: int,
+    mixed: Formula,
+    method: Method,
+    target: Path,
+    base: Path | None,
+    rules: tuple[Rule, ...],
+    options: AverageOptions,
+) -> Job:
+    components = [opened.components[place] for opened in snapshots.opened]
+    name = components[-1].name
+    notes: list[Note] = []
+    _check_components(components, method, notes)
+    roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots)]
+    check_target(target, [*(o.found.path for o in snapshots.opened), *roots, *([base] if base else [])], overwrite=options.overwrite)
+    assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), components[-1].assets)
+    labels = _labels(snapshots, components)
+    sources = tuple(
+        Source(
+            label,
+            opened.found.path,
+            opened.found.step,
+            component,
+            select_tensors(
+                component.component,
+                component.assets.config or assets.config,
+                rules=rules,
+                include=options.include,
+                exclude=options.exclude,
+                allow_unequal_replicas=options.allow_unequal_replicas,
+            ),
+        )
+        for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
+    )
+    quantised = "quantization_config" in assets.config
+    agreed = agree(
+        [source.selection.tensors for source in sources],
+        labels,
+        mixed,
+        intersect=options.intersect,
+        strict=options.strict,
+        quantised=quantised,
+    )
+    style = style_of(snapshots.opened[-1].found, base)
+    made = plan.make_plan(
+        agreed.tensors,
+        dtype=options.dtype,
+        max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
+        weights_name=options.weights_name or style.weights_name(name, [name]),
+        quantised=quantised,
+        dropped={**sources[-1].selection.dropped, **agreed.dropped},
+        combinations=agreed.combinations,
+    )
+    notes += [note for source in sources for note in source.selection.notes]
+    notes += [*agreed.notes, *_config_notes(sources)]
+    notes += config_notes(assets.config, list(agreed.tensors), {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
+    return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)))
+
+
+def _check_components(components: Sequence[OpenedComponent], method: Method, notes: list[Note]) -> None:
+    names = list(dict.fromkeys(component.name for component in components))
+    if len(names) > 1:
+        notes.append(Note("warning", "mixed-components", f"components of different names are averaged: {few(names)}"))
+    if method == "posthoc-ema" and names != ["ema"]:
+        raise UsageError(
+            f"the method posthoc-ema combines averages that training saved, and this is {few([n for n in names if n != 'ema'])}",
+            hint="pass --type ema, or use another method for plain weights",
+        )
+
+
+def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list[str]:
+    """Steps where these tell the checkpoints apart, paths otherwise."""
+    steps = snapshots.steps
+    runs = {opened.found.path.parent for opened in snapshots.opened}
+    if steps is not None and len(set(steps)) == len(steps) and len(runs) == 1:
+        return [f"step {step}" for step in steps]
+    return [os.fspath(component.component.root) for component in components]
+
+
+def _config_notes(sources: Sequence[Source]) -> list[Note]:
+    """Where the model's description changed on the way, the average is hardly what was meant."""
+    newest = sources[-1].opened.assets.config
+    for source in sources[:-1]:
+        config = source.opened.assets.config
+        if config and newest:
+            keys = sorted(key for key in {*config, *newest} - IRRELEVANT if config.get(key) != newest.get(key))
+            if keys:
+                text = f"config.json of {source.label} and {sources[-1].label} differ: {few(keys)}"
+                return [Note("warning", "configs-differ", text)]
+    return []
+
+
+# -- doing -----------------------------------------------------------------------------------------------------------
+
+
+def _run(job: Job, method: Method, options: AverageOptions, progress: Progress | None) -> AveragedComponent:
+    published = publish(
+        job.plan,
+        model_files(job.assets, job.plan),
+        Target(job.target, options.overwrite),
+        lambda written: _manifest(job, method, options, written),
+        dry_run=options.dry_run,
+        jobs=options.jobs,
+        approve=_approval(job, options),
+        progress=progress,
+    )
+    return _result(job, options, published)
+
+
+def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
+    used = [source for source, weight in zip(job.sources, job.formula.weights, strict=True) if weight]
+
+    def approve(written: Written) -> None:
+        strange = written.non_finite
+        if strange and not options.allow_non_finite:
+            where = {place for counts in strange.values() for place in counts}
+            raise NonFinite(
+                f"NaN or infinite values in {len(strange)} tensors of {few([used[place].label for place in sorted(where)])}",
+                details=_strange_lines(strange, used),
+                hint="leave these checkpoints or tensors (--exclude) out, or pass --allow-non-finite to average them all the same",
+            )
+        if not options.allow_overflow:
+            refuse_overflows(written)
+
+    return approve
+
+
+def _strange_lines(strange: Mapping[str, Mapping[int, int]], used: Sequence[Source]) -> list[str]:
+    found = [(name, used[place], count) for name, counts in strange.items() for place, count in counts.items()]
+    return [f"{name}: {count} in {source.label} ({source.path})" for name, source, count in found]
+
+
+def _source_facts(job: Job) -> list[AverageSource]:
+    return [
+        AverageSource(
+            path=str(source.path),
+            step=source.step,
+            component=source.opened.name,
+            format=source.opened.component.format,
+            weight=weight,
+            coefficient=weight / job.formula.divisor,
+            bytes=sum(tensor.nbytes for tensor in source.selection.tensors.values()),
+        )
+        for source, weight in zip(job.sources, job.formula.weights, strict=True)
+    ]
+
+
+def _manifest(job: Job, method: Method, options: AverageOptions, written: Written) -> bytes:
+    facts = {
+        "method": method,
+        "divisor": job.formula.divisor,
+        "averaged": [
+            {**source.model_dump(include={"step", "component", "weight", "coefficient"}), "path": os.path.abspath(source.path)}
+            for source in _source_facts(job)
+        ],
+        "component": job.name,
+        "elements": job.plan.elements,
+        "dropped": dict(job.plan.dropped),
+    }
+    unwanted = ("dry_run", "overwrite", "jobs")
+    settings = {name: getattr(options, name) for name in AverageOptions.__slots__ if name not in unwanted}
+    settings["key_map"] = None if options.key_map is None else os.fspath(options.key_map)
+    side = [*job.assets.files, *([job.plan.index_name] if job.plan.index_name else [])]
+    return manifest.build("average", settings, job.plan.sources, job.plan.digest, written.files, side, facts)
+
+
+def _result(job: Job, options: AverageOptions, published: Publication) -> AveragedComponent:
+    notes = list(job.notes)
+    written = published.written
+    if written.overflows:
+        notes.append(Note("warning", "cast-overflow", f"{sum(written.overflows.values())} finite values became infinite"))
+    used = [source for source, weight in zip(job.sources, job.formula.weights, strict=True) if weight]
+    notes += [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, used)]
+    return AveragedComponent(
+        **written_facts(job.plan, published, options.jobs),
+        component=job.name,
+        output=str(job.target),
+        sources=tuple(_source_facts(job)),
+        averaged=len(job.agreed.combinations),
+        copied=len(job.plan.tensors) - len(job.agreed.combinations),
+        renamed=job.sources[-1].selection.renamed,
+        left_out=job.sources[-1].selection.left_out,
+        lacking=tuple(job.assets.lacking),
+        notes=tuple(NoteInfo.of(note) for note in notes),
+    )

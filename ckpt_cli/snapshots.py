@@ -1,0 +1,144 @@
+"""Which checkpoints go into an average: those that paths name, or steps of runs, from old to new."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_cli.errors import CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
+from ckpt_cli.files import Files
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.found import Found, Target
+from ckpt_cli.locate import locate
+from ckpt_cli.model import Note
+from ckpt_cli.opening import Opened, open_checkpoint, short_reason
+
+CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """Steps of a run: all of them, the ``last`` N complete ones, those in a range (``every`` counts from its begin), or a list."""
+
+    everything: bool = False
+    last: int | None = None
+    begin: int | None = None
+    end: int | None = None
+    every: int | None = None
+    steps: tuple[int, ...] = ()
+
+    @property
+    def says_something(self) -> bool:
+        return self != StepChoice()
+
+    def check(self) -> None:
+        """Raise UsageError for a choice that contradicts itself."""
+        ranged = (self.begin, self.end, self.every) != (None, None, None)
+        if sum((self.everything, self.last is not None, ranged, bool(self.steps))) > 1:
+            raise UsageError("the steps are chosen in more than one way", expected=f"one of {CHOICES}")
+        if self.last is not None and self.last < 2:
+            raise UsageError("--last is out of range", expected="2 or more")
+        if self.every is not None and self.every < 1:
+            raise UsageError("--every is out of range", expected="1 or more steps")
+        if len(set(self.steps)) < len(self.steps):
+            raise UsageError("--steps names a step twice", hint="use --weights to let one count more")
+
+    def among(self, checkpoints: Sequence[Found]) -> list[Found]:
+        """The chosen ones, oldest first (of ``last``: all candidates)."""
+        stepped = [found for found in checkpoints if found.step is not None]
+        if self.steps:
+            return [found for found in stepped if found.step in self.steps]
+        low = self.begin if self.begin is not None else min((found.step or 0 for found in stepped), default=0)
+        chosen = [found for found in stepped if (found.step or 0) >= low and (self.end is None or (found.step or 0) <= self.end)]
+        return [found for found in chosen if self.every is None or ((found.step or 0) - low) % self.every == 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """The checkpoints of an average from old to new, and what was passed over."""
+
+    opened: tuple[Opened, ...]
+    notes: tuple[Note, ...]
+
+    @property
+    def steps(self) -> list[int] | None:
+        """Their steps, None if some do not say it."""
+        known = [opened.found.step for opened in self.opened]
+        return [step for step in known if step is not None] if None not in known else None
+
+
+def open_snapshots(
+    paths: Sequence[Path],
+    choice: StepChoice,
+    files: Files,
+    *,
+    type: str | None,
+    base: Path | None,
+    also: tuple[Path, ...],
+    shard_order: ShardOrder,
+) -> Snapshots:
+    """Open every checkpoint that ``paths`` and ``choice`` mean; incomplete steps that were not asked for by number are passed over.
+
+    Raises UsageError if that is fewer than two, and what `open_checkpoint` raises.
+    """
+    choice.check()
+    if also and len(paths) > 1:
+        raise UsageError("--also belongs to one run, and there are several paths", hint="merge the checkpoint of the nodes first")
+    found: list[Opened] = []
+    notes: list[Note] = []
+    for path in paths:
+        target = locate(path, None, also)
+        several = target.run is not None and len(target.checkpoints) > 1
+        if not choice.says_something and several and len(paths) == 1:
+            steps = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
+            raise UsageError("which steps of the run should be averaged?", expected=f"some of {steps}", hint=f"pass {CHOICES}")
+        if choice.says_something and target.run is None and len(paths) == 1:
+            raise UsageError("this is one checkpoint, which has no steps to choose from", hint="pass the run, or several checkpoints")
+
+        def opened(step: int | None, path: Path = path) -> Opened:
+            return open_checkpoint(path, files, type=type, step=step, base=base, also=also, shard_order=shard_order)
+
+        if choice.says_something and target.run is not None:
+            found += _steps_of(target, choice, opened, notes)
+        else:
+            found.append(opened(None))
+            notes += [note for note in found[-1].notes if note.code == "step-skipped"]
+    if len(found) < 2:
+        why = f": {notes[0].text}" if notes else ""
+        raise UsageError(
+            f"an average needs at least two checkpoints, and this is {len(found)}{why}",
+            path=paths[0],
+            hint="ckpt merge writes a single one",
+        )
+    return Snapshots(tuple(found), (*notes, *_twice(found)))
+
+
+def _steps_of(target: Target, choice: StepChoice, opened: Callable[[int | None], Opened], notes: list[Note]) -> list[Opened]:
+    candidates = choice.among(target.checkpoints)
+    lacking = set(choice.steps) - {candidate.step for candidate in candidates}
+    if lacking:
+        there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
+        raise NotFound(f"there is no step {min(lacking)}", path=target.path, expected=f"some of the steps {there}")
+    whole: list[Opened] = []
+    for candidate in reversed(candidates):
+        if choice.last is not None and len(whole) == choice.last:
+            break
+        try:
+            whole.append(opened(candidate.step))
+        except (IncompleteError, CorruptFile, NotFound) as error:
+            if choice.steps or isinstance(error, Undecidable):
+                raise
+            notes.append(Note("warning", "step-skipped", f"{candidate.path.name} is left out: {short_reason(error)}"))
+    if choice.last is not None and len(whole) < choice.last:
+        notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps are there, not {choice.last}"))
+    return whole[::-1]
+
+
+def _twice(found: Sequence[Opened]) -> list[Note]:
+    seen: dict[tuple[str, str], int] = {}
+    for opened in found:
+        key = os.path.realpath(opened.found.path), opened.components[0].name
+        seen[key] = seen.get(key, 0) + 1
+    return [Note("warning", "same-twice", f"{path} ({name}) is averaged {n} times") for (path, name), n in seen.items() if n > 1]

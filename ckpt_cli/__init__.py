@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from ckpt_cli.averaging import average as average
     from ckpt_cli.descriptor import Checkpoint as Checkpoint
     from ckpt_cli.errors import CkptError as CkptError
+    from ckpt_cli.extracting import extract_state as extract_state
     from ckpt_cli.inspection import detect as detect
     from ckpt_cli.inspection import inspect as inspect
     from ckpt_cli.merging import merge as merge
     from ckpt_cli.report import AverageResult as AverageResult
     from ckpt_cli.report import DetectResult as DetectResult
+    from ckpt_cli.report import ExtractResult as ExtractResult
     from ckpt_cli.report import InspectResult as InspectResult
     from ckpt_cli.report import MergeResult as MergeResult
 
@@ -31,10 +33,12 @@ _HOMES = {
     "Checkpoint": "descriptor",
     "CkptError": "errors",
     "DetectResult": "report",
+    "ExtractResult": "report",
     "InspectResult": "report",
     "MergeResult": "report",
     "average": "averaging",
     "detect": "inspection",
+    "extract_state": "extracting",
     "inspect": "inspection",
     "merge": "merging",
 }
@@ -44,11 +48,13 @@ __all__ = [
     "Checkpoint",
     "CkptError",
     "DetectResult",
+    "ExtractResult",
     "InspectResult",
     "MergeResult",
     "__version__",
     "average",
     "detect",
+    "extract_state",
     "inspect",
     "merge",
 ]

@@ -15,9 +15,11 @@ from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.execute import Written
+from ckpt_cli.extracting import state_files
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
+from ckpt_cli.frameworks import framework_of
 from ckpt_cli.inspection import without_tensors
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.matching import match_base
@@ -38,6 +40,7 @@ from ckpt_cli.publishing import (
 )
 from ckpt_cli.report import MergedComponent, MergeResult
 from ckpt_cli.selecting import Selection, compare_copies, select_tensors
+from ckpt_cli.states import read_state
 from ckpt_cli.styles import FolderStyle, style_of
 
 INDEX = "model.safetensors.index.json"
@@ -62,6 +65,7 @@ class MergeOptions:
     drop_extra: bool = False
     compare: bool = False
     ema_from_model: bool = False
+    with_state: bool = False
     overwrite: bool = False
     in_place: bool = False
     jobs: int | None = None
@@ -97,6 +101,7 @@ class Job:
     output: Path
     plan: plan.Plan
     side_files: Mapping[str, bytes | Path]
+    state_files: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -144,7 +149,7 @@ def merge(
             ema_from_model=chosen.ema_from_model,
         )
         reference = _open_base(folder, files, chosen) if folder is not None else None
-        jobs = _jobs(opened, output, reference, rules, chosen)
+        jobs = [_with_state(job, opened, files) if chosen.with_state else job for job in _jobs(opened, output, reference, rules, chosen)]
         outputs = [_run(job, opened, reference, chosen, progress) for job in jobs]
         checkpoint = without_tensors(describe_checkpoint(opened))
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=time.monotonic() - started)
@@ -297,6 +302,19 @@ def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None)
     return side
 
 
+def _with_state(job: Job, opened: Opened, files: Files) -> Job:
+    """With the training state of its first component beside the weights. Raises NotFound if there is none."""
+    place = job.parts[0].opened.place
+    state = read_state(opened.found, place, files)
+    if state.is_empty:
+        hint = "leave out --with-state"
+        raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
+    extra = state_files(state, framework_of(opened.found, opened.target.run))
+    first, *others = job.parts
+    parts = (replace(first, notes=(*first.notes, *state.notes)), *others)
+    return replace(job, parts=parts, side_files={**extra, **job.side_files}, state_files=tuple(sorted(extra)))
+
+
 # -- doing -----------------------------------------------------------------------------------------------------------
 
 
@@ -340,7 +358,8 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
         outputs = job.parts[-1].plan.tensors
         comparison = compare_with_base(outputs, base.component.tensors, str(base.folder), values=options.compare)
     return MergedComponent(
-        **written_facts(job.plan, published, options.jobs),
+        **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),
+        state=job.state_files,
         component=job.name,
         output=str(job.output),
         covered_elements=sum(piece.box.numel for tensor in tensors for piece in tensor.pieces),

@@ -74,7 +74,7 @@ def open_checkpoint(
             found = expanded(listed)
             if ema_from_model:
                 found = with_ema_of_model(found)
-            components = tuple(_describe(found, name, files, base, shard_order) for name in component_names(found, type))
+            components = tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if not choosing or isinstance(error, Undecidable):
                 _add_step_hint(error, listed, target)
@@ -159,7 +159,8 @@ def step_info(found: Found, problem: str | None = None) -> StepInfo:
     )
 
 
-def _describe(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:
+def describe_place(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:
+    """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
     place = found.place(name)
     assert place is not None
     assets = find_assets((place.home, found.path, *place.more_homes), base, code=os.path.isdir(found.path))

@@ -15,12 +15,12 @@ from ckpt_cli.locate import MAIN
 from ckpt_cli.names import few
 
 
-def default_output(found: Found, component: str) -> Path:
-    """``<checkpoint>_merged`` beside the checkpoint, with ``_<component>`` for any but the main one."""
+def default_output(found: Found, component: str, what: str = "merged") -> Path:
+    """``<checkpoint>_merged`` (or _state, ...) beside the checkpoint, with ``_<component>`` for any but the main one."""
     path = found.path if found.path.is_absolute() else Path.cwd() / found.path
     stem = path.stem if os.path.isfile(path) else path.name
     main = component in MAIN and component == found.places[0].name
-    return path.parent / f"{stem}_merged{'' if main else f'_{component}'}"
+    return path.parent / f"{stem}_{what}{'' if main else f'_{component}'}"
 
 
 def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> None:

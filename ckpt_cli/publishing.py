@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,8 @@ def refuse_overflows(written: Written) -> None:
         )
 
 
-def written_facts(whole: plan.Plan, published: Publication, jobs: int | None) -> dict[str, Any]:
-    """The fields of a result that every written folder has."""
+def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, not_assets: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a result that every written folder has; side files are assets but for ``not_assets``."""
     dtypes: Counter[str] = Counter()
     for output in whole.tensors:
         dtypes[output.dtype.code] += output.tensor.numel
@@ -146,7 +146,7 @@ def written_facts(whole: plan.Plan, published: Publication, jobs: int | None) ->
         "dtypes": dict(dtypes),
         "cast": sum(output.is_cast for output in whole.tensors),
         "dropped": dict(whole.dropped),
-        "assets": tuple(sorted(published.side_files)),
+        "assets": tuple(sorted(set(published.side_files) - set(not_assets))),
         "overflows": published.written.overflows,
         "disk_free": published.free,
         "peak_memory": RESIDENT + (jobs or default_jobs()) * buffers,

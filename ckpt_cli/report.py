@@ -95,10 +95,14 @@ class WrittenFolder(Frozen):
 
 
 class MergedComponent(WrittenFolder):
-    """A merged component. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written."""
+    """A merged component. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written.
+
+    ``state`` names the files of ``--with-state``.
+    """
 
     covered_elements: int
     source_elements: int
+    state: tuple[str, ...] = ()
     comparison: BaseComparison | None = None
 
 
@@ -141,6 +145,42 @@ class AverageResult(Frozen):
     method: str
     divisor: float
     outputs: tuple[AveragedComponent, ...]
+    dry_run: bool
+    seconds: float
+    notes: tuple[NoteInfo, ...] = ()
+
+
+class OptimizerInfo(Frozen):
+    """An optimizer's state, merged per parameter: how it was laid out, and how much there is of it."""
+
+    layout: str
+    parameters: int
+    tensors: int
+    elements: int
+    bytes: int
+    groups: int
+
+
+class ExtractResult(Frozen):
+    """What `extract_state` wrote (or would write).
+
+    ``random`` names the random states (``cuda`` and other devices: lists over ``ranks``); ``copied`` files were not read;
+    ``not_represented`` lists objects that only their own classes could rebuild.
+    """
+
+    path: str
+    step: int | None
+    component: str
+    framework: str
+    output: str
+    files: tuple[FileInfo, ...]
+    ranks: int
+    scheduler: dict[str, Any] | None
+    training: dict[str, Any]
+    random: tuple[str, ...]
+    copied: tuple[str, ...]
+    not_represented: tuple[str, ...]
+    optimizer: OptimizerInfo | None
     dry_run: bool
     seconds: float
     notes: tuple[NoteInfo, ...] = ()

@@ -144,6 +144,7 @@ def merge(
     ] = False,
     key_map: options.KeyMap = None,
     ema_from_model: Annotated[bool, typer.Option("--ema-from-model", help="Write the model as EMA where a run has none.")] = False,
+    with_state: Annotated[bool, typer.Option("--with-state", help="Write what extract-state writes beside the weights as well.")] = False,
     max_shard_size: options.MaxShardSize = None,
     weights_name: options.WeightsName = None,
     include: options.Include = None,
@@ -181,6 +182,7 @@ def merge(
             compare=compare,
             key_map=key_map,
             ema_from_model=ema_from_model,
+            with_state=with_state,
             max_shard_size=parse_size(max_shard_size) if max_shard_size is not None else None,
             weights_name=weights_name,
             include=tuple(include or ()),
@@ -361,3 +363,55 @@ def average(
 
     session = Session("average", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
     raise typer.Exit(session.run(work, render.average_result, lambda _: 0))
+
+
+@app.command(
+    name="extract-state",
+    help="Write what is not a weight: scheduler, random states, counters, dataloaders, and on request the optimizer.",
+    epilog=_examples(
+        "ckpt extract-state ./run",
+        "ckpt extract-state ./run --step 100 --optimizer -o ./state",
+        "ckpt extract-state ./run --json",
+    ),
+)
+def extract_state(
+    path: options.Path,
+    output: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--output", "-o", metavar="DIR", help="Default: <checkpoint>_state, beside the checkpoint.", show_default=False),
+    ] = None,
+    type: options.Type = None,
+    step: options.Step = None,
+    optimizer: Annotated[bool, typer.Option("--optimizer", help="Merge the optimizer's state per parameter as well.")] = False,
+    also: options.Also = None,
+    overwrite: options.Overwrite = False,
+    dry_run: options.DryRun = False,
+    jobs: options.Jobs = None,
+    shard_order: options.Order = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    debug: options.Debug = False,
+    color: options.Color = "auto",
+    progress: options.Progress = "auto",
+) -> None:
+    from ckpt_cli import extracting, report
+    from ckpt_cli.cli import render
+
+    def work(shown: Progress) -> report.ExtractResult:
+        return extracting.extract_state(
+            path,
+            output,
+            type=type,
+            step=step,
+            also=tuple(also or ()),
+            progress=shown,
+            optimizer=optimizer,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            jobs=jobs,
+            shard_order=shard_order,
+        )
+
+    session = Session("extract-state", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
+    raise typer.Exit(session.run(work, render.extract_result, lambda _: 0))

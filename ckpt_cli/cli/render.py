@@ -16,6 +16,7 @@ from ckpt_cli.report import (
     AverageResult,
     BaseComparison,
     DetectResult,
+    ExtractResult,
     InspectResult,
     MergedComponent,
     MergeResult,
@@ -135,6 +136,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
         facts.append(("assets", ", ".join(output.assets) or "none"))
+        facts.append(("state", ", ".join(output.state)))
         facts += _written(output, result.dry_run, result.seconds)
         _print_facts(console, facts)
         if len(output.files) > 1 and (result.dry_run or session.verbose):
@@ -187,6 +189,53 @@ def average_result(result: AverageResult, session: Session) -> None:
         _next(session, "run the same command without --dry-run")
     else:
         _next(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
+
+
+def extract_result(result: ExtractResult, session: Session) -> None:
+    """What `ckpt extract-state` prints: where training stood, then the files."""
+    console = session.out()
+    if session.quiet:
+        console.print(_plain(result.output), soft_wrap=True)
+        return
+    described = [result.framework, result.component] if result.component != "model" else [result.framework]
+    described += [text.plural(result.ranks, "rank")] if result.ranks else []
+    training, scheduler = result.training, result.scheduler or {}
+    stood = [f"{name} {training[name]}" for name in ("step", "epoch") if training.get(name) is not None]
+    rates = scheduler.get("_last_lr")
+    schedule = [f"last_epoch {scheduler['last_epoch']}"] if "last_epoch" in scheduler else []
+    schedule += [f"lr {', '.join(f'{rate:.6g}' for rate in rates)}"] if isinstance(rates, list) else []
+    counters = training.get("counters") or {}
+    of_ranks = f" of {text.plural(result.ranks, 'rank')}" if result.ranks > 1 else ""
+    facts = [
+        ("checkpoint", f"{text.path(result.path)}   {', '.join(described)}"),
+        ("training", ", ".join(stood)),
+        ("scheduler", ", ".join(schedule) or ("found" if result.scheduler is not None else "none")),
+        ("random", ", ".join(result.random) + of_ranks if result.random else "none"),
+        ("counters", ", ".join(f"{name} {value:g}" for name, value in counters.items())),
+    ]
+    if result.optimizer is not None:
+        merged = result.optimizer
+        counted = f"{text.plural(merged.parameters, 'parameter')} in {text.plural(merged.groups, 'group')}"
+        facts.append(("optimizer", f"{counted}, {text.plural(merged.tensors, 'tensor')}, {text.size(merged.bytes)}   {merged.layout}"))
+    facts += [("not read", f"{lost}; the file is copied") for lost in result.not_represented[:ROWS]]
+    total = sum(file.bytes for file in result.files)
+    verb = "would write" if result.dry_run else "wrote"
+    facts.append((verb, f"{text.path(result.output)}   {text.plural(len(result.files), 'file')}, {text.size(total)}"))
+    _print_facts(console, facts)
+    console.print()
+    table = _table(("file", "size", ""), right=(1,))
+    for file in result.files:
+        table.add_row(*_cells((file.name, text.size(file.bytes), "copied as it is" if file.name in result.copied else "")))
+    console.print(table)
+    console.print()
+    _print_notes(session, result.notes)
+    if result.dry_run:
+        _next(session, "run the same command without --dry-run")
+    else:
+        loaded = any(file.name == "extra_state_merged.pt" for file in result.files)
+        _next(
+            session, f'torch.load("{text.path(result.output)}/extra_state_merged.pt")' if loaded else f"ls {text.argument(result.output)}"
+        )
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------

@@ -133,7 +133,10 @@ def read_catalog(*folders: Path) -> Catalog:
             writer = _writer(fields)
             places = _places(fields.get("storage_data"))
             paths = as_dict(fields.get("planner_data")) or {}
-            for name, entry in (as_dict(fields.get("state_dict_metadata")) or {}).items():
+            entries = as_dict(fields.get("state_dict_metadata")) or {}
+            # The planner lists the keys as the state dict does; the entries come in the order of ranks and their loads.
+            for name in (*(name for name in paths if name in entries), *(name for name in entries if name not in paths)):
+                entry = entries[name]
                 if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.target, Global):
                     raise CorruptFile("an entry of the metadata makes no sense")
                 nested = _path(name, paths.get(name))

@@ -15,6 +15,7 @@ from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader
 from ckpt_cli.formats.state_dict import read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
+from ckpt_cli.inert_values import ValueReader
 from ckpt_cli.model import Component, Leaf
 from ckpt_cli.names import few
 from ckpt_cli.pickle_nodes import as_dict, describe
@@ -105,6 +106,22 @@ def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Lea
         held, leaves = read_state(entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in above.items()]
     return RankState(0, path, held), [*beside, *leaves]
+
+
+def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict[str, Any]:
+    """What a trainer's file holds beside its state dicts of weights, as values: without keys that ``leave_out`` matches.
+
+    Empty for a file that is a state dict itself.
+    """
+    file = TorchFile(files.source(path))
+    entries = as_dict(file.root) or {}
+    weights = [key for key in (*MODEL_KEYS, *EMA_KEYS) if as_dict(entries.get(key)) is not None]
+    if not weights:
+        return {}
+    reader = ValueReader(file)
+    with reading(path):
+        kept = {str(key): node for key, node in entries.items() if key not in weights and not leave_out.fullmatch(str(key))}
+        return {key: reader.read(node) for key, node in kept.items()}
 
 
 def _state_dict(root: Any, keys: tuple[str, ...]) -> tuple[Mapping[Any, Any], dict[Any, Any]]:

@@ -1,0 +1,208 @@
+"""`extract_state`: everything of a checkpoint that is not a weight, in files that other programs read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli import manifest, plan
+from ckpt_cli.descriptor import NoteInfo
+from ckpt_cli.errors import CkptError, NotFound, UsageError
+from ckpt_cli.execute import Written
+from ckpt_cli.files import Files, as_paths
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.found import Found, Place
+from ckpt_cli.frameworks import framework_of
+from ckpt_cli.inert_values import to_json
+from ckpt_cli.locate import component_names, expanded, locate
+from ckpt_cli.model import Note
+from ckpt_cli.opening import listed_component
+from ckpt_cli.optimizers import Optimizer, read_optimizer
+from ckpt_cli.placing import check_target, default_output
+from ckpt_cli.progress import Progress
+from ckpt_cli.publishing import SideFiles, Target, check_writing, publish
+from ckpt_cli.report import ExtractResult, FileInfo, OptimizerInfo
+from ckpt_cli.states import TrainingState, read_state, without_unrepresented
+from ckpt_cli.torch_writer import torch_bytes
+
+EXTRA = "extra_state_merged.pt"
+SCHEDULER = "lr_scheduler_state.json"
+TRAINING = "training_state.json"
+DATALOADER = "dataloader_state.pt"
+OPTIMIZER_WEIGHTS = "optimizer.safetensors"
+OPTIMIZER = "optimizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractOptions:
+    """The options of `extract_state`, with the meaning that ``ckpt extract-state --help`` gives them."""
+
+    optimizer: bool = False
+    overwrite: bool = False
+    dry_run: bool = False
+    jobs: int | None = None
+    shard_order: ShardOrder = "auto"
+
+
+def extract_state(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    progress: Progress | None = None,
+    **options: Any,
+) -> ExtractResult:
+    """Write the training state of a checkpoint into a folder: scheduler, random states, counters, dataloaders, optimizer.
+
+    ``output`` defaults to ``<checkpoint>_state`` beside the checkpoint; ``options`` are the fields of `ExtractOptions`.
+    Nothing in a file is executed; what only its own class could rebuild is listed, and its file is copied. Raises NotFound
+    where there is no state, InputError for files that cannot be read, Undecidable for an optimizer whose parameters cannot
+    be told, OutputError.
+    """
+    try:
+        chosen = ExtractOptions(**options)
+    except TypeError as error:
+        raise UsageError(f"unknown option: {error}", expected=", ".join(ExtractOptions.__slots__)) from None
+    check_writing(None, chosen.jobs, None)
+    started = time.monotonic()
+    with Files() as files:
+        found, place, notes = choose(path, type, step, as_paths(also))
+        state = read_state(found, place, files)
+        optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
+        if state.is_empty and optimizer is None:
+            raise NotFound(
+                "there is no training state beside the weights",
+                path=found.path,
+                expected="schedulers, random states or dataloaders, as trainers save them",
+                hint="pass the folder of a training step, not that of a merged model",
+            )
+        target = Path(os.path.abspath(output)) if output is not None else default_output(found, place.name, "state")
+        roots = [place.match.root, *place.match.more_roots, *place.more_homes]
+        check_target(target, [found.path, place.home, *roots], overwrite=chosen.overwrite)
+        framework = framework_of(replace(found, places=(place, *found.places)), None)
+        side = state_files(state, framework)
+        whole = plan.Plan((), None, None)
+        if optimizer is not None:
+            side[OPTIMIZER] = _json(optimizer.content)
+            whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
+        published = publish(
+            whole,
+            side,
+            Target(target, chosen.overwrite),
+            lambda written: _manifest(found, place, state, whole, side, written, chosen),
+            dry_run=chosen.dry_run,
+            jobs=chosen.jobs,
+            progress=progress,
+        )
+    written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
+    written += [FileInfo(name=n, bytes=c.stat().st_size if isinstance(c, Path) else len(c)) for n, c in side.items()]
+    notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]
+    return ExtractResult(
+        path=str(found.path),
+        step=found.step,
+        component=place.name,
+        framework=framework,
+        output=str(target),
+        files=tuple(sorted(written, key=lambda file: file.name)),
+        ranks=state.ranks,
+        scheduler=to_json(_summary(state.scheduler)),
+        training=to_json({name: value for name, value in state.training.items() if name not in ("trainer_state", "metadata")}),
+        random=tuple(state.extra.get("rng", ())),
+        copied=tuple(sorted(state.copies)),
+        not_represented=tuple(state.lost),
+        optimizer=_optimizer_info(optimizer),
+        dry_run=chosen.dry_run,
+        seconds=time.monotonic() - started,
+        notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
+    )
+
+
+def choose(path: str | os.PathLike[str], type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
+    """The checkpoint and component whose state is meant: the newest step that has all files, unless ``step`` says which.
+
+    Weights are not read: a state is worth having even where weights are damaged. Raises NotFound, UsageError.
+    """
+    target = locate(path, step, also)
+    notes: list[Note] = []
+    for listed in reversed(target.checkpoints):
+        try:
+            found = expanded(listed)
+            names = component_names(found, type)
+        except CkptError:
+            if listed is target.checkpoints[0]:
+                raise
+            continue
+        if len(names) > 1:
+            raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
+        place = found.place(names[0])
+        assert place is not None
+        problem = listed_component(place).problem
+        if problem is not None and step is None and target.run is not None and listed is not target.checkpoints[0]:
+            notes.append(Note("warning", "step-skipped", f"{found.path.name} is skipped: {problem}"))
+            continue
+        if problem is not None:
+            notes.append(Note("warning", "incomplete-weights", f"the weights of this checkpoint are not whole: {problem}"))
+        return found, place, notes
+    raise AssertionError("the loop ends with a checkpoint or an error")
+
+
+def state_files(state: TrainingState, framework: str) -> dict[str, bytes | Path]:
+    """The files that hold a training state, by name."""
+    side: dict[str, bytes | Path] = dict(state.copies)
+    if state.extra:
+        side[EXTRA] = torch_bytes(without_unrepresented(state.extra))
+    if state.scheduler is not None:
+        side[SCHEDULER] = _json(state.scheduler)
+    if state.dataloader is not None:
+        side[DATALOADER] = torch_bytes(without_unrepresented(state.dataloader))
+    training = {
+        **state.training,
+        "framework": framework,
+        "world_size": state.ranks or None,
+        "read": sorted({path.name for path in state.sources}),
+        "copied": sorted(state.copies),
+        "not_represented": state.lost,
+        "findings": [{"code": note.code, "level": note.level, "text": note.text} for note in state.notes],
+    }
+    side[TRAINING] = _json(training)
+    return side
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(to_json(content), indent=2) + "\n").encode()
+
+
+def _summary(scheduler: Any) -> Any:
+    """What one wants to see of a scheduler: where it stands, and the learning rates."""
+    if not isinstance(scheduler, dict):
+        return None
+    return {name: scheduler[name] for name in ("last_epoch", "_last_lr", "base_lrs") if name in scheduler}
+
+
+def _optimizer_info(optimizer: Optimizer | None) -> OptimizerInfo | None:
+    if optimizer is None:
+        return None
+    return OptimizerInfo(
+        layout=optimizer.layout,
+        parameters=len(optimizer.content["state"]),
+        tensors=len(optimizer.tensors),
+        elements=sum(tensor.numel for tensor in optimizer.tensors.values()),
+        bytes=sum(tensor.nbytes for tensor in optimizer.tensors.values()),
+        groups=len(optimizer.content["param_groups"]),
+    )
+
+
+def _manifest(
+    found: Found, place: Place, state: TrainingState, whole: plan.Plan, side: SideFiles, written: Written, options: ExtractOptions
+) -> bytes:
+    facts: dict[str, Any] = {"checkpoint": os.path.abspath(found.path), "step": found.step, "component": place.name}
+    facts["read"] = sorted(os.path.abspath(source) for source in state.sources)
+    settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
+    return manifest.build("extract-state", settings, whole.sources, whole.digest, written.files, list(side), facts)

@@ -1,0 +1,120 @@
+"""The entries of an optimizer's state, as a file has them.
+
+``torch.optim`` writes ``{"state": {parameter: {slot: tensor}}, "param_groups": [{..., "params": [parameter]}]}``, where a parameter
+is a number or a name; DCP's flattened form has keys ``state.<name>.<slot>`` and ``param_groups.<name>.<option>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, reading
+from ckpt_cli.files import Files
+from ckpt_cli.formats.dtensor import Local, LocalReader
+from ckpt_cli.inert_values import ValueReader, equal
+from ckpt_cli.model import Tensor
+from ckpt_cli.names import check_name
+from ckpt_cli.pickle_nodes import as_dict
+from ckpt_cli.torchfile import TorchFile
+
+Parameter = int | str
+Group = dict[str, Any]
+"""Options of a parameter group, and its "params"."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedState:
+    """An optimizer whose state is whole and by name: tensors and plain values by (name, slot), and the groups."""
+
+    tensors: Mapping[tuple[str, str], Tensor]
+    values: Mapping[tuple[str, str], Any]
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class RankEntries:
+    """What one rank's file holds: tensors and plain values by parameter and slot, and the parameter groups."""
+
+    rank: int
+    path: Path
+    tensors: Mapping[tuple[Parameter, str], Local]
+    values: Mapping[tuple[Parameter, str], Any]
+    groups: Sequence[Group]
+
+
+def read_entries(rank: int, path: Path, files: Files, nested: Sequence[str] = ()) -> RankEntries:
+    """The entries of one file, of which the state lies below the keys ``nested``. Raises CorruptFile if it is no optimizer's."""
+    file = TorchFile(files.source(path))
+    with reading(path):
+        root = file.root
+        for key in (*nested, "optimizer", "optim"):
+            inner = as_dict(root)
+            root = inner[key] if inner is not None and key in inner else root
+        root = root[0] if isinstance(root, list) and len(root) == 1 else root
+        entries = as_dict(root)
+        if entries is None:
+            raise CorruptFile("the file holds no optimizer's state", expected='a dict with "state" and "param_groups"')
+        values = ValueReader(file)
+        flattened = any(isinstance(key, str) and key.startswith(("state.", "param_groups.")) for key in entries)
+        state, groups = _flattened(entries, values) if flattened else _nested(entries, values)
+        reader = LocalReader(file, rank)
+        tensors: dict[tuple[Parameter, str], Local] = {}
+        plain: dict[tuple[Parameter, str], Any] = {}
+        for (parameter, slot), node in state.items():
+            with reading(path, tensor=f"state.{parameter}.{slot}"):
+                local = reader.read(node)
+            if local is not None:
+                tensors[parameter, slot] = local
+            else:
+                plain[parameter, slot] = values.read(node)
+        return RankEntries(rank, path, tensors, plain, groups)
+
+
+def _nested(entries: Mapping[Any, Any], values: ValueReader) -> tuple[dict[tuple[Parameter, str], Any], list[Group]]:
+    state, groups = as_dict(entries.get("state")), entries.get("param_groups")
+    if state is None or not isinstance(groups, list):
+        raise CorruptFile("the file holds no optimizer's state", expected='a dict with "state" and "param_groups"')
+    found: dict[tuple[Parameter, str], Any] = {}
+    for parameter, slots in state.items():
+        held = as_dict(slots)
+        if type(parameter) not in (int, str) or held is None:
+            raise CorruptFile("an entry of the optimizer's state belongs to no parameter")
+        found |= {(parameter, check_name(slot)): node for slot, node in held.items()}
+    read = []
+    for group in groups:
+        options = values.read(group)
+        if not isinstance(options, dict) or not isinstance(options.get("params"), list):
+            raise CorruptFile("a parameter group lists no parameters")
+        if not all(type(parameter) in (int, str) for parameter in options["params"]):
+            raise CorruptFile("a parameter group lists something that is neither a number nor a name")
+        read.append(options)
+    return found, read
+
+
+def _flattened(entries: Mapping[Any, Any], values: ValueReader) -> tuple[dict[tuple[Parameter, str], Any], list[Group]]:
+    state: dict[tuple[Parameter, str], Any] = {}
+    options: dict[str, dict[str, Any]] = {}
+    for key, node in entries.items():
+        kind, _, rest = check_name(key).partition(".")
+        name, _, last = rest.rpartition(".")
+        if kind == "state" and name:
+            state[name, last] = node
+        elif kind == "param_groups" and name:
+            options.setdefault(name, {})[last] = values.read(node)
+    return state, regrouped(options)
+
+
+def regrouped(options: Mapping[str, Mapping[str, Any]]) -> list[Group]:
+    """Parameter groups of options that are given per parameter: parameters with equal options are one group."""
+    groups: list[Group] = []
+    for name, own in options.items():
+        settings = {key: value for key, value in own.items() if key != "params"}
+        same = next((group for group in groups if equal({k: v for k, v in group.items() if k != "params"}, settings)), None)
+        if same is None:
+            groups.append({**settings, "params": [name]})
+        else:
+            same["params"].append(name)
+    return groups

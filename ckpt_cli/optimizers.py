@@ -1,0 +1,347 @@
+"""The optimizer's state merged per parameter, out of whatever layout training left it in.
+
+======================================  =============================================================================
+layout                                  how a parameter is told
+======================================  =============================================================================
+names (DCP, EasyR1, VeOmni, accelerate) the state names it
+numbers, whole shapes (FSDP2, verl, ..) `parameter_order`: the order of the model, every shape checked
+numbers, flat parts (FSDP1)             `flat_units`: the only division into units that fits all sizes
+======================================  =============================================================================
+
+Everything else is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.assets import find_assets, tied_pair
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
+from ckpt_cli.files import Files
+from ckpt_cli.flat_units import find_units
+from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.dcp_metadata import metadata_files
+from ckpt_cli.formats.dcp_optimizer import read_dcp_optimizer
+from ckpt_cli.formats.optimizer_state import NamedState, RankEntries, read_entries
+from ckpt_cli.found import Found, Place
+from ckpt_cli.geometry import Box, Shape
+from ckpt_cli.inert_values import equal
+from ckpt_cli.model import Component, Note, Piece, Tensor
+from ckpt_cli.model_config import ties_embeddings
+from ckpt_cli.names import few, stripped_names
+from ckpt_cli.opening import OpenedComponent, describe_place
+from ckpt_cli.optimizer_files import DCP_FOLDERS, OptimizerFiles, find_optimizer_files
+from ckpt_cli.parameter_order import name_parameters
+from ckpt_cli.probe import unequal_copies
+from ckpt_cli.torchfile import StoredTensor
+
+Slots = dict[tuple[str, str], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """``tensors`` by output name ``state.<parameter>.<slot>``; ``content`` is what optimizer.json says; ``layout`` in words."""
+
+    layout: str
+    tensors: dict[str, Tensor]
+    content: dict[str, Any]
+    notes: tuple[Note, ...] = ()
+
+
+def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardOrder) -> Optimizer:
+    """The optimizer of a component.
+
+    Raises NotFound if there is none, Undecidable if its parameters cannot be told, IncompleteError if parts of it are missing.
+    """
+    homes = [place.home, *place.more_homes, found.path]
+    if place.match.format == "torch-file":
+        homes.append(place.match.root if place.match.root.is_dir() else place.match.root.parent)
+    for folder in (folder for home in homes for folder in (home / name for name in DCP_FOLDERS)):
+        if metadata_files(folder):
+            return _of_dcp((folder,), files)
+    if place.match.format == "dcp":
+        try:
+            return _of_dcp((place.match.root, *place.match.more_roots), files)
+        except NotFound:
+            pass
+    listed = find_optimizer_files(homes)
+    nested: tuple[str, ...] = ()
+    if listed is None and place.match.format == "torch-file" and len(place.match.files) == 1:
+        listed, nested = OptimizerFiles({0: place.match.files[0]}, 1), ("optimizer_states", "optimizer_state_dict")
+    if listed is None:
+        raise NotFound(
+            "this checkpoint holds no optimizer state that is known",
+            path=found.path,
+            expected="optim_world_size_W_rank_R.pt, optimizer.bin, or an optimizer in a DCP folder",
+            hint="leave out --optimizer",
+        )
+    ranks = [read_entries(rank, path, files, nested) for rank, path in sorted(listed.ranks.items())]
+    notes = _check_groups(ranks)
+    if all(isinstance(parameter, str) for entries in ranks for parameter, _ in entries.tensors):
+        config = find_assets((place.home, found.path, *place.more_homes)).config
+        slots = _by_name(ranks, listed, ReadOptions(config, shard_order))
+        return _optimizer("by name", _named(slots, ranks[0], {name: name for name in _parameters(ranks[0])}), notes)
+    model = describe_place(found, place.name, files, None, shard_order)
+    _check_order(model.component)
+    if listed.world_size > 1 and _is_flat(ranks):
+        if listed.missing:
+            raise MissingShard(f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer", path=place.home)
+        return _of_flat(ranks, model, listed.world_size, notes)
+    return _of_numbers(ranks, listed, model, shard_order, notes)
+
+
+# -- by name ---------------------------------------------------------------------------------------------------------
+
+
+def _of_dcp(roots: Sequence[Path], files: Files) -> Optimizer:
+    state = read_dcp_optimizer(roots, files)
+    if any(not isinstance(parameter, str) for group in state.groups for parameter in group["params"]):
+        raise Undecidable(
+            "the optimizer numbers its parameters, and a DCP folder does not keep their order",
+            path=roots[0],
+            expected="a state with names, as get_optimizer_state_dict of torch makes it",
+        )
+    for tensor in state.tensors.values():
+        _compared(tensor)
+    return _optimizer("DCP, by name", state, [])
+
+
+def _named(slots: Slots, entries: RankEntries, names: Mapping[str, str]) -> NamedState:
+    """The state of numbers or names, with the ``names`` of all parameters in place of them."""
+    return NamedState(
+        {(names[parameter], slot): tensor for (parameter, slot), tensor in slots.items()},
+        {(names[str(parameter)], slot): value for (parameter, slot), value in entries.values.items()},
+        [{**group, "params": [names[str(parameter)] for parameter in group["params"]]} for group in entries.groups],
+    )
+
+
+def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: ReadOptions) -> Slots:
+    """Whole tensors of every parameter (a number as text) and slot."""
+    states = [
+        RankState(entries.rank, entries.path, {f"{parameter}\0{slot}": local for (parameter, slot), local in entries.tensors.items()})
+        for entries in ranks
+    ]
+    try:
+        assembled = assemble(states, listed.world_size, listed.missing, options)
+    except CkptError as error:
+        error.tensor = error.tensor and "state." + error.tensor.replace("\0", ".")
+        raise
+    slots: Slots = {}
+    for key, tensor in assembled.tensors.items():
+        parameter, _, slot = key.partition("\0")
+        slots[parameter, slot] = _compared(replace(tensor, name=f"state.{parameter}.{slot}", alias_of=None))
+    return slots
+
+
+def _compared(tensor: Tensor) -> Tensor:
+    """The tensor, after its replicas were compared. Raises Inconsistent if they differ."""
+    for piece, copy in unequal_copies(tensor) if tensor.check_copies else ():
+        raise Inconsistent(
+            f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas",
+            tensor=tensor.name,
+            hint="the files are of two steps, or of experts that were cut by hand and have no names here",
+        )
+    return tensor
+
+
+def _parameters(entries: RankEntries) -> list[str]:
+    listed = [str(parameter) for group in entries.groups for parameter in group["params"]]
+    held = [str(parameter) for parameter, _ in (*entries.tensors, *entries.values)]
+    return list(dict.fromkeys([*listed, *held]))
+
+
+def _optimizer(layout: str, held: NamedState, notes: Sequence[Note]) -> Optimizer:
+    """The result, with names that lack the wrappers of training."""
+    listed = [name for group in held.groups for name in group["params"]]
+    clean = stripped_names(dict.fromkeys([*listed, *(name for name, _ in (*held.tensors, *held.values))]))
+    tensors: dict[str, Tensor] = {}
+    state: dict[str, dict[str, Any]] = {}
+    for (parameter, slot), tensor in held.tensors.items():
+        name = f"state.{clean[parameter]}.{slot}"
+        tensors[name] = replace(tensor, name=name)
+        state.setdefault(clean[parameter], {})[slot] = {"tensor": name}
+    for (parameter, slot), value in held.values.items():
+        state.setdefault(clean[parameter], {})[slot] = value
+    groups = [{**group, "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
+    return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes))
+
+
+def _check_groups(ranks: Sequence[RankEntries]) -> list[Note]:
+    different = [entries.rank for entries in ranks if not equal(list(entries.groups), list(ranks[0].groups))]
+    if not different:
+        return []
+    text = f"the parameter groups of ranks {few([str(rank) for rank in different])} differ from those of rank {ranks[0].rank}"
+    return [Note("warning", "param-groups-differ", f"{text}, which were taken")]
+
+
+# -- by number -------------------------------------------------------------------------------------------------------
+
+
+def _candidates(model: OpenedComponent) -> list[dict[str, Tensor]]:
+    """What the parameters may be, in the order of the model: all floating tensors, or only those that are sharded."""
+    component = model.component
+    clean = stripped_names(component.tensors)
+    floats = {clean[name]: t for name, t in component.tensors.items() if t.dtype.kind == "float" and t.alias_of is None}
+    sharded = {name: tensor for name, tensor in floats.items() if tensor.kind in ("sharded", "strided")}
+    listed = [sharded, floats] if sharded else [floats]
+    pair = tied_pair(list(floats)) if ties_embeddings(model.assets.config) else None
+    if pair is not None:
+        listed += [{name: tensor for name, tensor in held.items() if name != pair[0]} for held in listed]
+    return listed
+
+
+def _check_order(component: Component) -> None:
+    """Raise Undecidable for formats that do not keep the order of the model."""
+    if component.format in ("safetensors", "hub-shards"):
+        raise Undecidable(
+            f"the optimizer numbers its parameters, and {component.format} files do not keep their order",
+            path=component.root,
+            expected="a sharded model, or one in a file of torch.save, beside the optimizer",
+        )
+
+
+def _of_numbers(
+    ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, shard_order: ShardOrder, notes: Sequence[Note]
+) -> Optimizer:
+    options = ReadOptions(model.assets.config, shard_order)
+    groups = [[int(parameter) for parameter in group["params"]] for group in ranks[0].groups]
+    for candidates in _candidates(model):
+        # With one name for each number the names are tried first: they tell whether a tensor is an expert's.
+        if len(groups) == 1 and len(groups[0]) == len(candidates):
+            names: dict[int, str] | None = dict(zip(groups[0], candidates, strict=True))
+            assert names is not None
+            slots = _by_name([_renamed(entries, names) for entries in ranks], listed, options)
+            fits = all(tensor.shape in ((), candidates[name].shape) for (name, _), tensor in slots.items())
+        else:
+            slots = _by_name(ranks, listed, options)
+            known: dict[int, Shape] = {}
+            for (parameter, _), tensor in slots.items():
+                known[int(parameter)] = max(known.get(int(parameter), ()), tensor.shape, key=len)
+            names = name_parameters({name: tensor.shape for name, tensor in candidates.items()}, groups, known)
+            fits = names is not None
+            slots = {(names[int(parameter)], slot): tensor for (parameter, slot), tensor in slots.items()} if names else {}
+        if fits and names is not None:
+            renamed = _renamed(ranks[0], names)
+            own = {name: name for name in names.values()}
+            return _optimizer("by the order of parameters", _named(slots, renamed, own), notes)
+    raise Undecidable(
+        f"the optimizer numbers {sum(map(len, groups))} parameters, and their shapes do not tell which is which",
+        path=ranks[0].path,
+        expected="the parameters of the model in its order, each of the same shape",
+        hint="save the optimizer with names (get_optimizer_state_dict of torch.distributed.checkpoint)",
+    )
+
+
+def _renamed(entries: RankEntries, names: Mapping[int, str]) -> RankEntries:
+    """Entries with names in place of numbers."""
+    return replace(
+        entries,
+        tensors={(names[int(parameter)], slot): local for (parameter, slot), local in entries.tensors.items()},
+        values={(names[int(parameter)], slot): value for (parameter, slot), value in entries.values.items()},
+        groups=[{**group, "params": [names[int(parameter)] for parameter in group["params"]]} for group in entries.groups],
+    )
+
+
+# -- FSDP1: flat parameters ------------------------------------------------------------------------------------------
+
+
+def _is_flat(ranks: Sequence[RankEntries]) -> bool:
+    """Whether the states are parts of flat vectors: plain tensors of one dimension, none of them whole."""
+    tensors = [local for entries in ranks for (_, slot), local in entries.tensors.items() if slot != "step"]
+    return bool(tensors) and all(isinstance(local, StoredTensor) and len(local.shape) <= 1 for local in tensors)
+
+
+def _of_flat(ranks: Sequence[RankEntries], model: OpenedComponent, world_size: int, notes: Sequence[Note]) -> Optimizer:
+    mesh = model.component.mesh
+    parts = mesh.shape[-1] if mesh is not None and len(mesh.shape) == 2 else world_size
+    numbers = [int(parameter) for group in ranks[0].groups for parameter in group["params"]]
+    lengths = _lengths(ranks, numbers)
+    units = chosen = None
+    for candidates in _candidates(model):
+        sizes = [tensor.numel for tensor in candidates.values()]
+        units = find_units(list(candidates), sizes, lengths, parts) if lengths else None
+        if units is not None:
+            chosen = list(candidates.values())
+            names = list(candidates)
+            break
+    if units is None or chosen is None:
+        raise Undecidable(
+            f"{len(numbers)} flat parameters of FSDP1 cannot be divided into parameters: no unit sizes, or several, fit",
+            path=ranks[0].path,
+            expected="sizes that only one way of wrapping the model explains",
+            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+        )
+    slots: Slots = {}
+    values: dict[tuple[str, str], Any] = {}
+    members: dict[int, list[str]] = {}
+    for number, unit in zip(numbers, units, strict=True):
+        start = 0
+        members[number] = [names[index] for index in unit]
+        held = {slot for parameter, slot in ranks[0].tensors if parameter == number}
+        for index in unit:
+            for slot in held:
+                key = f"state.{names[index]}.{slot}"
+                with reading(ranks[0].path, tensor=key):
+                    slots[names[index], slot] = _compared(_cut(key, chosen[index], start, ranks, number, slot, parts))
+            values |= {(names[index], s): value for (p, s), value in ranks[0].values.items() if p == number}
+            start += chosen[index].numel
+    groups = [{**group, "params": [name for number in group["params"] for name in members[int(number)]]} for group in ranks[0].groups]
+    return _optimizer("FSDP1 flat parameters", NamedState(slots, values, groups), notes)
+
+
+def _lengths(ranks: Sequence[RankEntries], numbers: Sequence[int]) -> list[int]:
+    """Elements of one rank's part of each flat parameter; empty if ranks differ or some have no state."""
+    lengths = []
+    for number in numbers:
+        found = {
+            local.numel
+            for entries in ranks
+            for (parameter, slot), local in entries.tensors.items()
+            if parameter == number and isinstance(local, StoredTensor) and local.shape
+        }
+        if len(found) != 1:
+            return []
+        lengths.append(found.pop())
+    return lengths
+
+
+def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], number: int, slot: str, parts: int) -> Tensor:
+    """One parameter's slot: the elements from ``start`` on of the flat vector whose parts the ranks hold."""
+    pieces: list[Piece] = []
+    copies: list[Piece] = []
+    dtypes = set()
+    scalar = False
+    for entries in ranks:
+        local = entries.tensors.get((number, slot))
+        if not isinstance(local, StoredTensor):
+            raise Inconsistent(f"rank {entries.rank} lacks it", path=entries.path)
+        dtypes.add(local.dtype)
+        scalar = local.shape == ()
+        if scalar:
+            box, offset = Box((), ()), local.offset
+        else:
+            first = (entries.rank % parts) * local.numel
+            low, high = max(start, first), min(start + parameter.numel, first + local.numel)
+            if low >= high:
+                continue
+            box, offset = Box((low - start,), (high - low,)), local.offset + (low - first) * local.strides[0] * local.dtype.itemsize
+        piece = Piece(local.storage.source, offset, local.strides, box, entries.rank, local.swapped, local.conj, local.neg)
+        (copies if any(piece.box == other.box for other in pieces) else pieces).append(piece)
+    if len(dtypes) > 1:
+        raise Inconsistent("the ranks disagree about the dtype")
+    shape = () if scalar else parameter.shape
+    return Tensor(
+        name=key,
+        dtype=dtypes.pop(),
+        shape=shape,
+        pieces=tuple(pieces),
+        copies=tuple(copies),
+        kind="replicated" if scalar else "sharded",
+        layout=f"flat x{parts}",
+        check_copies=bool(copies),
+        own_grid=None if scalar else (parameter.numel,),
+    )

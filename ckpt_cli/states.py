@@ -1,0 +1,282 @@
+"""Putting the training state of all ranks together: one scheduler, random states by rank, counters, what is copied as it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import reading
+from ckpt_cli.files import Files, read_small
+from ckpt_cli.formats.dcp_state import OPTIMIZER, read_dcp_state
+from ckpt_cli.formats.torch_files import beside_weights
+from ckpt_cli.found import Found, Place
+from ckpt_cli.inert_values import TensorValue, Unrepresented, ValueReader, equal, unrepresented
+from ckpt_cli.model import Note
+from ckpt_cli.names import few
+from ckpt_cli.safetensors_file import parse_json
+from ckpt_cli.state_files import StateFile, find_state_files
+from ckpt_cli.torchfile import TorchFile
+
+SCHEDULERS = ("lr_scheduler", "lr_scheduler_state", "lr_schedulers", "scheduler", "schedulers")
+"""What trainers call the state of the learning rate schedule."""
+
+RANDOMS = ("rng", "rng_state", "rng_states", "torch_rng_state")
+RANDOM_NAMES = {
+    "cpu": ("cpu", "torch", "torch_manual_seed", "torch_rng_state"),
+    "numpy": ("numpy", "numpy_random_seed"),
+    "random": ("random", "python", "random_state"),
+    "cuda": ("cuda", "torch_cuda_manual_seed"),
+    "npu": ("npu", "torch_npu_manual_seed"),
+    "xpu": ("xpu", "torch_xpu_manual_seed"),
+    "musa": ("musa", "torch_musa_manual_seed"),
+    "hpu": ("hpu", "torch_hpu_manual_seed"),
+    "mlu": ("mlu", "torch_mlu_manual_seed"),
+}
+"""Name in the result -> what trainers call it. All but the first three are devices, of which every rank has one."""
+
+DEVICES = tuple(RANDOM_NAMES)[3:]
+DATALOADERS = ("dataloader", "train_dataloader", "data_loader")
+STEPS = ("global_step", "step", "train_steps", "iteration", "batch")
+EPOCHS = ("epoch", "current_epoch")
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """What was found. ``extra`` is for `torch.load`, ``training`` for people and programs that read JSON.
+
+    ``scheduler`` is None if there is none; ``copies`` are files to pass on (name -> path); ``dataloader`` is a state of
+    dataloaders that lay among other things; ``sources`` are the files that were read.
+    """
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    scheduler: Any = None
+    training: dict[str, Any] = field(default_factory=dict)
+    dataloader: Any = None
+    copies: dict[str, Path] = field(default_factory=dict)
+    sources: list[Path] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    ranks: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.extra or self.scheduler is not None or self.dataloader is not None or self.copies or self.sources)
+
+
+def read_state(found: Found, place: Place, files: Files) -> TrainingState:
+    """The training state of one component of a checkpoint.
+
+    Raises CorruptFile for state files that cannot be read, MixedWorldSizes for files of two saves.
+    """
+    state = TrainingState()
+    homes = [place.home, *place.more_homes, found.path]
+    homes += [root for root in (place.match.root, *place.match.more_roots) if os.path.isdir(root)]
+    listed = find_state_files(homes)
+    by_rank: dict[int, dict[str, Any]] = {}
+    shared: dict[str, Any] = {}
+    randoms: dict[int, Any] = {}
+    for file in listed:
+        if file.kind == "copied":
+            state.copies[file.copy_name] = file.path
+        elif file.kind == "json":
+            _add_json(file.path, state)
+        else:
+            value = _read(file, files, state)
+            if file.kind == "random":
+                randoms[file.rank or 0] = value
+            elif file.kind == "scheduler" or file.kind == "scaler":
+                shared.setdefault("lr_scheduler" if file.path.stem == "scheduler" else file.path.stem, value)
+            elif isinstance(value, dict):
+                target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
+                target.update((str(key), item) for key, item in value.items())
+    if place.match.format == "dcp":
+        inside = read_dcp_state((place.match.root, *place.match.more_roots), files)
+        for name, what in unrepresented(inside):
+            _lose(state, name, what, place.match.root)
+        shared.update(inside)
+    if place.match.format == "torch-file" and len(place.match.files) == 1:
+        inside = beside_weights(place.match.files[0], files, OPTIMIZER)
+        for name, what in unrepresented(inside):
+            _lose(state, name, what, place.match.files[0])
+        if inside:
+            state.sources.append(place.match.files[0])
+        shared = {**inside, **shared}
+    _check_ranks(listed, {*by_rank, *randoms}, state)
+    _merge_schedulers(by_rank, shared, state)
+    _merge_randoms(by_rank, shared, randoms, state)
+    _merge_rest(by_rank, shared, state)
+    _describe(found, shared, state)
+    return state
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _read(file: StateFile, files: Files, state: TrainingState) -> Any:
+    torch_file = TorchFile(files.source(file.path))
+    state.sources.append(file.path)
+    with reading(file.path):
+        value = ValueReader(torch_file).read(torch_file.root)
+    lost = list(unrepresented(value))
+    for name, what in lost:
+        _lose(state, name, what, file.path)
+    if lost:
+        state.copies[file.copy_name] = file.path
+    return value
+
+
+def _lose(state: TrainingState, name: str, what: str, where: Path) -> None:
+    state.lost.append(f"{name or 'the whole file'} in {where.name}: {what}")
+
+
+def _add_json(path: Path, state: TrainingState) -> None:
+    with reading(path):
+        content = parse_json(read_small(path))
+    if path.name == "trainer_state.json":
+        state.training["trainer_state"] = content
+    elif isinstance(content, dict) and "train_steps" in content:
+        state.training["metadata"] = content
+    else:
+        return
+    state.sources.append(path)
+
+
+def _check_ranks(listed: Sequence[StateFile], there: set[int], state: TrainingState) -> None:
+    world = max((file.world_size or (file.rank or 0) + 1 for file in listed if file.rank is not None and file.kind != "copied"), default=0)
+    state.ranks = world
+    missing = [rank for rank in range(world) if rank not in there]
+    if missing:
+        text = f"the state of {few([str(rank) for rank in missing])} of {world} ranks is missing: it is None in lists over ranks"
+        state.notes.append(Note("warning", "missing-rank", text))
+
+
+# -- merging ---------------------------------------------------------------------------------------------------------
+
+
+def _merge_schedulers(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, Any], state: TrainingState) -> None:
+    held = {}
+    for rank, values in by_rank.items():
+        name = next((name for name in SCHEDULERS if values.get(name) is not None), None)
+        if name is not None:
+            held[rank] = values.pop(name)
+    name = next((name for name in SCHEDULERS if shared.get(name) is not None), None)
+    if name is not None:
+        held.setdefault(-1, _single(shared.pop(name)))
+    if not held:
+        return
+    first = min(held)
+    state.scheduler = held[first]
+    state.extra["lr_scheduler"] = state.scheduler
+    different = [rank for rank in sorted(held) if not equal(held[rank], state.scheduler)]
+    if different:
+        text = f"the schedulers of ranks {few([str(rank) for rank in different])} differ from that of rank {first}, which was taken"
+        state.notes.append(Note("warning", "scheduler-differs", text))
+
+
+def _single(value: Any) -> Any:
+    """The scheduler of a list with one of them."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _merge_randoms(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, Any], randoms: dict[int, Any], state: TrainingState) -> None:
+    for rank, values in by_rank.items():
+        for name in RANDOMS:
+            if name in values:
+                value = values.pop(name)
+                randoms.setdefault(rank, value if isinstance(value, dict) else {name: value})
+    for name in RANDOMS:
+        value = shared.pop(name, None)
+        if isinstance(value, list):
+            randoms |= {rank: item for rank, item in enumerate(value) if rank not in randoms}
+        elif value is not None:
+            randoms.setdefault(0, value if isinstance(value, dict) else {name: value})
+    if not randoms:
+        return
+    state.ranks = max(state.ranks, max(randoms) + 1)
+    merged: dict[str, Any] = {}
+    first = randoms[min(randoms)]
+    for name, aliases in RANDOM_NAMES.items():
+        if name in DEVICES:
+            states = [_device_state(randoms.get(rank), aliases, rank) for rank in range(state.ranks)]
+            if any(value is not None for value in states):
+                merged[name] = states
+        else:
+            value = _aliased(first, aliases)
+            if value is not None:
+                merged[name] = value
+    if merged:
+        state.extra["rng"] = merged
+    state.extra |= {f"rng_rank_{rank}": randoms[rank] for rank in sorted(randoms)}
+
+
+def _aliased(values: Any, aliases: Sequence[str]) -> Any:
+    return next((values[name] for name in aliases if values.get(name) is not None), None) if isinstance(values, dict) else None
+
+
+def _device_state(values: Any, aliases: Sequence[str], rank: int) -> Any:
+    """A rank's state of its own device; some trainers save those of all devices that the rank could see."""
+    value = _aliased(values, aliases)
+    return value[rank % len(value)] if isinstance(value, (list, tuple)) and value else value
+
+
+def _merge_rest(by_rank: Mapping[int, dict[str, Any]], shared: Mapping[str, Any], state: TrainingState) -> None:
+    loaders: dict[str, Any] = {}
+    for name, value in shared.items():
+        if name in DATALOADERS:
+            loaders[name] = value
+        else:
+            state.extra.setdefault(name, value)
+    ranks = sorted(by_rank)
+    for name in dict.fromkeys(name for rank in ranks for name in by_rank[rank]):
+        held = {rank: by_rank[rank][name] for rank in ranks if name in by_rank[rank]}
+        if name in DATALOADERS:
+            loaders |= {f"{name}_rank_{rank}": value for rank, value in held.items()}
+            continue
+        first = held[min(held)]
+        state.extra.setdefault(name, first)
+        if any(not equal(value, first) for value in held.values()):
+            state.extra |= {f"{name}_rank_{rank}": value for rank, value in held.items()}
+            if name != "rank":
+                text = f"{name} is not the same on all ranks: that of rank {min(held)} is {name}, all are {name}_rank_R"
+                state.notes.append(Note("info", "ranks-differ", text))
+    if loaders:
+        state.dataloader = loaders
+
+
+def _describe(found: Found, shared: Mapping[str, Any], state: TrainingState) -> None:
+    """``training``: step, epoch, learning rates and counters, gathered from wherever they are."""
+    places: list[Mapping[str, Any]] = [value for value in state.training.values() if isinstance(value, dict)]
+    inner = [value for name, value in shared.items() if isinstance(value, dict) and name not in (*DATALOADERS, *SCHEDULERS, *RANDOMS)]
+    places += [state.extra, *inner]
+    said = _number(places, STEPS)
+    step = found.step if found.step is not None else said
+    if said is not None and found.step is not None and said != found.step:
+        text = f"the folder says step {found.step}, the state in it says {said}"
+        state.notes.append(Note("warning", "step-differs", text))
+    rates = state.scheduler.get("_last_lr") if isinstance(state.scheduler, dict) else None
+    counters = {name: number for name, value in state.extra.items() if (number := _as_number(value)) is not None}
+    state.training = {"step": step, "epoch": _number(places, EPOCHS), "lr": rates, "counters": counters, **state.training}
+
+
+def _number(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
+    numbers = (_as_number(place.get(name)) for place in places for name in names)
+    return next((number for number in numbers if number is not None), None)
+
+
+def _as_number(value: Any) -> int | float | None:
+    if isinstance(value, TensorValue) and value.shape == () and value.dtype.kind in ("int", "float"):
+        value = value.numbers()[0]
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def without_unrepresented(value: Any) -> Any:
+    """A value for loading: entries of dicts that could not be represented are left out, items of lists become None."""
+    if isinstance(value, Unrepresented):
+        return None
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if not isinstance(item, Unrepresented) and not isinstance(key, Unrepresented)}
+        return {key: without_unrepresented(item) for key, item in kept.items()}
+    return type(value)(without_unrepresented(item) for item in value) if isinstance(value, (list, tuple)) else value

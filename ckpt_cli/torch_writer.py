@@ -1,0 +1,36 @@
+"""Plain values as a file of ``torch.save`` that ``torch.load(weights_only=True)`` reads. The only module that imports torch."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ckpt_cli.errors import Unsupported
+from ckpt_cli.inert_values import TensorValue, TorchName
+
+WIDER = {"uint16": "int32", "uint32": "int64"}
+"""Unsigned dtypes that torch before 2.3 does not know, and what holds the same numbers."""
+
+
+def torch_bytes(value: Any) -> bytes:
+    """The content of a ``.pt`` file. Raises Unsupported if torch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        raise Unsupported("writing .pt files needs torch", hint="install torch, or read lr_scheduler_state.json instead") from None
+    buffer = io.BytesIO()
+    torch.save(_with_tensors(value, torch), buffer)
+    return buffer.getvalue()
+
+
+def _with_tensors(value: Any, torch: Any) -> Any:
+    if isinstance(value, TensorValue):
+        dtype = getattr(torch, value.dtype.torch)
+        tensor = torch.frombuffer(bytearray(value.data), dtype=dtype) if value.data else torch.empty(0, dtype=dtype)
+        wider = WIDER.get(value.dtype.torch)
+        return (tensor.to(getattr(torch, wider)) if wider else tensor).reshape(value.shape)
+    if isinstance(value, TorchName):
+        return getattr(torch, value.name)
+    if isinstance(value, dict):
+        return {key: _with_tensors(item, torch) for key, item in value.items()}
+    return type(value)(_with_tensors(item, torch) for item in value) if isinstance(value, (list, tuple)) else value

@@ -156,8 +156,9 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
 def state_files(state: TrainingState, framework: str) -> dict[str, bytes | Path]:
     """The files that hold a training state, by name."""
     side: dict[str, bytes | Path] = dict(state.copies)
-    if state.extra:
-        side[EXTRA] = torch_bytes(without_unrepresented(state.extra))
+    extra = without_unrepresented(state.extra)
+    if extra:
+        side[EXTRA] = torch_bytes(extra)
     if state.scheduler is not None:
         side[SCHEDULER] = _json(state.scheduler)
     if state.dataloader is not None:

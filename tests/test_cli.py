@@ -17,7 +17,7 @@ import pytest
 from tests.cli import ROOT, Outcome, ckpt
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
-COMMANDS = ("detect", "inspect", "merge")
+COMMANDS = ("detect", "inspect", "merge", "average", "extract-state")
 
 
 @pytest.fixture
@@ -25,7 +25,6 @@ def run(tmp_path: Path) -> Path:
     """A copy of the tiny run with two steps, EMA included."""
     run = tmp_path / "run"
     shutil.copytree(EXAMPLE, run)
-    shutil.copytree(run / "checkpoint-200", run / "checkpoint-100")
     return run
 
 
@@ -250,13 +249,13 @@ class TestJson:
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_success_is_one_document_with_the_envelope(self, run: Path, tmp_path: Path, command: str) -> None:
-        extra = ["-o", tmp_path / "out"] if command == "merge" else []
+        extra = {"merge": ["-o", tmp_path / "out"], "average": ["--all", "-o", tmp_path / "out"]}.get(command, [])
         outcome = ckpt(command, run, "--json", *extra)
         document = json.loads(outcome.out)
         assert set(document) == self.KEYS
         assert (document["schema"], document["command"], document["status"], document["exit_code"]) == (1, command, "success", 0)
         assert document["errors"] == []
-        assert document["data"]["checkpoint"]["step"] == 200
+        assert document["data"].get("checkpoint", document["data"])["step"] == 200
         assert outcome.err == ""
 
     def test_failure_is_the_same_document(self, run: Path) -> None:

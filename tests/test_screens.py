@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from ckpt_cli.averaging import average
 from ckpt_cli.cli import render, session
+from ckpt_cli.extracting import extract_state
 from ckpt_cli.inspection import detect, inspect
 from ckpt_cli.merging import merge
 from tests.cli import ROOT
@@ -72,3 +74,15 @@ class TestScreens:
         monkeypatch.chdir(ROOT)
         result = merge("examples/tiny-run", type="ema", dtype="bf16", dry_run=True, max_shard_size=3000)
         self.check("dry-run", width, screen(monkeypatch, width, lambda s: render.merge_result(result, s)))
+
+    def test_average(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+        monkeypatch.chdir(ROOT)
+        result = average("examples/tiny-run", "averaged", everything=True, weights=(-0.25, 1.25), dtype="bf16", dry_run=True)
+        text = screen(monkeypatch, width, lambda s: render.average_result(result, s))
+        self.check("average", width, text)
+
+    def test_extract_state(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+        monkeypatch.chdir(ROOT)
+        result = extract_state("examples/tiny-run", optimizer=True, dry_run=True)
+        text = screen(monkeypatch, width, lambda s: render.extract_result(result, s))
+        self.check("extract-state", width, text)

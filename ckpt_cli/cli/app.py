@@ -15,7 +15,7 @@ BASE_PANEL = "Against a base model"
 
 app = typer.Typer(
     name="ckpt",
-    help="Look into sharded training checkpoints, and merge them into Hugging Face folders.",
+    help="Look into sharded training checkpoints; merge or average them into Hugging Face folders; extract their state.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -208,9 +208,9 @@ METHOD_PANEL = "How much each weighs"
     help="Average checkpoints into one Hugging Face folder, straight from their shards; every element is rounded once.",
     epilog=_examples(
         "ckpt average ./run --last 5 -o ./averaged",
-        "ckpt average ./run --from 1000 --to 5000 --every 1000 -o ./averaged --dtype bf16",
-        "ckpt average ./run/global_step_10 ./run/global_step_20 --weights 0.7,0.3 -o ./averaged",
-        "ckpt average ./run --all --method ema --decay 0.8 -o ./averaged --dry-run",
+        "ckpt average ./run --from 100 --to 500 --every 100 -o ./bf16 --dtype bf16",
+        "ckpt average run/checkpoint-100 run/checkpoint-200 --weights 3,7 -o ./mix",
+        "ckpt average ./run --all --method ema --decay 0.8 -o ./ema --dry-run",
     ),
 )
 def average(
@@ -370,8 +370,8 @@ def average(
     help="Write what is not a weight: scheduler, random states, counters, dataloaders, and on request the optimizer.",
     epilog=_examples(
         "ckpt extract-state ./run",
-        "ckpt extract-state ./run --step 100 --optimizer -o ./state",
-        "ckpt extract-state ./run --json",
+        "ckpt extract-state ./run --step 200 --optimizer -o ./state",
+        "ckpt extract-state ./run -o ./again --json",
     ),
 )
 def extract_state(

@@ -5,6 +5,7 @@ Names from files only ever become `rich.text.Text`, with control characters esca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from ckpt_cli.report import (
     BaseComparison,
     DetectResult,
     ExtractResult,
+    FileInfo,
     InspectResult,
     MergedComponent,
     MergeResult,
@@ -36,6 +38,9 @@ SHOWN = 4
 
 ROWS = 20
 """How many rows a table of differences has."""
+
+RANK = r"(?<=_)[0-9]+(?=\.\w+$)"
+"""The rank in the name of a file."""
 
 NARROW = 100
 """Below this many columns the tables drop what is needed least."""
@@ -217,15 +222,19 @@ def extract_result(result: ExtractResult, session: Session) -> None:
         merged = result.optimizer
         counted = f"{text.plural(merged.parameters, 'parameter')} in {text.plural(merged.groups, 'group')}"
         facts.append(("optimizer", f"{counted}, {text.plural(merged.tensors, 'tensor')}, {text.size(merged.bytes)}   {merged.layout}"))
-    facts += [("not read", f"{lost}; the file is copied") for lost in result.not_represented[:ROWS]]
+    facts += [("not read", f"{lost}, which stays in the original") for lost in result.not_represented[:ROWS]]
     total = sum(file.bytes for file in result.files)
     verb = "would write" if result.dry_run else "wrote"
     facts.append((verb, f"{text.path(result.output)}   {text.plural(len(result.files), 'file')}, {text.size(total)}"))
     _print_facts(console, facts)
     console.print()
     table = _table(("file", "size", ""), right=(1,))
-    for file in result.files:
-        table.add_row(*_cells((file.name, text.size(file.bytes), "copied as it is" if file.name in result.copied else "")))
+    for names, size in _by_rank(result.files):
+        count = f"{len(names)} files" if len(names) > 1 else ""
+        copied = "copied as they are" if count else "copied as it is"
+        remark = ", ".join(filter(None, (count, copied if names[0] in result.copied else "")))
+        shown = re.sub(RANK, "R", names[0]) if count else names[0]
+        table.add_row(*_cells((shown, text.size(size), remark)))
     console.print(table)
     console.print()
     _print_notes(session, result.notes)
@@ -295,6 +304,14 @@ def _source_table(output: AveragedComponent) -> Table:
             *_cells((step, text.path(source.path), source.component, text.size(source.bytes), weight, text.share(source.coefficient)))
         )
     return table
+
+
+def _by_rank(files: Sequence[FileInfo]) -> list[tuple[list[str], int]]:
+    """Names of files that differ in their rank only, and their size together."""
+    groups: dict[str, list[FileInfo]] = {}
+    for file in files:
+        groups.setdefault(re.sub(RANK, "R", file.name), []).append(file)
+    return [([file.name for file in group], sum(file.bytes for file in group)) for group in groups.values()]
 
 
 def _component_table(components: Sequence[ComponentInfo], console: Console) -> Table:

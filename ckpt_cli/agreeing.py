@@ -119,15 +119,19 @@ def _quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]
     scales (or such integers at all, if the config says that weights are ``quantised``).
     """
     modules: dict[str, list[str]] = {}
+    companions: set[str] = set()
     for name in tensors:
-        parent = name.rpartition(".")[0]
-        # bitsandbytes puts "a.weight.absmax" beside "a.weight".
-        modules.setdefault(parent.rpartition(".")[0] if parent in tensors else parent, []).append(name)
+        parts = name.split(".")
+        # bitsandbytes puts "a.weight.absmax" and "a.weight.quant_state.bitsandbytes__nf4" beside "a.weight".
+        owner = next((i for i in range(1, len(parts)) if ".".join(parts[:i]) in tensors), len(parts))
+        modules.setdefault(".".join(parts[: owner - 1]), []).append(name)
+        if owner < len(parts):
+            companions.add(name)
     fixed: set[str] = set()
     for names in modules.values():
         kinds = {name: tensors[name].dtype for name in names}
         codes = [name for name, dtype in kinds.items() if dtype.kind == "opaque" or (dtype.kind == "int" and dtype.bits <= 32)]
-        scales = [name for name in names if SCALES.fullmatch(name.rpartition(".")[2])]
+        scales = [name for name in names if name in companions or SCALES.fullmatch(name.rpartition(".")[2])]
         if any(tensors[name].dtype.kind == "opaque" for name in codes) or (codes and (quantised or scales)):
             fixed |= {*codes, *scales}
     return fixed

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ def average(
         outputs=tuple(outputs),
         dry_run=chosen.dry_run,
         seconds=time.monotonic() - started,
-        notes=tuple(NoteInfo.of(note) for note in snapshots.notes),
+        notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(snapshots.notes)),
     )
 
 
@@ -250,6 +250,7 @@ def _job(
         )
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
+    sources = _with_heads(sources)
     quantised = "quantization_config" in assets.config
     agreed = agree(
         [source.selection.tensors for source in sources],
@@ -273,6 +274,16 @@ def _job(
     notes += [*agreed.notes, *_config_notes(sources)]
     notes += config_notes(assets.config, list(agreed.tensors), {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)))
+
+
+def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    """With the tied output head of every checkpoint where that of one has values of its own."""
+    pair = next((source.selection.tied for source in sources if source.selection.tied is not None), None)
+    if pair is None or not any(pair[0] in source.selection.tensors for source in sources):
+        return sources
+    return tuple(
+        replace(source, selection=source.selection.with_head(*pair)) if source.selection.tied == pair else source for source in sources
+    )
 
 
 def _check_components(components: Sequence[OpenedComponent], method: Method, notes: list[Note]) -> None:

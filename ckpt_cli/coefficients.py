@@ -61,6 +61,7 @@ def formula(
     """
     owners = {
         "--weights": (weights, "weighted"),
+        "--no-normalize": (None if normalize else True, "weighted"),
         "--decay": (decay, "ema"),
         "--half-life": (half_life, "ema"),
         "--decay-shape": (shape, "wsm"),
@@ -75,17 +76,22 @@ def formula(
     if method == "linear":
         return Formula(tuple(float(i + 1) for i in range(count)), count * (count + 1) / 2)
     if method == "ema":
-        return Formula(_ema(count, steps, decay, half_life), 1.0)
+        return Formula(_noticeable(_ema(count, steps, decay, half_life)), 1.0)
     if method == "wsm":
         if shape is not None and shape not in SHAPES:
             raise UsageError(f"unknown decay shape {shape}", expected=", ".join(SHAPES))
-        return Formula(_wsm(count, steps, SHAPES[shape or "linear"]), 1.0)
+        return Formula(_noticeable(_wsm(count, steps, SHAPES[shape or "linear"])), 1.0)
     if sigma_rel is None or source_sigma_rel is None:
         raise UsageError(
             "the method posthoc-ema needs --sigma-rel and --source-sigma-rel",
             expected="the relative width of the average that is wanted, and of those that training saved, such as 0.1 and 0.05",
         )
-    return Formula(posthoc_ema(_known(steps, "posthoc-ema"), source_sigma_rel, sigma_rel), 1.0)
+    return Formula(_noticeable(posthoc_ema(_known(steps, "posthoc-ema"), source_sigma_rel, sigma_rel)), 1.0)
+
+
+def _noticeable(weights: tuple[float, ...]) -> tuple[float, ...]:
+    """The weights, with zero for those that no value could make noticeable."""
+    return tuple(weight if abs(weight) >= SMALLEST else 0.0 for weight in weights)
 
 
 def _check_options(method: Method, owners: Mapping[str, tuple[object, str]]) -> None:

@@ -138,7 +138,7 @@ class AveragedComponent(WrittenFolder):
 class AverageResult(Frozen):
     """What `average` did (or would do): every averaged element is sum(weight * value) / ``divisor``, rounded once.
 
-    ``checkpoint`` is the newest one, whose assets were taken.
+    ``checkpoint`` is the newest one; assets are those of the newest one with a config.json.
     """
 
     checkpoint: Checkpoint

@@ -13,7 +13,7 @@ from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.found import Found, Target
 from ckpt_cli.locate import locate
 from ckpt_cli.model import Note
-from ckpt_cli.opening import Opened, open_checkpoint, short_reason
+from ckpt_cli.opening import FETCH, Opened, open_checkpoint, short_reason
 
 CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"
 
@@ -88,14 +88,15 @@ def open_snapshots(
         raise UsageError("--also belongs to one run, and there are several paths", hint="merge the checkpoint of the nodes first")
     found: list[Opened] = []
     notes: list[Note] = []
-    for path in paths:
-        target = locate(path, None, also)
+    targets = [locate(path, None, also) for path in paths]
+    if choice.says_something and all(target.run is None for target in targets):
+        what = "this is one checkpoint, which has" if len(paths) == 1 else "these are checkpoints, which have"
+        raise UsageError(f"{what} no steps to choose from", hint="pass the run, or several checkpoints")
+    for path, target in zip(paths, targets, strict=True):
         several = target.run is not None and len(target.checkpoints) > 1
         if not choice.says_something and several and len(paths) == 1:
             steps = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
             raise UsageError("which steps of the run should be averaged?", expected=f"some of {steps}", hint=f"pass {CHOICES}")
-        if choice.says_something and target.run is None and len(paths) == 1:
-            raise UsageError("this is one checkpoint, which has no steps to choose from", hint="pass the run, or several checkpoints")
 
         def opened(step: int | None, path: Path = path) -> Opened:
             return open_checkpoint(path, files, type=type, step=step, base=base, also=also, shard_order=shard_order)
@@ -129,6 +130,8 @@ def _steps_of(target: Target, choice: StepChoice, opened: Callable[[int | None],
             whole.append(opened(candidate.step))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if choice.steps or isinstance(error, Undecidable):
+                if choice.steps:
+                    error.hint = f"{FETCH}, or leave step {candidate.step} out"
                 raise
             notes.append(Note("warning", "step-skipped", f"{candidate.path.name} is left out: {short_reason(error)}"))
     if choice.last is not None and len(whole) < choice.last:

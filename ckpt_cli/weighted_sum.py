@@ -30,6 +30,11 @@ BITS = {"F64": 53, "F32": 24, "F16": 11, "BF16": 8, "C64": 24}
 SAFE = (2.0**-250, 2.0**250)
 """Magnitudes of weights, and of float64 values, whose products neither overflow nor lose bits to underflow."""
 
+TINY = 2.0**-900
+"""Products of float64 values below this may lose bits to underflow."""
+
+FRACTION = (1 << 52) - 1
+LOWER_27 = (1 << 27) - 1
 F64 = BY_CODE["F64"]
 SPLITTER = 2.0**27 + 1
 
@@ -89,13 +94,15 @@ class WeightedSum:
         parts, weight = self._parts[self._added], self._formula.weights[self._added]
         for begin, block in _blocks(values):
             x = self._scratch[0][: len(block)]
-            numpy.copyto(x, block, casting="unsafe")
-            finite = numpy.isfinite(x)
-            if not finite.all():
-                strange += len(x) - int(numpy.count_nonzero(finite))
-                self._add_special(begin, x, finite, weight)
-                numpy.copyto(x, 0.0, where=~finite)
-            self._add_block(slice(begin, begin + len(x)), x, parts, weight)
+            # Signalling NaNs, and float64 values that are too large for what follows (`_is_extreme`).
+            with numpy.errstate(all="ignore"):
+                numpy.copyto(x, block, casting="unsafe")
+                finite = numpy.isfinite(x)
+                if not finite.all():
+                    strange += len(x) - int(numpy.count_nonzero(finite))
+                    self._add_special(begin, x, finite, weight)
+                    numpy.copyto(x, 0.0, where=~finite)
+                self._add_block(slice(begin, begin + len(x)), x, parts, weight)
         self._added += 1
         return strange
 
@@ -110,19 +117,21 @@ class WeightedSum:
         over = 0
         for begin, block in _blocks(out):
             where = slice(begin, begin + len(block))
-            high, low, doubtful = self._divided(where)
-            if target == F64:
-                doubtful |= self._may_be_a_tie(where, high, low)
-            else:
-                _round_to_odd(high, low)
-                doubtful |= self._may_be_lost(where, high, target)
-            special = self._special.get(begin)
-            if special is not None:
-                doubtful &= special == 0
-                numpy.copyto(high, special / self._formula.divisor, where=special != 0)
-            for i in numpy.flatnonzero(doubtful):
-                high[i] = _nearly(self._formula.exactly(values_at(begin + int(i))), target)
-            over += cast(high, F64, target, block)
+            with numpy.errstate(all="ignore"):
+                high, low, doubtful = self._divided(where)
+                if target == F64:
+                    doubtful |= self._may_be_a_tie(where, high, low)
+                else:
+                    _round_to_odd(high, low)
+                    doubtful |= self._may_be_lost(where, high, target)
+            special = self._special.get(begin, numpy.zeros(len(block)))
+            numpy.copyto(high, special / self._formula.divisor, where=special != 0)
+            for i in numpy.flatnonzero(doubtful & (special == 0)):
+                exact = self._formula.exactly(values_at(begin + int(i)))
+                # A zero keeps its sign.
+                high[i] = _nearly(exact, target) if exact else 0.0 if high[i] != 0 else high[i]
+            cast(high, F64, target, block)
+            over += int(numpy.count_nonzero(numpy.isinf(block) & (special == 0)))
         return over
 
     # -- adding ------------------------------------------------------------------------------------------------------
@@ -133,8 +142,10 @@ class WeightedSum:
         high, low, loose = self._high[where], self._low[where], self._loose[where]
         term, error, *scratch = (array[: len(x)] for array in self._scratch[1:])
         if self._split:
-            with numpy.errstate(over="ignore"):
-                self._size[where] += numpy.multiply(numpy.abs(x, out=term), abs(weight), out=term)
+            magnitude = numpy.multiply(numpy.abs(x, out=term), abs(weight), out=term)
+            self._size[where] += magnitude
+            if self._wide:
+                loose |= (magnitude < TINY) & (x != 0)
         first = self._added == 0
         for value in self._exact_values(x):
             for part in parts:
@@ -152,17 +163,19 @@ class WeightedSum:
 
     def _exact_values(self, x: Array) -> list[Array]:
         """Values that add up to ``x`` and whose products with a part of a weight are exact in float64."""
+        import numpy
+
         if not self._wide:
             return [x]
         upper = _upper_half(x)
-        return [upper, x - upper]
+        # The sign of zero belongs to both parts.
+        return [upper, numpy.where(x == 0, x, x - upper)]
 
     def _add_special(self, begin: int, x: Array, finite: Array, weight: float) -> None:
         import numpy
 
-        with numpy.errstate(invalid="ignore"):
-            amounts = numpy.where(finite, 0.0, x * weight)
-            self._special[begin] = self._special[begin] + amounts if begin in self._special else amounts
+        amounts = numpy.where(finite, 0.0, x * weight)
+        self._special[begin] = self._special[begin] + amounts if begin in self._special else amounts
 
     # -- dividing and rounding ---------------------------------------------------------------------------------------
 
@@ -206,7 +219,7 @@ class WeightedSum:
         if loose.any():
             at = numpy.flatnonzero(loose)
             near = _near_boundary(high[at], target)
-            cancelled = numpy.abs(high[at] * self._formula.divisor) * 2.0**-54 <= self._lost(where)[at]
+            cancelled = numpy.abs(high[at] * self._formula.divisor) * 2.0**-54 <= self._lost(where)[at] + TINY
             loose[at] = near | cancelled
         if self._wide:
             loose |= _is_extreme(self._size[where])
@@ -216,10 +229,12 @@ class WeightedSum:
         """Where the pair (rounded to float64 by its first part) is too close to halfway between two float64 to tell."""
         import numpy
 
-        with numpy.errstate(invalid="ignore"):
-            ulp = numpy.spacing(numpy.abs(high))
-            close = numpy.abs(numpy.abs(low) - ulp / 2) <= ulp * 2.0**-20
-            close |= self._lost(where) >= ulp * abs(self._formula.divisor) * 2.0**-22
+        ulp = numpy.spacing(numpy.abs(high))
+        close = numpy.abs(numpy.abs(low) - ulp / 2) <= ulp * 2.0**-20
+        # Below a power of two the next number is half as far away.
+        below = (high.view(numpy.int64) & FRACTION) == 0
+        close |= below & (numpy.abs(numpy.abs(low) - ulp / 4) <= ulp * 2.0**-20)
+        close |= self._lost(where) + TINY >= ulp * abs(self._formula.divisor) * 2.0**-22
         exact = ~self._loose[where] if _significant_bits(self._formula.divisor) == 1 else numpy.zeros(len(high), bool)
         doubtful: Array = close & ~exact
         return doubtful | _is_extreme(self._size[where]) if self._wide else doubtful
@@ -281,12 +296,15 @@ def _round_to_odd(high: Array, low: Array) -> None:
 
 
 def _near_boundary(high: Array, target: Dtype) -> Array:
-    """Whether the float64 next to a value are rounded to different values of the target."""
+    """Whether float64 values near one that was rounded to odd (two further on, on each side) become different values of the target.
+
+    Only the second one on each side is certainly beyond a tie that the value was rounded away from.
+    """
     import numpy
 
     below, above = (numpy.empty(len(high), numpy_dtype(target)) for _ in range(2))
-    cast(numpy.nextafter(high, -numpy.inf), F64, target, below)
-    cast(numpy.nextafter(high, numpy.inf), F64, target, above)
+    cast(numpy.nextafter(numpy.nextafter(high, -numpy.inf), -numpy.inf), F64, target, below)
+    cast(numpy.nextafter(numpy.nextafter(high, numpy.inf), numpy.inf), F64, target, above)
     near: Array = below != above
     return near
 
@@ -320,10 +338,13 @@ def _significant_bits(value: float) -> int:
 
 
 def _exact_parts(weight: float, bits: int) -> list[float]:
-    """The weight, or two halves of it, so that products with values of ``bits`` significant bits are exact in float64."""
+    """The weight, or two parts of it of at most 27 bits and of its sign, so that products are exact in float64.
+
+    ``bits`` are the significant bits of the values; float64 values are split as well, into halves of 26 bits.
+    """
     import numpy
 
-    if _significant_bits(weight) + min(bits, 27) <= 53:
+    if _significant_bits(weight) + min(bits, 26) <= 53:
         return [weight]
-    upper = float(_upper_half(numpy.array([weight]))[0])
+    upper = float((numpy.array([weight]).view(numpy.int64) & ~LOWER_27).view(numpy.float64)[0])
     return [upper, weight - upper]

@@ -29,6 +29,7 @@ from ckpt_cli.geometry import Box, Shape, contiguous_strides, whole
 from ckpt_cli.model import Piece, Tensor
 from ckpt_cli.plan import make_plan
 from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.publishing import refuse_overflows
 from ckpt_cli.staging import MARK, Staging
 
 SHARD = "model_world_size_1_rank_0.pt"
@@ -103,7 +104,7 @@ def write(
             staging,
             side_files or {},
             jobs=jobs,
-            allow_overflow=allow_overflow,
+            approve=None if allow_overflow else refuse_overflows,
             progress=progress,
             last_file=last_file,
         )

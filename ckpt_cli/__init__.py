@@ -4,7 +4,7 @@
     >>> result = ckpt_cli.merge("run", dtype="bf16")          # doctest: +SKIP
     >>> ckpt_cli.inspect("run").checkpoint.components[0].elements  # doctest: +SKIP
 
-Everything is loaded on first use; neither torch nor transformers is ever imported by these functions.
+Everything is loaded on first use. transformers is never imported by these functions, torch only to write a training state.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.model import Note, Tensor
@@ -62,13 +62,14 @@ def agree(
     combinations: dict[str, Combination] = {}
     newest: list[str] = []
     kept = {index for index, weight in enumerate(formula.weights) if weight}
-    used = Formula(tuple(weight for weight in formula.weights if weight), formula.divisor)
+    used = formula.without_zeros()
     for name in common:
         tensors = tuple(tensors[name] for tensors in held)
         if tensors[-1].dtype.code in BITS and name not in fixed:
             combinations[name] = Combination(tuple(tensor for index, tensor in enumerate(tensors) if index in kept), used)
             continue
-        differing = next((index for index, tensor in enumerate(tensors) if not same_values(tensor, tensors[-1])), None)
+        alone = [replace(tensor, alias_of=None) for tensor in tensors]
+        differing = next((index for index, tensor in enumerate(alone) if not same_values(tensor, alone[-1])), None)
         if differing is None:
             continue
         if name in fixed or tensors[-1].dtype.kind == "opaque":
@@ -85,6 +86,8 @@ def agree(
                 hint=f"without --strict those of {labels[-1]} are taken",
             )
         newest.append(name)
+    if differences and not combinations:
+        raise DifferentTensors("nothing is left to average: the checkpoints share no floating tensor", expected="checkpoints of one model")
     notes = []
     if newest:
         text = f"{few(newest)}: not averaged because of the dtype, and not equal everywhere; taken from {labels[-1]}"

@@ -18,8 +18,7 @@ from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
-from ckpt_cli.formats.base import ShardOrder
-from ckpt_cli.inspection import without_tensors
+from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.model import Note
 from ckpt_cli.names import few
@@ -30,6 +29,7 @@ from ckpt_cli.publishing import (
     DEFAULT_SHARD_SIZE,
     Publication,
     Target,
+    as_tuples,
     check_writing,
     model_files,
     publish,
@@ -69,6 +69,7 @@ class AverageOptions:
     sigma_rel: float | None = None
     source_sigma_rel: float | None = None
     dtype: str = "keep"
+    names: Naming = "hub"
     intersect: bool = False
     strict: bool = False
     include: tuple[str, ...] = ()
@@ -122,6 +123,11 @@ class Job:
     target: Path
     notes: tuple[Note, ...]
 
+    @property
+    def used(self) -> list[Source]:
+        """The sources that enter the sum: those without weight are only compared."""
+        return [source for source, weight in zip(self.sources, self.formula.weights, strict=True) if weight]
+
 
 def average(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -140,7 +146,7 @@ def average(
     of the formula that the result reports. Raises what `merge` raises, and NonFinite for sources with NaN or infinities.
     """
     try:
-        chosen = AverageOptions(**options)
+        chosen = AverageOptions(**as_tuples(options))
     except TypeError as error:
         raise UsageError(f"unknown option: {error}", expected=", ".join(AverageOptions.__slots__)) from None
     check_writing(chosen.weights_name, chosen.jobs, chosen.max_shard_size)
@@ -161,7 +167,7 @@ def average(
         mixed = _formula(snapshots, method, chosen)
         jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), folder, rules, chosen)
         outputs = [_run(job, method, chosen, progress) for job in jobs]
-        newest = without_tensors(describe_checkpoint(snapshots.opened[-1]))
+        newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
     return AverageResult(
         checkpoint=newest,
         method=method,
@@ -204,20 +210,18 @@ def _jobs(
     rules: tuple[Rule, ...],
     options: AverageOptions,
 ) -> list[Job]:
-    counts = {len(opened.components) for opened in snapshots.opened}
-    if len(counts) > 1:
-        raise UsageError("the checkpoints have different components", hint="average them one by one with --type")
-    several = counts.pop() > 1
-    jobs = []
-    for place, component in enumerate(snapshots.opened[-1].components):
-        target = output / component.name if several else output
-        jobs.append(_job(snapshots, place, mixed, method, target, base, rules, options))
-    return jobs
+    held = [{component.name: component for component in opened.components} for opened in snapshots.opened]
+    if all(len(named) == 1 for named in held):
+        return [_job(snapshots, [next(iter(named.values())) for named in held], mixed, method, output, base, rules, options)]
+    if any(named.keys() != held[-1].keys() for named in held):
+        listed = " and ".join(dict.fromkeys(few(sorted(named)) for named in held))
+        raise UsageError(f"the checkpoints have different components: {listed}", hint="average them one by one with --type")
+    return [_job(snapshots, [named[name] for named in held], mixed, method, output / name, base, rules, options) for name in held[-1]]
 
 
 def _job(
     snapshots: Snapshots,
-    place: int,
+    components: Sequence[OpenedComponent],
     mixed: Formula,
     method: Method,
     target: Path,
@@ -225,7 +229,6 @@ def _job(
     rules: tuple[Rule, ...],
     options: AverageOptions,
 ) -> Job:
-    components = [opened.components[place] for opened in snapshots.opened]
     name = components[-1].name
     notes: list[Note] = []
     _check_components(components, method, notes)
@@ -242,6 +245,7 @@ def _job(
             select_tensors(
                 component.component,
                 component.assets.config or assets.config,
+                names=options.names,
                 rules=rules,
                 include=options.include,
                 exclude=options.exclude,
@@ -278,12 +282,16 @@ def _job(
 
 def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     """With the tied output head of every checkpoint where that of one has values of its own."""
-    pair = next((source.selection.tied for source in sources if source.selection.tied is not None), None)
-    if pair is None or not any(pair[0] in source.selection.tensors for source in sources):
-        return sources
-    return tuple(
-        replace(source, selection=source.selection.with_head(*pair)) if source.selection.tied == pair else source for source in sources
-    )
+    heads = {head: partner for source in sources for head, partner in source.selection.tied.items()}
+    own = {head: partner for head, partner in heads.items() if any(head in source.selection.tensors for source in sources)}
+    result = []
+    for source in sources:
+        selection = source.selection
+        for head, partner in own.items():
+            if selection.tied.get(head) == partner:
+                selection = selection.with_head(head, partner)
+        result.append(replace(source, selection=selection))
+    return tuple(result)
 
 
 def _check_components(components: Sequence[OpenedComponent], method: Method, notes: list[Note]) -> None:
@@ -337,7 +345,7 @@ def _run(job: Job, method: Method, options: AverageOptions, progress: Progress |
 
 
 def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
-    used = [source for source, weight in zip(job.sources, job.formula.weights, strict=True) if weight]
+    used = job.used
 
     def approve(written: Written) -> None:
         strange = written.non_finite
@@ -356,7 +364,7 @@ def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
 
 def _strange_lines(strange: Mapping[str, Mapping[int, int]], used: Sequence[Source]) -> list[str]:
     found = [(name, used[place], count) for name, counts in strange.items() for place, count in counts.items()]
-    return [f"{name}: {count} in {source.label} ({source.path})" for name, source, count in found]
+    return [f"{name}: {count} in {source.label}" for name, source, count in found]
 
 
 def _source_facts(job: Job) -> list[AverageSource]:
@@ -398,8 +406,7 @@ def _result(job: Job, options: AverageOptions, published: Publication) -> Averag
     written = published.written
     if written.overflows:
         notes.append(Note("warning", "cast-overflow", f"{sum(written.overflows.values())} finite values became infinite"))
-    used = [source for source, weight in zip(job.sources, job.formula.weights, strict=True) if weight]
-    notes += [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, used)]
+    notes += [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, job.used)]
     return AveragedComponent(
         **written_facts(job.plan, published, options.jobs),
         component=job.name,
@@ -408,6 +415,7 @@ def _result(job: Job, options: AverageOptions, published: Publication) -> Averag
         averaged=len(job.agreed.combinations),
         copied=len(job.plan.tensors) - len(job.agreed.combinations),
         renamed=job.sources[-1].selection.renamed,
+        naming=job.sources[-1].selection.naming,
         left_out=job.sources[-1].selection.left_out,
         lacking=tuple(job.assets.lacking),
         notes=tuple(NoteInfo.of(note) for note in notes),

@@ -108,7 +108,8 @@ def _weighted(count: int, weights: Sequence[float] | None, normalize: bool) -> F
         raise UsageError("the method weighted needs --weights", expected="one weight per checkpoint, such as --weights 0.5,0.3,0.2")
     listed = tuple(float(weight) for weight in weights)
     if len(listed) != count:
-        raise UsageError(f"{len(listed)} weights for {count} checkpoints", expected="one weight for each, from old to new")
+        counted = "1 weight" if len(listed) == 1 else f"{len(listed)} weights"
+        raise UsageError(f"{counted} for {count} checkpoints", expected="one for each, from old to new, with commas between them")
     for weight in listed:
         if not math.isfinite(weight) or (weight and not SMALLEST <= abs(weight) <= LARGEST):
             raise UsageError(f"the weight {weight} is out of range", expected=f"0, or a magnitude of {SMALLEST:g} to {LARGEST:g}")

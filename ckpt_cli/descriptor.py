@@ -145,6 +145,11 @@ class Checkpoint(Frozen):
     def complete(self) -> bool:
         return all(component.complete for component in self.components)
 
+    def without_tensors(self) -> Checkpoint:
+        """The descriptor with totals only."""
+        components = tuple(info.model_copy(update={"tensors": None, "leaves": ()}) for info in self.components)
+        return self.model_copy(update={"components": components})
+
     def component(self, name: str) -> ComponentInfo:
         """The component of this name. Raises KeyError if there is none."""
         for component in self.components:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
-from ckpt_cli.files import Files, FileSource
+from ckpt_cli.files import Files, FileSource, Source
 from ckpt_cli.geometry import Box
 from ckpt_cli.kernels import PieceIndex, cast, read_tile, view_as
 from ckpt_cli.model import Tensor
@@ -57,13 +57,15 @@ def execute(
     side_files: Mapping[str, bytes | Path],
     *,
     jobs: int | None = None,
+    watched: Iterable[Source] = (),
     approve: Callable[[Written], None] | None = None,
     progress: Progress | None = None,
     last_file: Callable[[Written], tuple[str, bytes]] | None = None,
 ) -> Written:
     """Write a plan and its side files into ``staging``; the caller publishes it.
 
-    ``side_files`` maps names to contents or to files to copy; ``approve`` raises if the values that were met must not become
+    ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
+    changed; ``approve`` raises if the values that were met must not become
     an output; ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
     or the folder cannot be written, and InputError if a source fails or changes.
     """
@@ -86,7 +88,7 @@ def execute(
                 _copy_side_file(content, staging.folder / name)
             else:
                 write_bytes(staging.folder / name, content)
-        for source in plan.sources:
+        for source in (*plan.sources, *watched):
             source.check_unchanged()
         _check_headers(plan, staging.folder)
         if last_file is not None:
@@ -292,6 +294,7 @@ def _copy_side_file(source: Path, target: Path) -> None:
                 origin.read_at(start, part)
                 _write_all(fd, part, start)
             os.fsync(fd)
+            origin.check_unchanged()
         finally:
             os.close(fd)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -21,21 +20,14 @@ from ckpt_cli.frameworks import framework_of
 from ckpt_cli.inert_values import to_json
 from ckpt_cli.locate import component_names, expanded, locate
 from ckpt_cli.model import Note
-from ckpt_cli.opening import listed_component
+from ckpt_cli.opening import listed_component, short_reason
 from ckpt_cli.optimizers import Optimizer, read_optimizer
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import SideFiles, Target, check_writing, publish
 from ckpt_cli.report import ExtractResult, FileInfo, OptimizerInfo
-from ckpt_cli.states import TrainingState, read_state, without_unrepresented
-from ckpt_cli.torch_writer import torch_bytes
-
-EXTRA = "extra_state_merged.pt"
-SCHEDULER = "lr_scheduler_state.json"
-TRAINING = "training_state.json"
-DATALOADER = "dataloader_state.pt"
-OPTIMIZER_WEIGHTS = "optimizer.safetensors"
-OPTIMIZER = "optimizer.json"
+from ckpt_cli.state_folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
+from ckpt_cli.states import TrainingState, read_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +73,19 @@ def extract_state(
                 "there is no training state beside the weights",
                 path=found.path,
                 expected="schedulers, random states or dataloaders, as trainers save them",
-                hint="pass the folder of a training step, not that of a merged model",
+                hint="pass the folder of a training step (--step picks one of a run); an optimizer alone needs --optimizer",
             )
         target = Path(os.path.abspath(output)) if output is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
-        check_target(target, [found.path, place.home, *roots], overwrite=chosen.overwrite)
+        sources = [found.path] if os.path.isfile(found.path) else [found.path, place.home, *roots]
+        check_target(target, sources, overwrite=chosen.overwrite)
+        if optimizer is not None:
+            state.lost += optimizer.lost
         framework = framework_of(replace(found, places=(place, *found.places)), None)
         side = state_files(state, framework)
         whole = plan.Plan((), None, None)
         if optimizer is not None:
-            side[OPTIMIZER] = _json(optimizer.content)
+            side[OPTIMIZER] = json_bytes(optimizer.content)
             whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
         published = publish(
             whole,
@@ -99,6 +94,7 @@ def extract_state(
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
             dry_run=chosen.dry_run,
             jobs=chosen.jobs,
+            watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if os.path.isfile(path)],
             progress=progress,
         )
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
@@ -127,61 +123,43 @@ def extract_state(
 def choose(path: str | os.PathLike[str], type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
     """The checkpoint and component whose state is meant: the newest step that has all files, unless ``step`` says which.
 
-    Weights are not read: a state is worth having even where weights are damaged. Raises NotFound, UsageError.
+    If no step has all files it is the newest one: a state is worth having even where weights are not whole. Raises NotFound,
+    UsageError.
     """
     target = locate(path, step, also)
+    candidates: list[tuple[Found, Place, str | None]] = []
     notes: list[Note] = []
+    first_error: CkptError | None = None
     for listed in reversed(target.checkpoints):
         try:
             found = expanded(listed)
             names = component_names(found, type)
-        except CkptError:
-            if listed is target.checkpoints[0]:
-                raise
+        except CkptError as error:
+            first_error = first_error or error
+            notes.append(Note("warning", "step-skipped", f"{listed.path.name} is skipped: {short_reason(error)}"))
             continue
         if len(names) > 1:
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
         place = found.place(names[0])
         assert place is not None
         problem = listed_component(place).problem
-        if problem is not None and step is None and target.run is not None and listed is not target.checkpoints[0]:
-            notes.append(Note("warning", "step-skipped", f"{found.path.name} is skipped: {problem}"))
-            continue
-        if problem is not None:
-            notes.append(Note("warning", "incomplete-weights", f"the weights of this checkpoint are not whole: {problem}"))
-        return found, place, notes
-    raise AssertionError("the loop ends with a checkpoint or an error")
-
-
-def state_files(state: TrainingState, framework: str) -> dict[str, bytes | Path]:
-    """The files that hold a training state, by name."""
-    side: dict[str, bytes | Path] = dict(state.copies)
-    extra = without_unrepresented(state.extra)
-    if extra:
-        side[EXTRA] = torch_bytes(extra)
-    if state.scheduler is not None:
-        side[SCHEDULER] = _json(state.scheduler)
-    if state.dataloader is not None:
-        side[DATALOADER] = torch_bytes(without_unrepresented(state.dataloader))
-    training = {
-        **state.training,
-        "framework": framework,
-        "world_size": state.ranks or None,
-        "read": sorted({path.name for path in state.sources}),
-        "copied": sorted(state.copies),
-        "not_represented": state.lost,
-        "findings": [{"code": note.code, "level": note.level, "text": note.text} for note in state.notes],
-    }
-    side[TRAINING] = _json(training)
-    return side
-
-
-def _json(content: Any) -> bytes:
-    return (json.dumps(to_json(content), indent=2) + "\n").encode()
+        if problem is None:
+            return found, place, notes
+        candidates.append((found, place, problem))
+        if step is not None or target.run is None:
+            break
+        notes.append(Note("warning", "step-skipped", f"{found.path.name} is skipped: {problem}"))
+    if not candidates:
+        assert first_error is not None
+        raise first_error
+    found, place, problem = candidates[0]
+    return found, place, [Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")]
 
 
 def _summary(scheduler: Any) -> Any:
     """What one wants to see of a scheduler: where it stands, and the learning rates."""
+    if isinstance(scheduler, list):
+        return {"schedulers": len(scheduler)}
     if not isinstance(scheduler, dict):
         return None
     return {name: scheduler[name] for name in ("last_epoch", "_last_lr", "base_lrs") if name in scheduler}
@@ -204,6 +182,6 @@ def _manifest(
     found: Found, place: Place, state: TrainingState, whole: plan.Plan, side: SideFiles, written: Written, options: ExtractOptions
 ) -> bytes:
     facts: dict[str, Any] = {"checkpoint": os.path.abspath(found.path), "step": found.step, "component": place.name}
-    facts["read"] = sorted(os.path.abspath(source) for source in state.sources)
+    facts["read"] = sorted(os.path.abspath(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
     return manifest.build("extract-state", settings, whole.sources, whole.digest, written.files, list(side), facts)

@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ckpt_cli.dtypes import BY_CODE, BY_TORCH, Dtype
@@ -28,6 +29,9 @@ MAX_BYTES = 256 << 20
 
 MAX_NODES = 2_000_000
 """A pickle of a few bytes can refer to itself so often that it unfolds to any size."""
+
+MAX_LETTERS, UNFOLDING = 1 << 20, 16
+"""Text that a file may unfold to: a text can be referred to as often as the file has bytes."""
 
 NUMPY_CODES = {
     "f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8",
@@ -72,6 +76,8 @@ class ValueReader:
         self._file = file
         self._left = MAX_BYTES
         self._nodes = 0
+        self._letters = 0
+        self._most_letters = MAX_LETTERS + UNFOLDING * file.size
 
     def read(self, node: Any) -> Any:
         """The value of a node. Raises CorruptFile for tensors that contradict the file, and for endless nesting."""
@@ -83,7 +89,12 @@ class ValueReader:
             raise CorruptFile("values are nested too deeply")
         if self._nodes > MAX_NODES:
             raise CorruptFile(f"the values unfold to more than {MAX_NODES} parts")
-        if node is None or isinstance(node, (bool, int, float, complex, str, bytes)):
+        if isinstance(node, str):
+            self._letters += len(node)
+            if self._letters > self._most_letters:
+                raise CorruptFile("the values unfold to far more text than the file holds")
+            return node.encode("utf-8", "backslashreplace").decode()
+        if node is None or isinstance(node, (bool, int, float, complex, bytes)):
             return node
         if isinstance(node, bytearray):
             return bytes(node)
@@ -117,9 +128,12 @@ class ValueReader:
             return ":".join(str(part) for part in node.args)
         if node.is_("collections", "Counter", "deque") or any(node.is_(module, "set", "frozenset") for module in BUILTINS):
             content: Any = next((held for held in (node.pairs, node.items, *node.args[:1]) if held is not None), [])
-            return self._value(content, depth + 1)
+            return self._value(list(content) if isinstance(content, (tuple, list)) else content, depth + 1)
+        if any(node.is_(module, "bytes", "bytearray") for module in BUILTINS) and not node.args:
+            return b""
         if any(node.is_(module, *PATHS) for module in ("pathlib", "pathlib._local")):
-            return "/".join(str(part) for part in node.args)
+            kind = PureWindowsPath if "Windows" in str(node.target) else PurePosixPath
+            return str(kind(*(str(part) for part in node.args)))
         return Unrepresented(f"object({node.target})" if isinstance(node.target, Global) else "object")
 
     def _tensor(self, node: Call) -> TensorValue | Unrepresented | None:
@@ -240,6 +254,8 @@ def _unpacked(dtype: Dtype, data: bytes) -> tuple[Any, ...]:
 
 def _encoded(node: Any) -> Any:
     """``_codecs.encode(text, "latin1")``: how protocol 2 holds bytes."""
+    if isinstance(node, Call) and not node.args and any(node.is_(module, "bytes") for module in BUILTINS):
+        return b""
     if isinstance(node, Call) and node.is_("_codecs", "encode") and len(node.args) == 2 and isinstance(node.args[0], str):
         try:
             return node.args[0].encode("latin1")

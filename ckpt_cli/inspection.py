@@ -49,7 +49,7 @@ def detect(
             steps=tuple(step_info(other) for other in target.checkpoints if target.run is not None),
         )
         return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code)
-    return DetectResult(checkpoint=without_tensors(checkpoint))
+    return DetectResult(checkpoint=checkpoint.without_tensors())
 
 
 def inspect(
@@ -72,12 +72,6 @@ def inspect(
         checkpoint = describe_checkpoint(opened)
     groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}
     return InspectResult(checkpoint=checkpoint, groups=groups)
-
-
-def without_tensors(checkpoint: Checkpoint) -> Checkpoint:
-    """The descriptor with totals only."""
-    components = tuple(info.model_copy(update={"tensors": None, "leaves": ()}) for info in checkpoint.components)
-    return checkpoint.model_copy(update={"components": components})
 
 
 NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")

@@ -15,16 +15,14 @@ from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.execute import Written
-from ckpt_cli.extracting import state_files
 from ckpt_cli.files import Files, as_paths
-from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.base import Naming, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.frameworks import framework_of
-from ckpt_cli.inspection import without_tensors
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.matching import match_base
-from ckpt_cli.model import Component, Note
-from ckpt_cli.model_config import ties_embeddings
+from ckpt_cli.model import Component, Note, Tensor
+from ckpt_cli.model_config import Config, ties_embeddings
 from ckpt_cli.opening import Opened, OpenedComponent, describe_checkpoint, open_checkpoint
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
@@ -32,6 +30,7 @@ from ckpt_cli.publishing import (
     DEFAULT_SHARD_SIZE,
     Publication,
     Target,
+    as_tuples,
     check_writing,
     model_files,
     publish,
@@ -40,6 +39,7 @@ from ckpt_cli.publishing import (
 )
 from ckpt_cli.report import MergedComponent, MergeResult
 from ckpt_cli.selecting import Selection, compare_copies, select_tensors
+from ckpt_cli.state_folder import state_files
 from ckpt_cli.states import read_state
 from ckpt_cli.styles import FolderStyle, style_of
 
@@ -64,6 +64,7 @@ class MergeOptions:
     fill_missing_from_base: bool = False
     drop_extra: bool = False
     compare: bool = False
+    names: Naming = "hub"
     ema_from_model: bool = False
     with_state: bool = False
     overwrite: bool = False
@@ -130,7 +131,7 @@ def merge(
     (cannot be written), CastOverflow, UsageError.
     """
     try:
-        chosen = MergeOptions(**options)
+        chosen = MergeOptions(**as_tuples(options))
     except TypeError as error:
         raise UsageError(f"unknown option: {error}", expected=", ".join(MergeOptions.__slots__)) from None
     _check_options(chosen, output, base)
@@ -151,7 +152,7 @@ def merge(
         reference = _open_base(folder, files, chosen) if folder is not None else None
         jobs = [_with_state(job, opened, files) if chosen.with_state else job for job in _jobs(opened, output, reference, rules, chosen)]
         outputs = [_run(job, opened, reference, chosen, progress) for job in jobs]
-        checkpoint = without_tensors(describe_checkpoint(opened))
+        checkpoint = describe_checkpoint(opened).without_tensors()
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=time.monotonic() - started)
 
 
@@ -242,6 +243,7 @@ def _part(
     selection = select_tensors(
         component.component,
         config,
+        names=options.names,
         rules=rules,
         include=options.include,
         exclude=options.exclude,
@@ -250,10 +252,9 @@ def _part(
     notes = list(selection.notes)
     dtypes = None
     if options.match_base and base is not None and base.component is not None:
-        pair = tied_pair(list(base.component.tensors)) if ties_embeddings(config) else None
-        if pair is not None and _lacks_tied_head(selection, pair, options):
-            selection = selection.with_head(*pair)
-            notes.append(Note("info", "tied-head", f"{pair[0]} is written as {pair[1]}, to which it is tied, as the base stores both"))
+        for head, embedding in _lacking_heads(selection, base.component.tensors, config, options).items():
+            selection = selection.with_head(head, embedding)
+            notes.append(Note("info", "tied-head", f"{head} is written as {embedding}, to which it is tied, as the base stores both"))
         matched = match_base(
             selection.tensors,
             base.component.tensors,
@@ -285,12 +286,14 @@ def _part(
     return Part(component, selection, made, tuple(notes))
 
 
-def _lacks_tied_head(selection: Selection, pair: tuple[str, str], options: MergeOptions) -> bool:
-    """Whether the head of a pair is not there because it is tied, and not because a filter or a key map left it out."""
-    head, embedding = pair
-    if head in selection.tensors or embedding not in selection.tensors:
-        return False
-    return selection.tied == pair or not (head in selection.dropped or options.include or options.exclude)
+def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:
+    """Tied tensors that a base stores and the selection lacks because they are tied, not because a filter or a key map left them out."""
+    lacking = {head: embedding for head, embedding in selection.tied.items() if head in base and embedding in base}
+    pair = tied_pair(list(base)) if ties_embeddings(config) else None
+    filtered = options.include or options.exclude
+    if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.dropped} and pair[1] in selection.tensors:
+        lacking[pair[0]] = pair[1]
+    return lacking
 
 
 def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None) -> dict[str, bytes | Path]:
@@ -360,6 +363,7 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
     return MergedComponent(
         **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),
         state=job.state_files,
+        naming=job.parts[0].selection.naming,
         component=job.name,
         output=str(job.output),
         covered_elements=sum(piece.box.numel for tensor in tensors for piece in tensor.pieces),

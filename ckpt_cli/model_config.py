@@ -14,10 +14,14 @@ def levels(config: Config) -> list[Config]:
     return [config, *(value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict))]
 
 
-def ties_embeddings(config: Config) -> bool:
-    """Whether the output head is tied to the input embedding, by the config itself or by that of its language model."""
+def ties_embeddings(config: Config, default: bool = False) -> bool:
+    """Whether the output head is tied to the input embedding, by the config itself or by that of its language model.
+
+    ``default``: what the architecture does where neither says it.
+    """
     text = config.get("text_config")
-    return any(level.get("tie_word_embeddings") is True for level in (config, text) if isinstance(level, Mapping))
+    said = [level["tie_word_embeddings"] for level in (config, text) if isinstance(level, Mapping) and "tie_word_embeddings" in level]
+    return any(value is True for value in said) if said else default
 
 
 def expert_count(config: Config) -> int | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
 from ckpt_cli.files import files_in
 
+MAX_RANKS = 1 << 20
 FOLDERS = ("", "optimizer", "optim")
 RANK_FILES = tuple(
     re.compile(pattern, re.ASCII)
@@ -31,10 +32,15 @@ DCP_FOLDERS = ("optimizer_0", "optim", "optimizer")
 
 @dataclass(frozen=True, slots=True)
 class OptimizerFiles:
-    """The files of one optimizer by rank; ``world_size`` is what their names say, else one more than the highest rank."""
+    """The files of one optimizer by rank; ``world_size`` is what their names say (``said``), else one more than the highest rank."""
 
     ranks: Mapping[int, Path]
     world_size: int
+    said: bool = True
+
+    def of_at_least(self, world_size: int) -> OptimizerFiles:
+        """The same files, where their names do not say how many ranks there were and something else does."""
+        return self if self.said else replace(self, world_size=max(self.world_size, world_size))
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -58,8 +64,12 @@ def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
             if len(sizes) > 1:
                 text = f"optimizer states of several world sizes: {' and '.join(sorted(map(str, sizes)))}"
                 raise MixedWorldSizes(text, path=next(iter(found.values())).parent, hint="move the files of the older save away")
+            size, highest = next(iter(sizes)), max(rank for _, rank in found)
+            if highest >= MAX_RANKS or (size is not None and not highest < size <= MAX_RANKS):
+                text = f"rank {str(highest)[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
+                raise MixedWorldSizes(text, path=next(iter(found.values())).parent, hint="the file was renamed, or is of another save")
             ranks = {rank: found[world, rank] for world, rank in sorted(found, key=lambda key: key[1])}
-            return OptimizerFiles(ranks, sizes.pop() or max(ranks) + 1)
+            return OptimizerFiles(ranks, size or max(ranks) + 1, said=size is not None)
     for home in dict.fromkeys(homes):
         for name in WHOLE_FILES:
             if (home / name).is_file():

@@ -26,10 +26,10 @@ from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.dcp_metadata import metadata_files
 from ckpt_cli.formats.dcp_optimizer import read_dcp_optimizer
-from ckpt_cli.formats.optimizer_state import NamedState, RankEntries, read_entries
+from ckpt_cli.formats.optimizer_state import NamedState, Parameter, RankEntries, holds_optimizer, read_entries
 from ckpt_cli.found import Found, Place
-from ckpt_cli.geometry import Box, Shape
-from ckpt_cli.inert_values import equal
+from ckpt_cli.geometry import Box, Shape, check_tiling
+from ckpt_cli.inert_values import equal, unrepresented
 from ckpt_cli.model import Component, Note, Piece, Tensor
 from ckpt_cli.model_config import ties_embeddings
 from ckpt_cli.names import few, stripped_names
@@ -44,12 +44,19 @@ Slots = dict[tuple[str, str], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """``tensors`` by output name ``state.<parameter>.<slot>``; ``content`` is what optimizer.json says; ``layout`` in words."""
+    """``tensors`` by output name ``state.<parameter>.<slot>``; ``content`` is what optimizer.json says; ``layout`` in words.
+
+    ``lost`` lists options and slots that could not be represented.
+    """
 
     layout: str
     tensors: dict[str, Tensor]
     content: dict[str, Any]
     notes: tuple[Note, ...] = ()
+
+    @property
+    def lost(self) -> list[str]:
+        return [f"{name} of the optimizer: {what}" for name, what in unrepresented(self.content)]
 
 
 def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardOrder) -> Optimizer:
@@ -69,9 +76,9 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         except NotFound:
             pass
     listed = find_optimizer_files(homes)
-    nested: tuple[str, ...] = ()
-    if listed is None and place.match.format == "torch-file" and len(place.match.files) == 1:
-        listed, nested = OptimizerFiles({0: place.match.files[0]}, 1), ("optimizer_states", "optimizer_state_dict")
+    single = place.match.files[0] if len(place.match.files) == 1 else None
+    if listed is None and place.match.format == "torch-file" and single is not None and single.suffix != ".json":
+        listed = OptimizerFiles({0: single}, 1) if holds_optimizer(single, files) else None
     if listed is None:
         raise NotFound(
             "this checkpoint holds no optimizer state that is known",
@@ -79,18 +86,18 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
             expected="optim_world_size_W_rank_R.pt, optimizer.bin, or an optimizer in a DCP folder",
             hint="leave out --optimizer",
         )
-    ranks = [read_entries(rank, path, files, nested) for rank, path in sorted(listed.ranks.items())]
+    listed = listed.of_at_least(place.match.world_size or max(place.match.ranks, default=-1) + 1)
+    ranks = [read_entries(rank, path, files) for rank, path in sorted(listed.ranks.items())]
     notes = _check_groups(ranks)
-    if all(isinstance(parameter, str) for entries in ranks for parameter, _ in entries.tensors):
+    if all(isinstance(parameter, str) for entries in ranks for parameter in _parameters(entries)):
         config = find_assets((place.home, found.path, *place.more_homes)).config
         slots = _by_name(ranks, listed, ReadOptions(config, shard_order))
-        return _optimizer("by name", _named(slots, ranks[0], {name: name for name in _parameters(ranks[0])}), notes)
+        names = {str(name): str(name) for entries in ranks for name in _parameters(entries)}
+        return _optimizer("by name", _named(slots, ranks[0], names), notes)
     model = describe_place(found, place.name, files, None, shard_order)
-    _check_order(model.component)
     if listed.world_size > 1 and _is_flat(ranks):
-        if listed.missing:
-            raise MissingShard(f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer", path=place.home)
-        return _of_flat(ranks, model, listed.world_size, notes)
+        _check_order(model.component)
+        return _of_flat(ranks, listed.of_at_least(model.component.world_size or 1), model, notes)
     return _of_numbers(ranks, listed, model, shard_order, notes)
 
 
@@ -101,9 +108,10 @@ def _of_dcp(roots: Sequence[Path], files: Files) -> Optimizer:
     state = read_dcp_optimizer(roots, files)
     if any(not isinstance(parameter, str) for group in state.groups for parameter in group["params"]):
         raise Undecidable(
-            "the optimizer numbers its parameters, and a DCP folder does not keep their order",
+            "the optimizer in this DCP folder numbers its parameters",
             path=roots[0],
             expected="a state with names, as get_optimizer_state_dict of torch makes it",
+            hint="extract the state without --optimizer",
         )
     for tensor in state.tensors.values():
         _compared(tensor)
@@ -129,6 +137,8 @@ def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: Read
         assembled = assemble(states, listed.world_size, listed.missing, options)
     except CkptError as error:
         error.tensor = error.tensor and "state." + error.tensor.replace("\0", ".")
+        error.path = error.path or str(ranks[0].path.parent)
+        error.hint = error.hint or "copy the optimizer's file from the node that wrote it, or leave out --optimizer"
         raise
     slots: Slots = {}
     for key, tensor in assembled.tensors.items():
@@ -148,10 +158,9 @@ def _compared(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _parameters(entries: RankEntries) -> list[str]:
-    listed = [str(parameter) for group in entries.groups for parameter in group["params"]]
-    held = [str(parameter) for parameter, _ in (*entries.tensors, *entries.values)]
-    return list(dict.fromkeys([*listed, *held]))
+def _parameters(entries: RankEntries) -> list[Parameter]:
+    listed = [parameter for group in entries.groups for parameter in group["params"]]
+    return list(dict.fromkeys([*listed, *(parameter for parameter, _ in (*entries.tensors, *entries.values))]))
 
 
 def _optimizer(layout: str, held: NamedState, notes: Sequence[Note]) -> Optimizer:
@@ -166,8 +175,13 @@ def _optimizer(layout: str, held: NamedState, notes: Sequence[Note]) -> Optimize
         state.setdefault(clean[parameter], {})[slot] = {"tensor": name}
     for (parameter, slot), value in held.values.items():
         state.setdefault(clean[parameter], {})[slot] = value
-    groups = [{**group, "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
+    groups = [{**_without_names(group), "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
     return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes))
+
+
+def _without_names(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group without the names that torch >= 2.6 records; the output has its own."""
+    return {key: value for key, value in group.items() if key != "param_names"}
 
 
 def _check_groups(ranks: Sequence[RankEntries]) -> list[Note]:
@@ -208,6 +222,10 @@ def _of_numbers(
     ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, shard_order: ShardOrder, notes: Sequence[Note]
 ) -> Optimizer:
     options = ReadOptions(model.assets.config, shard_order)
+    recorded = _recorded_names(ranks[0])
+    if recorded is not None:
+        return _of_recorded(recorded, ranks, listed, model, options, notes)
+    _check_order(model.component)
     groups = [[int(parameter) for parameter in group["params"]] for group in ranks[0].groups]
     for candidates in _candidates(model):
         # With one name for each number the names are tried first: they tell whether a tensor is an expert's.
@@ -236,6 +254,41 @@ def _of_numbers(
     )
 
 
+def _recorded_names(entries: RankEntries) -> dict[int, str] | None:
+    """Number -> name where the groups record the names of their parameters (``param_names`` of torch >= 2.6)."""
+    names: dict[int, str] = {}
+    for group in entries.groups:
+        listed = group.get("param_names")
+        if not isinstance(listed, list) or len(listed) != len(group["params"]) or not all(isinstance(name, str) for name in listed):
+            return None
+        names |= dict(zip(map(int, group["params"]), listed, strict=True))
+    return names if len(set(names.values())) == len(names) else None
+
+
+def _of_recorded(
+    names: Mapping[int, str],
+    ranks: Sequence[RankEntries],
+    listed: OptimizerFiles,
+    model: OpenedComponent,
+    options: ReadOptions,
+    notes: Sequence[Note],
+) -> Optimizer:
+    clean = stripped_names(names.values())
+    known = stripped_names(model.component.tensors)
+    shapes = {clean_name: model.component.tensors[name].shape for name, clean_name in known.items()}
+    slots = _by_name([_renamed(entries, names) for entries in ranks], listed, options)
+    for (name, slot), tensor in slots.items():
+        if tensor.shape and shapes.get(clean[name], tensor.shape) != tensor.shape:
+            raise Inconsistent(
+                f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
+                tensor=f"state.{clean[name]}.{slot}",
+                path=ranks[0].path,
+                hint="the optimizer is of another model",
+            )
+    own = {name: name for name in names.values()}
+    return _optimizer("by recorded names", _named(slots, _renamed(ranks[0], names), own), notes)
+
+
 def _renamed(entries: RankEntries, names: Mapping[int, str]) -> RankEntries:
     """Entries with names in place of numbers."""
     return replace(
@@ -255,9 +308,20 @@ def _is_flat(ranks: Sequence[RankEntries]) -> bool:
     return bool(tensors) and all(isinstance(local, StoredTensor) and len(local.shape) <= 1 for local in tensors)
 
 
-def _of_flat(ranks: Sequence[RankEntries], model: OpenedComponent, world_size: int, notes: Sequence[Note]) -> Optimizer:
+def _of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, notes: Sequence[Note]) -> Optimizer:
+    notes = list(notes)
+    if listed.missing:
+        text = f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer; other ranks hold replicas of it"
+        notes.append(Note("warning", "replicas-only", text))
     mesh = model.component.mesh
-    parts = mesh.shape[-1] if mesh is not None and len(mesh.shape) == 2 else world_size
+    parts = mesh.shape[-1] if mesh is not None and len(mesh.shape) == 2 else listed.world_size
+    held = {rank % parts for rank in listed.ranks}
+    if len(held) < parts:
+        raise MissingShard(
+            f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer",
+            path=ranks[0].path.parent,
+            hint="copy the optimizer's file from the node that wrote it, or leave out --optimizer",
+        )
     numbers = [int(parameter) for group in ranks[0].groups for parameter in group["params"]]
     lengths = _lengths(ranks, numbers)
     units = chosen = None
@@ -281,9 +345,9 @@ def _of_flat(ranks: Sequence[RankEntries], model: OpenedComponent, world_size: i
     for number, unit in zip(numbers, units, strict=True):
         start = 0
         members[number] = [names[index] for index in unit]
-        held = {slot for parameter, slot in ranks[0].tensors if parameter == number}
+        slots_there = {slot for parameter, slot in ranks[0].tensors if parameter == number}
         for index in unit:
-            for slot in held:
+            for slot in slots_there:
                 key = f"state.{names[index]}.{slot}"
                 with reading(ranks[0].path, tensor=key):
                     slots[names[index], slot] = _compared(_cut(key, chosen[index], start, ranks, number, slot, parts))
@@ -333,6 +397,8 @@ def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], 
         (copies if any(piece.box == other.box for other in pieces) else pieces).append(piece)
     if len(dtypes) > 1:
         raise Inconsistent("the ranks disagree about the dtype")
+    if check_tiling(() if scalar else (parameter.numel,), [piece.box for piece in pieces]) is not None:
+        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="the files are of different runs")
     shape = () if scalar else parameter.shape
     return Tensor(
         name=key,

@@ -34,7 +34,7 @@ def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> N
                 "the output would lie inside of what is read",
                 path=target,
                 expected="a folder outside of the checkpoint and the base",
-                hint="choose another -o, or pass --in-place to add files to the checkpoint",
+                hint="choose another -o",
             )
         if _is_inside(source, target):
             raise OutputInsideSource("the output folder contains what is read", path=target, hint="choose another -o")
@@ -87,9 +87,9 @@ def check_space(target: Path, needed: int) -> int | None:
         return None
     if needed > free:
         raise NoSpace(
-            f"the output needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free",
+            f"the output needs {needed:,} bytes, {free:,} are free".replace(",", " ").replace("bytes  ", "bytes, "),
             path=target,
-            hint="choose another disk with -o, or --dtype bf16 to halve float32 weights",
+            hint="choose another disk with -o; of float32 weights --dtype bf16 halves the size",
         )
     return free
 

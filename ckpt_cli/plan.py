@@ -25,7 +25,7 @@ COPY_STEP = 64 << 20
 WORTH_COPYING = 256 << 10
 """Pieces smaller than this on average are assembled in memory instead of copied one by one."""
 
-SUM_ELEMENTS = 256 << 10
+SUM_ELEMENTS = 128 << 10
 """Elements of a tile of a weighted sum: of each source one tile is read after the other, and the sums stay in the cache."""
 
 FORMAT_METADATA = {"format": "pt"}

@@ -14,6 +14,7 @@ from ckpt_cli import plan
 from ckpt_cli.assets import CONFIG, Assets, config_with_dtype
 from ckpt_cli.errors import CastOverflow, OutputExists, UsageError
 from ckpt_cli.execute import Written, default_jobs, execute
+from ckpt_cli.files import Source
 from ckpt_cli.kernels import SLAB
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.placing import check_space, check_target, make_parents, remove_empty
@@ -46,6 +47,12 @@ class Publication:
     side_files: SideFiles
 
 
+def as_tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with one value where several may be given, as a tuple of it: include="*.mlp.*", steps=100."""
+    several = ("include", "exclude", "steps", "weights")
+    return {name: (value,) if name in several and isinstance(value, (str, int, float)) else value for name, value in options.items()}
+
+
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:
     """Raise UsageError for options of writing that make no sense."""
     if weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", weights_name):
@@ -76,13 +83,14 @@ def publish(
     *,
     dry_run: bool = False,
     jobs: int | None = None,
+    watched: Sequence[Source] = (),
     approve: Callable[[Written], None] | None = None,
     progress: Progress | None = None,
 ) -> Publication:
     """Write a plan and its side files as a folder that appears whole or not at all; ``dry_run``: only check for room.
 
-    ``manifest`` and ``approve`` are called when the weights are there (see `execute`). Raises OutputError, and what
-    `execute` raises.
+    ``manifest`` and ``approve`` are called when the weights are there (see `execute`); ``watched`` are more sources that must not
+    have changed by then. Raises OutputError, and what `execute` raises.
     """
     copied = sum(path.stat().st_size for path in side_files.values() if isinstance(path, Path))
     free = check_space(target.folder, whole.bytes_written + copied)
@@ -100,6 +108,7 @@ def publish(
                 staging,
                 side_files,
                 jobs=jobs,
+                watched=watched,
                 approve=approve,
                 progress=progress,
                 last_file=lambda written: (MANIFEST, manifest(written)),
@@ -154,7 +163,7 @@ def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, no
     }
 
 
-SUM_MEMORY = 48
+SUM_MEMORY = 36
 """Bytes that one element of a weighted sum needs: accumulators, what was read, what will be written."""
 
 

@@ -71,7 +71,7 @@ class BaseComparison(Frozen):
 
 
 class WrittenFolder(Frozen):
-    """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements."""
+    """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are."""
 
     component: str
     output: str
@@ -83,6 +83,7 @@ class WrittenFolder(Frozen):
     dtypes: dict[str, int]
     cast: int
     renamed: int
+    naming: str
     dropped: dict[str, str]
     left_out: int
     assets: tuple[str, ...]

@@ -6,15 +6,18 @@ import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
-from ckpt_cli.assets import tied_pair
-from ckpt_cli.errors import Inconsistent, NotFound, Unsupported
+from ckpt_cli.errors import Inconsistent, NotFound, Unsupported, UsageError
+from ckpt_cli.formats.base import Naming
+from ckpt_cli.hub_names import hub_tensors, unknown_operations
+from ckpt_cli.hub_rules import HubRules, rules_for
 from ckpt_cli.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.model import Component, Note, Tensor
-from ckpt_cli.model_config import ties_embeddings
+from ckpt_cli.model_config import architecture
 from ckpt_cli.names import foreign_names, printable, stripped_names
-from ckpt_cli.probe import same_values, unequal_copies
+from ckpt_cli.probe import unequal_copies
+from ckpt_cli.tying import find_ties
 
 LORA = re.compile(r"(^|\.)(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|base_layer)\.")
 
@@ -23,7 +26,7 @@ LORA = re.compile(r"(^|\.)(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|b
 class Selection:
     """The tensors to write, by output name, and what became of the others: ``dropped`` with the reason, counts for the rest.
 
-    ``tied`` is the output head that was left out, and the embedding that it is tied to.
+    ``tied`` maps tensors that were left out to those that they are tied to; ``naming`` says whose names these are.
     """
 
     tensors: dict[str, Tensor]
@@ -31,40 +34,45 @@ class Selection:
     renamed: int
     left_out: int
     notes: tuple[Note, ...]
-    tied: tuple[str, str] | None = None
+    tied: Mapping[str, str]
+    naming: str
 
     def with_head(self, head: str, embedding: str) -> Selection:
         """With a tied output head as well, as its embedding: for a base that stores both."""
         dropped = {name: why for name, why in self.dropped.items() if name != head}
-        return replace(self, tensors={**self.tensors, head: replace(self.tensors[embedding], name=head)}, dropped=dropped, tied=None)
+        tied = {name: partner for name, partner in self.tied.items() if name != head}
+        return replace(self, tensors={**self.tensors, head: replace(self.tensors[embedding], name=head)}, dropped=dropped, tied=tied)
 
 
 def select_tensors(
     component: Component,
     config: Mapping[str, Any],
     *,
+    names: Naming = "hub",
     rules: tuple[Rule, ...] = (),
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     allow_unequal_replicas: bool = False,
 ) -> Selection:
-    """Decide names and tensors. ``include`` and ``exclude`` are globs for whole output names.
+    """Decide names and tensors. ``include`` and ``exclude`` are globs for whole output names; ``names``: those of the hub, or as trained.
 
     Raises NotFound if nothing is left, Unsupported for PEFT weights (unless a filter asks for them as they are), Inconsistent
     for names that collide and replicas that differ.
     """
     notes: list[Note] = []
     dropped: dict[str, str] = {}
-    names = stripped_names(component.tensors)
-    mapped = mapped_names(names.values(), rules)
-    notes += [_unused("rule", pattern) for pattern in unused_rules(names.values(), rules)]
-    tensors: dict[str, Tensor] = {}
-    for old, stripped in names.items():
-        new = mapped[stripped]
+    stripped = stripped_names(component.tensors)
+    mapped = mapped_names(stripped.values(), rules)
+    notes += [_unused("rule", pattern) for pattern in unused_rules(stripped.values(), rules)]
+    native: dict[str, Tensor] = {}
+    for old, short in stripped.items():
+        new = mapped[short]
         if new is None:
-            dropped[stripped] = "left out by the key map"
+            dropped[short] = "left out by the key map"
         else:
-            tensors[new] = component.tensors[old]
+            native[new] = component.tensors[old]
+    hub = rules_for(config)
+    tensors, naming = _named(native, hub, config, names)
     kept = {name: tensor for name, tensor in tensors.items() if _wanted(name, include, exclude)}
     if not kept:
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
@@ -78,34 +86,47 @@ def select_tensors(
             expected="weights without adapters",
             hint="load lora_adapter/ with PEFT, or pass --include '*' to write the tensors under the names they have",
         )
-    for tensor in kept.values():
+    # Re-cut tensors share their copies with what they were cut from: each is compared once.
+    compared = native.values() if tensors.keys() != native.keys() and not patterns else kept.values()
+    for tensor in compared:
         if tensor.check_copies:
             notes += compare_copies(tensor, allow_unequal_replicas)
-    trainer = foreign_names(kept)
+    trainer = foreign_names(native)
     if trainer is not None:
         text = f"these are {trainer}'s own tensor names, which no Hugging Face class loads: rename them with --key-map"
         notes.append(Note("warning", "foreign-names", text))
-    tied = _tied_head(component.name, kept, config, notes)
-    if tied is not None:
-        dropped[tied[0]] = tied[2]
-        del kept[tied[0]]
+    final = {id(tensor): name for name, tensor in tensors.items()}
+    ties, differing = find_ties(component.name, native, config, hub)
+    tied: dict[str, str] = {}
+    for tie in ties:
+        name, partner = final.get(id(native[tie.name])), final.get(id(native[tie.partner]))
+        if name in kept and partner in kept:
+            assert name is not None
+            assert partner is not None
+            tied[name] = partner
+            dropped[name] = tie.reason.replace(tie.partner, partner)
+            del kept[name]
+    notes += differing
     renamed = sum(new not in component.tensors for new in kept)
-    return Selection(kept, dropped, renamed, len(tensors) - len(kept) - (tied is not None), tuple(notes), tied[:2] if tied else None)
+    return Selection(kept, dropped, renamed, len(tensors) - len(kept) - len(tied), tuple(notes), tied, naming)
 
 
-def _tied_head(component: str, kept: Mapping[str, Tensor], config: Mapping[str, Any], notes: list[Note]) -> tuple[str, str, str] | None:
-    """The output head that the config ties to the embedding, the embedding, and why the head is left out."""
-    pair = tied_pair(list(kept)) if ties_embeddings(config) else None
-    if pair is None:
-        return None
-    head, embedding = pair
-    if same_values(kept[head], kept[embedding]):
-        return head, embedding, f"tied to {embedding}, which has the same values"
-    if component == "ema":
-        return head, embedding, f"tied to {embedding}; trainers average that one only, so this copy is not an average"
-    text = f"config.json ties {head} to {embedding}, but their values differ: both are written, and a loader will ignore one"
-    notes.append(Note("warning", "tied-heads-differ", text))
-    return None
+def _named(native: Mapping[str, Tensor], hub: HubRules | None, config: Mapping[str, Any], names: Naming) -> tuple[dict[str, Tensor], str]:
+    """The tensors under the wanted names, and whose names these are."""
+    kind = architecture(config)
+    if names not in get_args(Naming):
+        raise UsageError(f"unknown kind of names {names}", expected=", ".join(get_args(Naming)))
+    if names == "native":
+        return dict(native), "as trained"
+    if hub is None:
+        why = "no config.json names an architecture" if kind is None else f"transformers does not know {printable(kind)}"
+        return dict(native), f"as trained: {why}"
+    unknown = unknown_operations(hub)
+    if unknown:
+        return dict(native), f"as trained: {hub.architecture} is re-cut by {', '.join(unknown)}, which is not known here"
+    ignored = set(hub.ignored)
+    wanted = {name: tensor for name, tensor in native.items() if name not in ignored}
+    return hub_tensors(wanted, hub, config), f"those of the hub for {hub.architecture} ({hub.origin})"
 
 
 def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:

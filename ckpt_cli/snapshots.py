@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.errors import CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.found import Found, Target
@@ -40,6 +40,8 @@ class StepChoice:
             raise UsageError("the steps are chosen in more than one way", expected=f"one of {CHOICES}")
         if self.last is not None and self.last < 2:
             raise UsageError("--last is out of range", expected="2 or more")
+        if self.begin is not None and self.end is not None and self.begin > self.end:
+            raise UsageError(f"there is nothing from step {self.begin} to step {self.end}", expected="--from that is at most --to")
         if self.every is not None and self.every < 1:
             raise UsageError("--every is out of range", expected="1 or more steps")
         if len(set(self.steps)) < len(self.steps):
@@ -122,7 +124,11 @@ def _steps_of(target: Target, choice: StepChoice, opened: Callable[[int | None],
     if lacking:
         there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
         raise NotFound(f"there is no step {min(lacking)}", path=target.path, expected=f"some of the steps {there}")
+    if not candidates:
+        there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
+        raise UsageError("no step of the run is chosen", path=target.path, expected=f"some of the steps {there}", hint=f"pass {CHOICES}")
     whole: list[Opened] = []
+    first_error: CkptError | None = None
     for candidate in reversed(candidates):
         if choice.last is not None and len(whole) == choice.last:
             break
@@ -133,7 +139,10 @@ def _steps_of(target: Target, choice: StepChoice, opened: Callable[[int | None],
                 if choice.steps:
                     error.hint = f"{FETCH}, or leave step {candidate.step} out"
                 raise
+            first_error = first_error or error
             notes.append(Note("warning", "step-skipped", f"{candidate.path.name} is left out: {short_reason(error)}"))
+    if not whole and isinstance(first_error, NotFound):
+        raise first_error
     if choice.last is not None and len(whole) < choice.last:
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps are there, not {choice.last}"))
     return whole[::-1]

@@ -31,6 +31,7 @@ from ckpt_cli.files import files_in
 Kind = Literal["extra", "random", "scheduler", "scaler", "json", "copied"]
 """``extra``: a dict of several states; ``random``: random states of one rank; ``copied``: passed on as it is."""
 
+MAX_RANKS = 1 << 20
 FOLDERS = ("", "extra_state", "dataloader_state", "dataloader", "train")
 """Where the files are, below the folder of a component and that of the checkpoint."""
 
@@ -101,6 +102,14 @@ def _check_ranks(files: Sequence[StateFile]) -> None:
             path=files[0].path.parent,
             expected="files of one save",
             hint="move the files of the older save to another folder",
+        )
+    highest = max((file.rank or 0 for file in files), default=0)
+    if highest >= MAX_RANKS or any(not highest < size <= MAX_RANKS for size in sizes):
+        raise MixedWorldSizes(
+            f"rank {str(highest)[:20]} cannot be one of {str(sizes[0])[:20] if sizes else 'the'} ranks",
+            path=files[0].path.parent,
+            expected="files of one save",
+            hint="the file was renamed, or is of another save",
         )
     seen: dict[tuple[Kind, int | None], StateFile] = {}
     for file in files:

@@ -10,7 +10,9 @@ from typing import Any
 
 from ckpt_cli.errors import reading
 from ckpt_cli.files import Files, read_small
-from ckpt_cli.formats.dcp_state import OPTIMIZER, read_dcp_state
+from ckpt_cli.formats.assembly import ranks_of
+from ckpt_cli.formats.dcp_state import read_dcp_state
+from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.formats.torch_files import beside_weights
 from ckpt_cli.found import Found, Place
 from ckpt_cli.inert_values import TensorValue, Unrepresented, ValueReader, equal, unrepresented
@@ -20,7 +22,7 @@ from ckpt_cli.safetensors_file import parse_json
 from ckpt_cli.state_files import StateFile, find_state_files
 from ckpt_cli.torchfile import TorchFile
 
-SCHEDULERS = ("lr_scheduler", "lr_scheduler_state", "lr_schedulers", "scheduler", "schedulers")
+SCHEDULERS = tuple(f"{prefix}scheduler{suffix}" for prefix in ("lr_", "") for suffix in ("", "_state", "s", "_state_dict", "_states"))
 """What trainers call the state of the learning rate schedule."""
 
 RANDOMS = ("rng", "rng_state", "rng_states", "torch_rng_state")
@@ -41,6 +43,8 @@ DEVICES = tuple(RANDOM_NAMES)[3:]
 DATALOADERS = ("dataloader", "train_dataloader", "data_loader")
 STEPS = ("global_step", "step", "train_steps", "iteration", "batch")
 EPOCHS = ("epoch", "current_epoch")
+COUNTING = ("train_state", "trainer_state", "progress", "timestamp")
+"""Where trainers keep counters, besides the top level. What a config says is no state."""
 
 
 @dataclass(slots=True)
@@ -89,15 +93,20 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
                 randoms[file.rank or 0] = value
             elif file.kind == "scheduler" or file.kind == "scaler":
                 shared.setdefault("lr_scheduler" if file.path.stem == "scheduler" else file.path.stem, value)
-            elif isinstance(value, dict):
+            elif not isinstance(value, dict):
+                _lose(state, "", "not a dict of states", file.path)
+                state.copies[file.copy_name] = file.path
+            else:
                 target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
                 target.update((str(key), item) for key, item in value.items())
     if place.match.format == "dcp":
         inside = read_dcp_state((place.match.root, *place.match.more_roots), files)
         for name, what in unrepresented(inside):
             _lose(state, name, what, place.match.root)
-        shared.update(inside)
-    if place.match.format == "torch-file" and len(place.match.files) == 1:
+        if inside:
+            state.sources.append(place.match.root)
+        shared = {**inside, **shared}
+    if place.match.format == "torch-file" and len(place.match.files) == 1 and place.match.files[0].suffix != ".json":
         inside = beside_weights(place.match.files[0], files, OPTIMIZER)
         for name, what in unrepresented(inside):
             _lose(state, name, what, place.match.files[0])
@@ -147,9 +156,10 @@ def _add_json(path: Path, state: TrainingState) -> None:
 def _check_ranks(listed: Sequence[StateFile], there: set[int], state: TrainingState) -> None:
     world = max((file.world_size or (file.rank or 0) + 1 for file in listed if file.rank is not None and file.kind != "copied"), default=0)
     state.ranks = world
-    missing = [rank for rank in range(world) if rank not in there]
+    missing = tuple(rank for rank in range(world) if rank not in there)
     if missing:
-        text = f"the state of {few([str(rank) for rank in missing])} of {world} ranks is missing: it is None in lists over ranks"
+        other = f"; what ranks share is that of rank {min(there)}" if 0 in missing and there else ""
+        text = f"the state of {ranks_of(missing, world)} missing: None in lists over ranks{other}"
         state.notes.append(Note("warning", "missing-rank", text))
 
 
@@ -249,8 +259,7 @@ def _merge_rest(by_rank: Mapping[int, dict[str, Any]], shared: Mapping[str, Any]
 def _describe(found: Found, shared: Mapping[str, Any], state: TrainingState) -> None:
     """``training``: step, epoch, learning rates and counters, gathered from wherever they are."""
     places: list[Mapping[str, Any]] = [value for value in state.training.values() if isinstance(value, dict)]
-    inner = [value for name, value in shared.items() if isinstance(value, dict) and name not in (*DATALOADERS, *SCHEDULERS, *RANDOMS)]
-    places += [state.extra, *inner]
+    places += [state.extra, *(shared[name] for name in COUNTING if isinstance(shared.get(name), dict))]
     said = _number(places, STEPS)
     step = found.step if found.step is not None else said
     if said is not None and found.step is not None and said != found.step:

@@ -107,6 +107,11 @@ class TorchFile:
             self.root = self._read()
 
     @property
+    def size(self) -> int:
+        """Bytes of the file, or of the item."""
+        return self._window.size
+
+    @property
     def fingerprint(self) -> object:
         """Equal for two files whose storages have the same names, sizes and checksums; None without checksums."""
         if self._zip is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ckpt_cli.errors import Undecidable
@@ -24,6 +24,148 @@ def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
     return replace(
         tensor, shape=turned(tensor.shape), pieces=tuple(map(piece, tensor.pieces)), copies=tuple(map(piece, tensor.copies)), alias_of=None
     )
+
+
+def sliced(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
+    """Elements ``start``, ``start + step``, ... below ``stop`` of one dimension, as ``tensor[..., start:stop:step, ...]``."""
+    assert tensor.own_grid is None
+
+    def piece(old: Piece) -> Piece | None:
+        low, count = old.box.offset[axis], old.box.extent[axis]
+        # The first element of the slice that this piece holds, and how many more.
+        first = start + -(-max(low - start, 0) // step) * step
+        last = min(low + count, stop)
+        if first >= last:
+            return None
+        offset = old.offset + (first - low) * old.strides[axis] * tensor.dtype.itemsize
+        place, length = (first - start) // step, -(-(last - first) // step)
+        box = Box(_with(old.box.offset, axis, place), _with(old.box.extent, axis, length))
+        strides = _with(old.strides, axis, old.strides[axis] * step)
+        whole = (length, step) == (count, 1)
+        return replace(old, offset=offset, strides=strides, box=box, crc=old.crc if whole else None)
+
+    shape = _with(tensor.shape, axis, max(0, -(-(stop - start) // step)))
+    return _rebuilt(tensor, shape, [tensor], piece)
+
+
+def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Tensors of one shape as one with a new dimension, as ``torch.stack``."""
+    first = tensors[0]
+    assert all((tensor.shape, tensor.dtype, tensor.own_grid) == (first.shape, first.dtype, None) for tensor in tensors)
+    expanded = [_inserted(tensor, axis) for tensor in tensors]
+    return concatenated(expanded, axis)
+
+
+def concatenated(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Tensors one after the other along a dimension, as ``torch.cat``."""
+    first = tensors[0]
+    moved: list[tuple[Tensor, int]] = []
+    length = 0
+    for tensor in tensors:
+        assert tensor.own_grid is None
+        assert (tensor.dtype, _with(tensor.shape, axis, 0)) == (first.dtype, _with(first.shape, axis, 0))
+        moved.append((tensor, length))
+        length += tensor.shape[axis]
+
+    def piece(old: Piece, start: int) -> Piece:
+        return replace(old, box=Box(_with(old.box.offset, axis, old.box.offset[axis] + start), old.box.extent))
+
+    return replace(
+        first,
+        shape=_with(first.shape, axis, length),
+        pieces=tuple(piece(old, start) for tensor, start in moved for old in tensor.pieces),
+        copies=tuple(piece(old, start) for tensor, start in moved for old in tensor.copies),
+        check_copies=any(tensor.check_copies for tensor in tensors),
+        alias_of=None,
+    )
+
+
+def selected(tensor: Tensor, axis: int, index: int) -> Tensor:
+    """One element of a dimension, without the dimension, as ``torch.select``."""
+    row = sliced(tensor, axis, index, index + 1)
+
+    def without(values: Shape) -> Shape:
+        return (*values[:axis], *values[axis + 1 :])
+
+    def piece(old: Piece) -> Piece:
+        return replace(old, strides=without(old.strides), box=Box(without(old.box.offset), without(old.box.extent)))
+
+    return _rebuilt(row, without(row.shape), [row], piece)
+
+
+def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
+    """Every other element of a dimension first, then the others; ``inverse``: elements of the two halves in turn."""
+    length = tensor.shape[axis]
+    if not inverse:
+        return concatenated([sliced(tensor, axis, start, length, 2) for start in (0, 1)], axis)
+    halves = [sliced(tensor, axis, 0, length // 2), sliced(tensor, axis, length // 2, length)]
+    return merged(stacked(halves, axis + 1), axis)
+
+
+def merged(tensor: Tensor, axis: int) -> Tensor:
+    """A dimension and the next one as one, as ``torch.flatten(axis, axis + 1)``. A piece becomes several if it is no rows of both."""
+    assert tensor.own_grid is None
+    inner = tensor.shape[axis + 1]
+
+    def pieces(old: Piece) -> Iterator[Piece]:
+        rows, columns = old.box.extent[axis], old.box.extent[axis + 1]
+        begin = old.box.offset[axis] * inner + old.box.offset[axis + 1]
+        outer_stride, inner_stride = old.strides[axis], old.strides[axis + 1]
+        if rows == 1 or (columns == inner and outer_stride == inner * inner_stride):
+            yield _joined(old, axis, begin, rows * columns, inner_stride, 0, tensor.dtype.itemsize)
+        elif columns == 1 and inner == 1:
+            yield _joined(old, axis, begin, rows, outer_stride, 0, tensor.dtype.itemsize)
+        else:
+            for row in range(rows):
+                yield _joined(old, axis, begin + row * inner, columns, inner_stride, row * outer_stride, tensor.dtype.itemsize)
+
+    return replace(
+        tensor,
+        shape=(*tensor.shape[:axis], tensor.shape[axis] * inner, *tensor.shape[axis + 2 :]),
+        pieces=tuple(new for old in tensor.pieces for new in pieces(old)),
+        copies=tuple(new for old in tensor.copies for new in pieces(old)),
+        alias_of=None,
+    )
+
+
+def _joined(old: Piece, axis: int, start: int, length: int, stride: int, skipped: int, itemsize: int) -> Piece:
+    """A piece with one dimension in place of two; ``skipped`` elements of its storage come before it."""
+
+    def joined(values: Shape, value: int) -> Shape:
+        return (*values[:axis], value, *values[axis + 2 :])
+
+    box = Box(joined(old.box.offset, start), joined(old.box.extent, length))
+    crc = old.crc if box.numel == old.box.numel else None
+    return replace(old, offset=old.offset + skipped * itemsize, strides=joined(old.strides, stride), box=box, crc=crc)
+
+
+def _inserted(tensor: Tensor, axis: int) -> Tensor:
+    """With a dimension of one element, as ``torch.unsqueeze``."""
+
+    def spread(values: Shape, value: int) -> Shape:
+        return (*values[:axis], value, *values[axis:])
+
+    def piece(old: Piece) -> Piece:
+        return replace(old, strides=spread(old.strides, 1), box=Box(spread(old.box.offset, 0), spread(old.box.extent, 1)))
+
+    return _rebuilt(tensor, spread(tensor.shape, 1), [tensor], piece)
+
+
+def _rebuilt(tensor: Tensor, shape: Shape, origins: Sequence[Tensor], piece: Callable[[Piece], Piece | None]) -> Tensor:
+    """The tensor with another shape, and pieces and copies as ``piece`` makes them (None: it holds nothing of the result)."""
+    pieces = (piece(old) for origin in origins for old in origin.pieces)
+    copies = (piece(old) for origin in origins for old in origin.copies)
+    return replace(
+        tensor,
+        shape=shape,
+        pieces=tuple(new for new in pieces if new is not None),
+        copies=tuple(new for new in copies if new is not None),
+        alias_of=None,
+    )
+
+
+def _with(values: Shape, axis: int, value: int) -> Shape:
+    return (*values[:axis], value, *values[axis + 1 :])
 
 
 def reshaped(tensor: Tensor, shape: Shape) -> Tensor:

@@ -46,10 +46,14 @@ def real_parts(dtype: Dtype) -> tuple[Dtype, int]:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """``sum(weight * value) / divisor``: one weight per source, float64, none of them zero."""
+    """``sum(weight * value) / divisor``: one weight per source, float64."""
 
     weights: tuple[float, ...]
     divisor: float
+
+    def without_zeros(self) -> Formula:
+        """The same sum without the sources that add nothing to it."""
+        return Formula(tuple(weight for weight in self.weights if weight), self.divisor)
 
     def exactly(self, values: Sequence[float]) -> Fraction:
         """The formula without any rounding, for finite values."""

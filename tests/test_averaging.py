@@ -405,9 +405,9 @@ class TestStrangeValues:
         assert error.exit_code == 1
         assert error.message == "NaN or infinite values in 2 tensors of step 20, step 30"
         assert sorted(error.details) == [
-            f"a: 2 in step 20 ({paths[1]})",
-            f"b: 1 in step 20 ({paths[1]})",
-            f"b: 1 in step 30 ({paths[2]})",
+            "a: 2 in step 20",
+            "b: 1 in step 20",
+            "b: 1 in step 30",
         ]
         assert "--allow-non-finite" in (error.hint or "")
         assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -142,6 +142,7 @@ def merge(
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare the values with the base as well.", rich_help_panel=BASE_PANEL)
     ] = False,
+    names: options.Names = "hub",
     key_map: options.KeyMap = None,
     ema_from_model: Annotated[bool, typer.Option("--ema-from-model", help="Write the model as EMA where a run has none.")] = False,
     with_state: Annotated[bool, typer.Option("--with-state", help="Write what extract-state writes beside the weights as well.")] = False,
@@ -180,6 +181,7 @@ def merge(
             fill_missing_from_base=fill_missing_from_base,
             drop_extra=drop_extra,
             compare=compare,
+            names=names,
             key_map=key_map,
             ema_from_model=ema_from_model,
             with_state=with_state,
@@ -300,6 +302,7 @@ def average(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse integers that differ instead of taking the newest.")] = False,
     also: options.Also = None,
     base: options.Base = None,
+    names: options.Names = "hub",
     key_map: options.KeyMap = None,
     max_shard_size: options.MaxShardSize = None,
     weights_name: options.WeightsName = None,
@@ -347,6 +350,7 @@ def average(
             dtype=dtype or "keep",
             intersect=intersect,
             strict=strict,
+            names=names,
             key_map=key_map,
             max_shard_size=parse_size(max_shard_size) if max_shard_size is not None else None,
             weights_name=weights_name,
@@ -380,7 +384,10 @@ def extract_state(
         Optional[str],  # noqa: UP045
         typer.Option("--output", "-o", metavar="DIR", help="Default: <checkpoint>_state, beside the checkpoint.", show_default=False),
     ] = None,
-    type: options.Type = None,
+    type: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--type", metavar="NAME", help="Component: model, or a name that detect lists.", show_default=False),
+    ] = None,
     step: options.Step = None,
     optimizer: Annotated[bool, typer.Option("--optimizer", help="Merge the optimizer's state per parameter as well.")] = False,
     also: options.Also = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from ckpt_cli.cli.session import ColorMode, ProgressMode
-from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.base import Naming, ShardOrder
 
 OUTPUT_PANEL = "What is printed"
 
@@ -40,6 +40,7 @@ Dtype = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--dtype", metavar="DTYPE", help="keep (default), fp32, bf16 or fp16; only floats are cast.", show_default=False),
 ]
+Names = Annotated[Naming, typer.Option("--names", help="Tensor names and layouts: as save_pretrained writes them, or as trained.")]
 KeyMap = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--key-map", metavar="FILE", help="Rules that rename tensors, JSON or TOML.", show_default=False),

@@ -135,13 +135,13 @@ def merge_result(result: MergeResult, session: Session) -> None:
         facts = _facts(checkpoint, info)[:1]
         facts.append(("covered", _coverage(output, info)))
         facts.append(("dtype", _dtypes(output)))
-        if output.renamed:
-            facts.append(("renamed", f"{text.plural(output.renamed, 'tensor')}, by the key map or to remove prefixes of training wrappers"))
+        facts.append(("names", _naming(output)))
         facts += [("dropped", f"{name}: {why}") for name, why in output.dropped.items()]
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
         facts.append(("assets", ", ".join(output.assets) or "none"))
-        facts.append(("state", ", ".join(output.state)))
+        state = _by_rank([FileInfo(name=name, bytes=0) for name in output.state])
+        facts.append(("state", ", ".join(_file_label(names) for names, _ in state)))
         facts += _written(output, result.dry_run, result.seconds)
         _print_facts(console, facts)
         if len(output.files) > 1 and (result.dry_run or session.verbose):
@@ -178,6 +178,7 @@ def average_result(result: AverageResult, session: Session) -> None:
         mean = "sum(weight x value)" + (f" / {result.divisor:g}" if result.divisor != 1 else "")
         counted = f"{text.plural(output.averaged, 'tensor')} averaged" + (f", {output.copied} copied" if output.copied else "")
         facts = [("method", f"{result.method}: {mean}, rounded once"), ("tensors", counted), ("dtype", _dtypes(output))]
+        facts.append(("names", _naming(output)))
         facts += [("dropped", f"{name}: {why}") for name, why in list(output.dropped.items())[:ROWS]]
         if len(output.dropped) > ROWS:
             facts.append(("", f"... and {len(output.dropped) - ROWS} more, all of them with --json"))
@@ -207,16 +208,17 @@ def extract_result(result: ExtractResult, session: Session) -> None:
     training, scheduler = result.training, result.scheduler or {}
     stood = [f"{name} {training[name]}" for name in ("step", "epoch") if training.get(name) is not None]
     rates = scheduler.get("_last_lr")
-    schedule = [f"last_epoch {scheduler['last_epoch']}"] if "last_epoch" in scheduler else []
-    schedule += [f"lr {', '.join(f'{rate:.6g}' for rate in rates)}"] if isinstance(rates, list) else []
+    schedule = [text.plural(scheduler["schedulers"], "scheduler")] if "schedulers" in scheduler else []
+    schedule += [f"last_epoch {scheduler['last_epoch']}"] if "last_epoch" in scheduler else []
+    schedule += [f"lr {', '.join(text.number(rate) for rate in rates)}"] if isinstance(rates, list) else []
     counters = training.get("counters") or {}
     of_ranks = f" of {text.plural(result.ranks, 'rank')}" if result.ranks > 1 else ""
     facts = [
         ("checkpoint", f"{text.path(result.path)}   {', '.join(described)}"),
         ("training", ", ".join(stood)),
         ("scheduler", ", ".join(schedule) or ("found" if result.scheduler is not None else "none")),
-        ("random", ", ".join(result.random) + of_ranks if result.random else "none"),
-        ("counters", ", ".join(f"{name} {value:g}" for name, value in counters.items())),
+        ("random", ", ".join("python" if name == "random" else name for name in result.random) + of_ranks if result.random else "none"),
+        ("counters", ", ".join(f"{name} {text.number(value)}" for name, value in counters.items())),
     ]
     if result.optimizer is not None:
         merged = result.optimizer
@@ -233,8 +235,7 @@ def extract_result(result: ExtractResult, session: Session) -> None:
         count = f"{len(names)} files" if len(names) > 1 else ""
         copied = "copied as they are" if count else "copied as it is"
         remark = ", ".join(filter(None, (count, copied if names[0] in result.copied else "")))
-        shown = re.sub(RANK, "R", names[0]) if count else names[0]
-        table.add_row(*_cells((shown, text.size(size), remark)))
+        table.add_row(*_cells((_file_label(names), text.size(size), remark)))
     console.print(table)
     console.print()
     _print_notes(session, result.notes)
@@ -314,6 +315,10 @@ def _by_rank(files: Sequence[FileInfo]) -> list[tuple[list[str], int]]:
     return [([file.name for file in group], sum(file.bytes for file in group)) for group in groups.values()]
 
 
+def _file_label(names: Sequence[str]) -> str:
+    return re.sub(RANK, "R", names[0]) if len(names) > 1 else names[0]
+
+
 def _component_table(components: Sequence[ComponentInfo], console: Console) -> Table:
     heads = ("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state")
     shown = [head for head in heads if console.width >= NARROW or head not in ("format", "files")]
@@ -366,6 +371,11 @@ def _dtypes(output: WrittenFolder) -> str:
     listed = ", ".join(f"{code} {text.params(count)}" for code, count in sorted(output.dtypes.items(), key=lambda item: -item[1]))
     cast = "" if not output.cast else ", all cast" if output.cast == output.tensors else f", {output.cast} of them cast"
     return f"{listed} in {text.plural(output.tensors, 'tensor')}{cast}"
+
+
+def _naming(output: WrittenFolder) -> str:
+    renamed = f", {text.plural(output.renamed, 'tensor')} renamed" if output.renamed else ""
+    return f"{output.naming}{renamed}"
 
 
 def _comparison(comparison: BaseComparison) -> list[tuple[str, str]]:

@@ -36,6 +36,11 @@ def params(count: int) -> str:
     return exact(count)
 
 
+def number(value: object) -> str:
+    """Six digits of a number; what is none (a NaN in JSON, a None) as it is."""
+    return f"{value:.6g}" if isinstance(value, (int, float)) else str(value)
+
+
 def share(value: float) -> str:
     """A coefficient as a percentage with four digits: 33.33%, -12.50%, 0.0012%."""
     percent = 100 * value

@@ -11,6 +11,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files import Files
 from ckpt_cli.model import Component
 
+Naming = Literal["hub", "native"]
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 
 

@@ -61,7 +61,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
             found.append(_group(catalog, "model", rule.writer, inside, rule.prefix, rule.wrapper))
             taken |= set(inside)
             break
-    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1}
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not NO_WEIGHTS.fullmatch(t.path[0])}
     if flat:
         found.append(_group(catalog, "model" if not found else "flat", FLAT, flat, ()))
         taken |= set(flat)

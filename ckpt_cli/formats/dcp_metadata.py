@@ -48,13 +48,17 @@ class Stored:
 
 @dataclass(slots=True)
 class CatalogTensor:
-    """One tensor: its path of nested keys, and its chunks with all places that hold them (replicas have several)."""
+    """One tensor: its path of nested keys, and its chunks with all places that hold them (replicas have several).
+
+    ``keys`` is the path with numbers where it goes through a list.
+    """
 
     name: str
     path: tuple[str, ...]
     dtype: Dtype
     shape: Shape
     chunks: dict[Box, list[Stored]] = field(default_factory=dict)
+    keys: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class CatalogObject:
 
     path: tuple[str, ...]
     stored: Stored | None
+    keys: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +144,14 @@ def read_catalog(*folders: Path) -> Catalog:
                 entry = entries[name]
                 if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.target, Global):
                     raise CorruptFile("an entry of the metadata makes no sense")
-                nested = _path(name, paths.get(name))
+                keys = _keys(name, paths.get(name))
+                nested = tuple(str(key) for key in keys)
                 with reading(path, tensor=name):
                     if entry.target.name == "TensorStorageMetadata":
                         _add_tensor(tensors, name, nested, attributes(entry.state), places)
+                        tensors[name].keys = keys
                     elif entry.target.name == "BytesStorageMetadata":
-                        objects[name] = CatalogObject(nested, places.get((name, None)))
+                        objects[name] = CatalogObject(nested, places.get((name, None)), keys)
                     else:
                         raise CorruptFile(f"an entry is {entry.target}, neither a tensor nor an object")
     return Catalog(tensors, objects, writer)
@@ -220,10 +227,10 @@ def _dtype(properties: object) -> Dtype:
     return BY_TORCH[dtype.name]
 
 
-def _path(name: str, planned: object) -> tuple[str, ...]:
-    """The nested keys of an entry; without planner data the name itself is the only key."""
+def _keys(name: str, planned: object) -> tuple[str | int, ...]:
+    """The nested keys of an entry (numbers count in lists); without planner data the name itself is the only key."""
     if isinstance(planned, (tuple, list)) and planned and all(isinstance(part, (str, int)) for part in planned):
-        return tuple(str(part) for part in planned)
+        return tuple(planned)
     return (name,)
 
 

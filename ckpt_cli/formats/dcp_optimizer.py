@@ -11,7 +11,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.dcp_groups import groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_metadata import CatalogTensor, read_catalog
-from ckpt_cli.formats.dcp_state import is_optimizer
+from ckpt_cli.formats.dcp_state import is_optimizer, tensor_value
 from ckpt_cli.formats.optimizer_state import Group, NamedState, regrouped
 from ckpt_cli.model import Tensor
 from ckpt_cli.names import check_name, few
@@ -30,7 +30,7 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
     found: dict[tuple[str, ...], dict[str, CatalogTensor]] = {}
     for key, entry in catalog.tensors.items():
         split = _split(entry.path)
-        if split is not None and split[1] == "state":
+        if split is not None:
             found.setdefault(split[0], {})[key] = entry
     if not found:
         raise NotFound("the folder holds no optimizer", path=roots[0])
@@ -40,27 +40,32 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
     prefix, held = next(iter(found.items()))
     reader.check_files(held.values())
     tensors: dict[Key, Tensor] = {}
-    for entry in held.values():
-        with reading(roots[0], tensor=entry.name):
-            split = _split(entry.path)
-            assert split is not None
-            name, slot = _parameter(split[2])
-            tensors[check_name(name), slot] = assembled(f"state.{name}.{slot}", entry, reader)
     values: dict[Key, Any] = {}
     groups: dict[int, Group] = {}
     options: dict[str, dict[str, Any]] = {}
+
+    def add(kind: str, rest: tuple[str, ...], value: Any) -> None:
+        if kind == "state":
+            values[_parameter(rest)] = value
+        elif len(rest) == 2 and rest[0].isdecimal():
+            groups.setdefault(int(rest[0]), {})[rest[1]] = value
+        else:
+            name, option = _parameter(rest)
+            options.setdefault(name, {})[option] = value
+
+    for entry in held.values():
+        split = _split(entry.path)
+        assert split is not None
+        with reading(roots[0], tensor=entry.name):
+            if split[1] == "state":
+                name, slot = _parameter(split[2])
+                tensors[check_name(name), slot] = assembled(f"state.{name}.{slot}", entry, reader)
+            else:
+                add(split[1], split[2], tensor_value(entry, reader))
     for thing in catalog.objects.values():
         split = _split(thing.path)
-        if split is None or split[0] != prefix or thing.stored is None:
-            continue
-        value = reader.value(thing.stored)
-        if split[1] == "state":
-            values[_parameter(split[2])] = value
-        elif len(split[2]) == 2 and split[2][0].isdecimal():
-            groups.setdefault(int(split[2][0]), {})[split[2][1]] = value
-        else:
-            name, option = _parameter(split[2])
-            options.setdefault(name, {})[option] = value
+        if split is not None and split[0] == prefix and thing.stored is not None:
+            add(split[1], split[2], reader.value(thing.stored))
     listed_groups = [groups[index] for index in sorted(groups)] or regrouped(options)
     for group in listed_groups:
         group.setdefault("params", [])

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.files import Files
-from ckpt_cli.formats.dcp_groups import groups_of
+from ckpt_cli.formats.dcp_groups import Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_metadata import CatalogTensor, read_catalog
+from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.geometry import whole
 from ckpt_cli.inert_values import TensorValue, Unrepresented
 from ckpt_cli.kernels import read_tile
 
-OPTIMIZER = re.compile(r"optim(izer)?s?(_[0-9]+)?|optimizer_states?(_[0-9]+)?")
-"""The nested key above an optimizer's state."""
-
 MAX_BYTES = 64 << 20
+MAX_LIST = 1 << 20
 ROOTS = ("state", "app")
 """Keys that composer and prime-rl put around everything."""
 
@@ -30,18 +28,18 @@ def read_dcp_state(roots: Sequence[Path], files: Files) -> dict[str, Any]:
     """
     catalog = read_catalog(*roots)
     reader = ItemReader(roots, files)
-    groups = groups_of(catalog)
+    groups = [group for index, group in enumerate(groups_of(catalog)) if index == 0 or _is_model(group)]
     weights = {entry.name for group in groups for entry in group.tensors.values()}
     among = {key for group in groups for key in group.objects}
-    state: dict[str, Any] = {}
+    state: dict[Any, Any] = {}
     for key, entry in catalog.tensors.items():
         if key not in weights and not is_optimizer(entry.path):
-            _put(state, entry.path, _tensor(entry, reader))
+            _put(state, entry.keys, tensor_value(entry, reader))
     for key, thing in catalog.objects.items():
         if key in among or is_optimizer(thing.path):
             continue
         there = thing.stored is not None and reader.path(thing.stored.file).is_file()
-        _put(state, thing.path, reader.value(thing.stored) if there and thing.stored else Unrepresented("an object whose file is missing"))
+        _put(state, thing.keys, reader.value(thing.stored) if there and thing.stored else Unrepresented("an object whose file is missing"))
     plain: dict[str, Any] = _with_lists(state)
     for root in ROOTS:
         inner = plain.get(root)
@@ -55,7 +53,13 @@ def is_optimizer(path: Sequence[str]) -> bool:
     return any(OPTIMIZER.fullmatch(part) for part in path[:3])
 
 
-def _tensor(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unrepresented:
+def _is_model(group: Group) -> bool:
+    """Whether a group beside the model holds weights: counters and scales have no matrices."""
+    return any(len(entry.shape) > 1 for entry in group.tensors.values())
+
+
+def tensor_value(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unrepresented:
+    """A small tensor by value."""
     tensor = assembled(entry.name, entry, reader)
     if tensor.nbytes > MAX_BYTES:
         return Unrepresented(f"a tensor of {tensor.nbytes} bytes")
@@ -65,20 +69,21 @@ def _tensor(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unreprese
     return TensorValue(tensor.dtype, tensor.shape, bytes(data))
 
 
-def _put(state: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for part in path[:-1]:
-        inner = state.setdefault(part, {})
+def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:
+    for key in keys[:-1]:
+        inner = state.setdefault(key, {})
         if not isinstance(inner, dict):
             return
         state = inner
-    state.setdefault(path[-1], value)
+    state.setdefault(keys[-1], value)
 
 
 def _with_lists(value: Any) -> Any:
-    """Dicts whose keys count from zero become the lists that they were."""
+    """What goes through numbers becomes the list that it was; items that no rank saved are None."""
     if not isinstance(value, dict):
         return value
     plain = {key: _with_lists(item) for key, item in value.items()}
-    if plain and set(plain) == {str(i) for i in range(len(plain))}:
-        return [plain[str(i)] for i in range(len(plain))]
-    return plain
+    numbers = [key for key in plain if isinstance(key, int)]
+    if numbers and len(numbers) == len(plain) and max(numbers) < MAX_LIST:
+        return [plain.get(index) for index in range(max(numbers) + 1)]
+    return {str(key): item for key, item in plain.items()}

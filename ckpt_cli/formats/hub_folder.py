@@ -22,6 +22,9 @@ SINGLE = "model.safetensors"
 EMA = "ema.safetensors"
 """How BAGEL names its averaged weights, alone or beside the others."""
 
+OPTIMIZER = "optimizer.safetensors"
+"""What `extract-state` writes: no model."""
+
 PART = re.compile(r"model-[0-9]+-of-[0-9]+\.safetensors", re.ASCII)
 
 
@@ -42,7 +45,7 @@ class HubFolder:
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
         if os.path.isfile(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
-        alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors"]
+        alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != OPTIMIZER]
         if len(alone) == 1 and not matches and not PART.fullmatch(alone[0].name):
             return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}")]
         parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]

@@ -6,6 +6,7 @@ is a number or a name; DCP's flattened form has keys ``state.<name>.<slot>`` and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from ckpt_cli.model import Tensor
 from ckpt_cli.names import check_name
 from ckpt_cli.pickle_nodes import as_dict
 from ckpt_cli.torchfile import TorchFile
+
+OPTIMIZER = re.compile(r"optim(izer)?s?(_\w+)?")
+"""The key above an optimizer's state: optim, optimizer_0, optimizer_state_dict, ..."""
 
 Parameter = int | str
 Group = dict[str, Any]
@@ -45,14 +49,20 @@ class RankEntries:
     groups: Sequence[Group]
 
 
-def read_entries(rank: int, path: Path, files: Files, nested: Sequence[str] = ()) -> RankEntries:
-    """The entries of one file, of which the state lies below the keys ``nested``. Raises CorruptFile if it is no optimizer's."""
+def holds_optimizer(path: Path, files: Files) -> bool:
+    """Whether a file of `torch.save` has an optimizer's state, of its own or below a key."""
+    above = as_dict(TorchFile(files.source(path)).root) or {}
+    return "param_groups" in above or any(isinstance(key, str) and OPTIMIZER.fullmatch(key) for key in above)
+
+
+def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
+    """The entries of one file; the state may lie below a key of its own. Raises CorruptFile if it is no optimizer's."""
     file = TorchFile(files.source(path))
     with reading(path):
         root = file.root
-        for key in (*nested, "optimizer", "optim"):
-            inner = as_dict(root)
-            root = inner[key] if inner is not None and key in inner else root
+        above = as_dict(root) or {}
+        key = next((key for key in above if isinstance(key, str) and OPTIMIZER.fullmatch(key)), None)
+        root = above[key] if key is not None and "state" not in above else root
         root = root[0] if isinstance(root, list) and len(root) == 1 else root
         entries = as_dict(root)
         if entries is None:
@@ -60,6 +70,7 @@ def read_entries(rank: int, path: Path, files: Files, nested: Sequence[str] = ()
         values = ValueReader(file)
         flattened = any(isinstance(key, str) and key.startswith(("state.", "param_groups.")) for key in entries)
         state, groups = _flattened(entries, values) if flattened else _nested(entries, values)
+        _check_parameters(state, groups)
         reader = LocalReader(file, rank)
         tensors: dict[tuple[Parameter, str], Local] = {}
         plain: dict[tuple[Parameter, str], Any] = {}
@@ -71,6 +82,24 @@ def read_entries(rank: int, path: Path, files: Files, nested: Sequence[str] = ()
             else:
                 plain[parameter, slot] = values.read(node)
         return RankEntries(rank, path, tensors, plain, groups)
+
+
+def _check_parameters(state: Mapping[tuple[Parameter, str], Any], groups: Sequence[Group]) -> None:
+    """Every state must belong to a parameter that one group lists, and all parameters be numbers or all names."""
+    listed = [parameter for group in groups for parameter in group["params"]]
+    known = set(listed)
+    if len(known) < len(listed):
+        raise CorruptFile("a parameter is in two groups of the optimizer")
+    if len({type(parameter) for parameter in listed}) > 1:
+        raise CorruptFile("the optimizer's groups list numbers and names")
+    if not listed and any(isinstance(parameter, int) for parameter, _ in state):
+        raise CorruptFile("the optimizer has numbered states and no parameter groups")
+    mixed = next((f"{parameter}.{slot}" for parameter, slot in state if "." in slot or "\0" in f"{parameter}{slot}"), None)
+    if mixed is not None:
+        raise CorruptFile(f"a state of the optimizer has a name that cannot be told from others: {mixed[:100]!r}")
+    stray = next((parameter for parameter, _ in state if parameter not in known), None) if listed else None
+    if stray is not None:
+        raise CorruptFile(f"the optimizer has a state of parameter {str(stray)[:100]}, which no group lists")
 
 
 def _nested(entries: Mapping[Any, Any], values: ValueReader) -> tuple[dict[tuple[Parameter, str], Any], list[Group]]:

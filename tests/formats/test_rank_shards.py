@@ -305,7 +305,7 @@ class TestExpertsCutByHand:
         config.write_text(json.dumps({**content, "num_local_experts": count}))
 
     def test_the_config_tells_how_many_there_are(self, actor: Path, expected: Tensors, tmp_path: Path) -> None:
-        ckpt_cli.merge(actor, tmp_path / "out")
+        ckpt_cli.merge(actor, tmp_path / "out", names="native")
         assert differences(load(tmp_path / "out"), expected) == []
 
     def test_without_a_config_nobody_can_know(self, actor: Path) -> None:
@@ -319,7 +319,7 @@ class TestExpertsCutByHand:
         base = tmp_path / "base"
         base.mkdir()
         (actor / "huggingface" / "config.json").rename(base / "config.json")
-        ckpt_cli.merge(actor, tmp_path / "out", base=base)
+        ckpt_cli.merge(actor, tmp_path / "out", base=base, names="native")
         assert differences(load(tmp_path / "out"), expected) == []
 
     def test_a_config_of_another_model_is_refused(self, actor: Path) -> None:

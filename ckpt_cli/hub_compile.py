@@ -1,0 +1,136 @@
+"""transformers' own tables of names and layouts on the hub, as plain data. Runs in a process of its own: it imports torch.
+
+    python -m ckpt_cli.hub_compile CONFIG.json        prints the rules of the model that a config describes
+    python -m ckpt_cli.hub_compile --all FILE         writes the rules of every architecture that transformers can build
+
+transformers converts weights while loading (`transformers/conversion_mapping.py`) and reverts that while saving
+(`revert_weight_conversion`); what is written here are the reverted transforms in the order in which they apply, and the renamings of
+loading ("older"), which turn names of the hub, or of transformers 4, into those in memory. Nothing of a checkpoint is executed:
+custom code that a config names is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def compile_config(content: dict[str, Any]) -> dict[str, Any]:
+    """The rules of the model that a config.json describes. Raises whatever transformers raises for configs it cannot use."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
+    return compile_model(getattr(transformers, content["architectures"][0]), config)
+
+
+def compile_model(kind: Any, config: Any) -> dict[str, Any]:
+    """The rules of one model class with one config; the model is built without memory for its weights."""
+    import torch
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, WeightConverter
+
+    with torch.device("meta"):
+        model = kind(config)
+    # As in transformers' saving: prefixes that only loading may have changed are left alone.
+    transforms = [entry for entry in get_model_conversion_mapping(model, add_legacy=False) if not isinstance(entry, PrefixChange)]
+    reverted = [entry.reverse_transform() for entry in transforms[::-1]]
+    return {
+        "converters": [_converter(entry) for entry in reverted if isinstance(entry, WeightConverter)],
+        "renamings": [_renaming(entry) for entry in reverted if not isinstance(entry, WeightConverter)],
+        "older": [_renaming(entry) for entry in transforms if not isinstance(entry, WeightConverter)],
+        "ignored": sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()),
+        "tied": dict(_tied(model)),
+        "ties": bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)),
+        "parts": dict(_parts(config)),
+    }
+
+
+def _renaming(entry: Any) -> dict[str, Any]:
+    kinds = {"WeightRenaming": "first", "GroupWeightRename": "paired", "Inkling2IndexOffsetWeightRename": "shifted"}
+    kind = kinds.get(type(entry).__name__, "unknown")
+    if type(entry).__name__ == "LayerPairCollapse":
+        kind = "none"
+    return {**_patterns(entry), "kind": kind, "offset": getattr(entry, "offset", 0)}
+
+
+def _converter(entry: Any) -> dict[str, Any]:
+    return {**_patterns(entry), "operations": [_operation(operation) for operation in entry.operations]}
+
+
+def _patterns(entry: Any) -> dict[str, Any]:
+    scope = None if entry.scope_prefix is None else [entry.base_model_prefix or "", entry.scope_prefix]
+    return {"match": entry.compiled_sources.pattern, "sources": entry.source_patterns, "targets": entry.target_patterns, "scope": scope}
+
+
+def _operation(operation: Any) -> dict[str, Any]:
+    return {"name": type(operation).__name__, **{key: value for key, value in vars(operation).items() if not key.startswith("_")}}
+
+
+def _tied(model: Any) -> Iterator[tuple[str, str]]:
+    """Expressions for names that are tied -> for the names that they are tied to, of all parts of a model."""
+    from transformers import PreTrainedModel
+
+    for prefix, module in model.named_modules():
+        if isinstance(module, PreTrainedModel):
+            start = f"{prefix}." if prefix else ""
+            for target, source in (getattr(module, "_tied_weights_keys", None) or {}).items():
+                yield f"{start}{target}", f"{start}{source}"
+
+
+def _parts(config: Any) -> Iterator[tuple[str, str]]:
+    """Name -> model type of the configs inside of a config: they decide which classes a composed model has."""
+    for name in getattr(config, "sub_configs", None) or {}:
+        inner = getattr(config, name, None)
+        if inner is not None and getattr(inner, "model_type", None):
+            yield name, inner.model_type
+
+
+def compile_all() -> dict[str, Any]:
+    """The rules of all architectures that can be built from their default configs, equal ones stored once; None for the others."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    classes: set[tuple[str, str]] = set()
+    for name in dir(modeling_auto):
+        if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES"):
+            for model_type, kinds in getattr(modeling_auto, name).items():
+                classes |= {(model_type, kind) for kind in (kinds if isinstance(kinds, (tuple, list)) else [kinds])}
+    rules: list[dict[str, Any]] = []
+    models: dict[str, list[Any] | None] = {}
+    for model_type, name in sorted(classes):
+        models[f"{model_type}/{name}"] = None
+        try:
+            compiled = compile_model(getattr(transformers, name), CONFIG_MAPPING[model_type]())
+        except Exception:  # noqa: BLE001 - whatever keeps a class from being built, its rules are made when they are needed
+            continue
+        entry = {key: compiled.pop(key) for key in ("ties", "parts")}
+        if compiled not in rules:
+            rules.append(compiled)
+        models[f"{model_type}/{name}"] = [rules.index(compiled), entry["ties"], entry["parts"]]
+    return {"transformers": transformers.__version__, "rules": rules, "models": models}
+
+
+def main(arguments: list[str]) -> None:
+    warnings.filterwarnings("ignore")
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if arguments[:1] == ["--all"]:
+        content = compile_all()
+        lines = [f'"transformers": {json.dumps(content["transformers"])}']
+        lines.append('"rules": [\n' + ",\n".join(json.dumps(rule) for rule in content["rules"]) + "\n]")
+        lines.append('"models": {\n' + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in content["models"].items()) + "\n}")
+        Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
+    else:
+        compiled = compile_config(json.loads(Path(arguments[0]).read_text()))
+        sys.stdout.write(json.dumps({"transformers": transformers.__version__, **compiled}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

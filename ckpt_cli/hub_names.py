@@ -1,0 +1,239 @@
+"""From the names and layouts of a model in memory to those on the hub: transformers' own conversions, as views of pieces.
+
+What ``save_pretrained`` does with real tensors (``revert_weight_conversion`` of transformers) is done here with tensors
+that are only described: names are matched in the same order by the same expressions, and every operation is a view.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckpt_cli.errors import Inconsistent, Unsupported
+from ckpt_cli.hub_rules import Conversion, HubRules, Renaming
+from ckpt_cli.model import Tensor
+from ckpt_cli.model_config import Config
+from ckpt_cli.views import concatenated, interleaved, permuted, selected, sliced, stacked
+
+Held = dict[str, list[Tensor]]
+"""Pattern -> tensors that it gathered."""
+
+
+def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) -> dict[str, Tensor]:
+    """The tensors under the names that ``save_pretrained`` would give them, re-cut as it would.
+
+    Raises Unsupported for an operation that is not known (see `unknown_operations`), Inconsistent if two get one name.
+    """
+    state = _State(rules)
+    native = _native(tensors, rules)
+    gathered: dict[str, tuple[Conversion | None, Held]] = {}
+    for name in sorted(native, key=natural_key):
+        renamed, conversion, pattern = state.converted(name)
+        if conversion is None:
+            renamed, pattern = state.renamed(name), name
+        _, held = gathered.setdefault(renamed, (conversion, {}))
+        held.setdefault(pattern, []).append(native[name])
+    result: dict[str, Tensor] = {}
+    for name, (conversion, held) in gathered.items():
+        made = {name: next(iter(held.values()))[0]} if conversion is None else _recut(name, conversion, held, config)
+        for new, tensor in made.items():
+            final = new if conversion is None else state.renamed(new)
+            if final in result:
+                raise Inconsistent("two tensors get the same name on the hub", tensor=final, hint="pass --names native")
+            result[final] = tensor
+    return result
+
+
+def _native(tensors: Mapping[str, Tensor], rules: HubRules) -> Mapping[str, Tensor]:
+    """The tensors under the names of the model in memory: what has names of the hub already, or of older versions, is renamed."""
+    state = _State(rules)
+    names = {name: state.older(name) for name in sorted(tensors, key=natural_key)}
+    if len(set(names.values())) < len(names):
+        return tensors
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def unknown_operations(rules: HubRules) -> list[str]:
+    """Names of operations and renamings that cannot be applied here."""
+    found = {operation["name"] for conversion in rules.conversions for operation in conversion.operations} - set(OPERATIONS)
+    found |= {renaming.kind for renaming in (*rules.renamings, *rules.older)} - {"first", "paired", "shifted"}
+    return sorted(found)
+
+
+def natural_key(name: str) -> list[tuple[Any, ...]]:
+    """Sorts names part by part, numbers as numbers (transformers' ``dot_natural_key``)."""
+    parts: list[tuple[Any, ...]] = []
+    for part in name.split("."):
+        text = part.rstrip("0123456789")
+        if part.isdigit():
+            parts.append((0, int(part)))
+        else:
+            parts.append((1, text, int(part[len(text) :])) if len(text) < len(part) else (1, text))
+    return parts
+
+
+class _State:
+    """Applies expressions to names; some only count once another name has been seen."""
+
+    def __init__(self, rules: HubRules) -> None:
+        self._rules = rules
+        self._active: set[int] = set()
+
+    def converted(self, name: str) -> tuple[str, Conversion | None, str]:
+        """The name under which the first conversion that matches gathers a tensor, and the pattern that matched."""
+        for conversion in self._rules.conversions:
+            renamed, pattern = self._apply(conversion.renaming, name)
+            if pattern is not None:
+                return renamed, conversion, pattern
+        return name, None, name
+
+    def renamed(self, name: str) -> str:
+        for renaming in self._rules.renamings:
+            name, _ = self._apply(renaming, name)
+        return name
+
+    def older(self, name: str) -> str:
+        for renaming in self._rules.older:
+            name, _ = self._apply(renaming, name)
+        return name
+
+    def _apply(self, renaming: Renaming, name: str) -> tuple[str, str | None]:
+        prefix, inner = "", name
+        if renaming.scope is not None:
+            base, part = (f"{text}." if text else "" for text in renaming.scope)
+            found = next((start for start in (base + part, part) if name.startswith(start)), None)
+            if found is None:
+                return name, None
+            prefix, inner = found, name[len(found) :]
+        match = renaming.match.search(inner)
+        if match is None:
+            return name, None
+        group = next(key for key, value in match.groupdict().items() if value is not None)
+        branch, first = int(group[1:]), renaming.match.groupindex[group] + 1
+        if renaming.kind == "paired":
+            if branch == 0:
+                self._active.add(id(renaming))
+            elif id(renaming) not in self._active:
+                return name, None
+            target = re.sub(r"\\(\d+)", lambda found: match.group(first - 1 + int(found[1])), renaming.targets[branch])
+        else:
+            target = renaming.targets[0]
+            if r"\1" in target:
+                value = match.group(first)
+                target = target.replace(r"\1", str(int(value) + renaming.offset) if renaming.kind == "shifted" else value)
+        return prefix + inner.replace(match.group(0), target, 1), renaming.sources[branch]
+
+
+def _recut(name: str, conversion: Conversion, held: Held, config: Config) -> dict[str, Tensor]:
+    """The tensors that a conversion makes of what it gathered, by their names before the renamings."""
+    sources, targets = conversion.renaming.sources, conversion.renaming.targets
+    current = held
+    for operation in conversion.operations:
+        options = {key: value for key, value in operation.items() if key != "name"}
+        current = OPERATIONS[operation["name"]](current, sources, targets, config, **options)
+    full = name.replace("*.", "0.")
+    for pattern in current:
+        if pattern in full:
+            before, _, after = full.partition(pattern)
+            return {before + key + after: _only(tensors) for key, tensors in current.items()}
+    return {key: _only(tensors) for key, tensors in current.items()}
+
+
+# -- operations: gathered tensors, patterns of the sources and targets, config, options of the operation ------------------
+
+
+def _only(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0]
+
+
+def _single(held: Held) -> Tensor:
+    return _only(next(iter(held.values())))
+
+
+def _chunk(held: Held, _: Sequence[str], targets: Sequence[str], config: Config, dim: int, num_shards_attribute: str | None = None) -> Held:
+    tensor = _single(held)
+    if num_shards_attribute is not None:
+        named = [level[num_shards_attribute] for level in (config.get("text_config"), config) if level and num_shards_attribute in level]
+        targets = [targets[0].replace("*", str(i)) for i in range(int(named[0] if named else 0))]
+    axis, length = dim % len(tensor.shape), tensor.shape[dim]
+    size = -(-length // max(len(targets), 1))
+    return {target: [sliced(tensor, axis, i * size, min(length, (i + 1) * size))] for i, target in enumerate(targets)}
+
+
+def _concatenate(
+    held: Held, sources: Sequence[str], targets: Sequence[str], _: Config, dim: int, num_shards_attribute: str | None = None
+) -> Held:
+    tensors = [tensor for source in sources for tensor in held.get(source, [])]
+    return {targets[0]: [concatenated(tensors, dim % len(tensors[0].shape))]}
+
+
+def _split_list(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int) -> Held:
+    result: Held = {}
+    for pattern, tensors in held.items():
+        tensor = _only(tensors)
+        target = targets[0] if len(held) == 1 else pattern
+        result |= {target.replace("*", str(i)): [selected(tensor, dim, i)] for i in range(tensor.shape[dim])}
+    return result
+
+
+def _merge_list(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int) -> Held:
+    return {(targets[0] if len(held) == 1 else pattern): [stacked(tensors, dim)] for pattern, tensors in held.items()}
+
+
+def _transpose(
+    held: Held, sources: Sequence[str], targets: Sequence[str], _: Config, dim0: int, dim1: int, check_dims: bool = False
+) -> Held:
+    tensor = _single(held)
+    target = targets[0] if len(targets) == 1 else sources[0]
+    if check_dims:
+        # While saving, transformers compares with the parameter of the same name, which has this very shape.
+        return {target: [tensor]}
+    order = list(range(len(tensor.shape)))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return {target: [permuted(tensor, order)]}
+
+
+def _interleave(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int, inverse: bool = False) -> Held:
+    return {targets[0]: [interleaved(_single(held), dim, inverse=inverse)]}
+
+
+def _permute_for_rope(
+    held: Held,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    config: Config,
+    subconfig_key: str | None = None,
+    permute_layer_names: Sequence[str] | None = None,
+    inverse: bool = False,
+) -> Held:
+    level = config.get(subconfig_key, config) if subconfig_key is not None else config
+    heads = level.get("num_attention_heads", 1) if isinstance(level, Mapping) else 1
+    result: Held = {}
+    for pattern, tensors in held.items():
+        target = targets[0] if len(targets) == len(sources) == 1 else pattern
+        wanted = permute_layer_names is None or any(name in pattern for name in permute_layer_names)
+        result[target] = [_rotated(_only(tensors), heads, inverse)] if wanted else tensors
+    return result
+
+
+def _rotated(tensor: Tensor, heads: int, inverse: bool) -> Tensor:
+    """Rows of each head: pairs of neighbours become two halves, or (``inverse``) two halves pairs of neighbours."""
+    rows = tensor.shape[0]
+    if type(heads) is not int or heads < 1 or rows % (2 * heads):
+        raise Unsupported(f"{rows} rows cannot be {heads} heads of rotary positions", tensor=tensor.name, hint="pass --names native")
+    length = rows // heads
+    parts = [sliced(tensor, 0, head * length, (head + 1) * length) for head in range(heads)]
+    return concatenated([interleaved(part, 0, inverse=inverse) for part in parts], 0)
+
+
+OPERATIONS: dict[str, Any] = {
+    "Chunk": _chunk,
+    "Concatenate": _concatenate,
+    "SplitModulelist": _split_list,
+    "MergeModulelist": _merge_list,
+    "Transpose": _transpose,
+    "Interleave": _interleave,
+    "PermuteForRope": _permute_for_rope,
+}
+"""transformers' operations by the name of their class (core_model_loading.py)."""

@@ -1,0 +1,183 @@
+"""The rules that turn the names and layouts of a model in memory into those on the hub, and where they come from.
+
+They are transformers' own conversion tables, reverted (see `ckpt_cli.hub_compile`): ``hub_rules.json`` has those of every
+architecture that the transformers of its first line can build; others are compiled in a child process, once, and kept in
+the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.model_config import Config, architecture
+
+FILE = Path(__file__).with_name("hub_rules.json")
+SCHEMA = 2
+"""Of a compiled rule set; kept ones of another schema are not used."""
+
+TIMEOUT = 300
+"""Seconds for a child process that imports torch and transformers and builds a model without weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """An expression, and what the match becomes.
+
+    ``kind``: "first" (the first target), "paired" (the target of the branch that matched, only once branch 0 has matched) or
+    "shifted" (a number in the name grows by ``offset``). ``scope``: prefixes (of the base model, of the part) that limit it.
+    """
+
+    match: re.Pattern[str]
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    scope: tuple[str, str] | None
+    kind: str = "first"
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Tensors that a renaming gathers under one name, and the operations that re-cut them, in order."""
+
+    renaming: Renaming
+    operations: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HubRules:
+    """Everything for one architecture; ``origin`` says where it comes from, ``tied`` maps expressions of names.
+
+    ``older`` turns names of the hub, or of older versions of transformers, into those in memory, which it leaves alone.
+    """
+
+    architecture: str
+    origin: str
+    conversions: tuple[Conversion, ...]
+    renamings: tuple[Renaming, ...]
+    older: tuple[Renaming, ...]
+    ignored: tuple[str, ...]
+    tied: Mapping[str, str]
+    ties: bool
+
+    @property
+    def changes_names(self) -> bool:
+        return bool(self.conversions or self.renamings)
+
+
+def rules_for(config: Config) -> HubRules | None:
+    """The rules of the architecture that a config names; None if neither the shipped file nor transformers knows it."""
+    name, model_type = architecture(config), config.get("model_type")
+    if name is None or not isinstance(model_type, str):
+        return None
+    shipped = _shipped()
+    key = f"{model_type}/{name}"
+    entry = shipped["models"].get(key)
+    if entry is not None and _same_parts(entry[2], config):
+        rules = shipped["rules"][entry[0]]
+        return _built(name, f"transformers {shipped['transformers']}", {**rules, "ties": entry[1]})
+    version = _installed_version()
+    if version is None or config.get("auto_map") or (key not in shipped["models"] and version == shipped["transformers"]):
+        # Custom code is never run, and a class of transformers that has its name is another one.
+        return None
+    compiled = _compiled(config, version)
+    return None if compiled is None else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled)
+
+
+def _same_parts(parts: Mapping[str, str], config: Config) -> bool:
+    """Whether the parts of a composed model are of the types for which the rules were made."""
+    inner = {name: config.get(name) for name in parts}
+    return all(not isinstance(part, Mapping) or part.get("model_type", parts[name]) == parts[name] for name, part in inner.items())
+
+
+def _built(name: str, origin: str, content: Mapping[str, Any]) -> HubRules:
+    return HubRules(
+        name,
+        origin,
+        tuple(Conversion(_renaming(entry), tuple(entry["operations"])) for entry in content["converters"]),
+        tuple(_renaming(entry) for entry in content["renamings"] if entry["kind"] != "none"),
+        tuple(_renaming(entry) for entry in content["older"] if entry["kind"] != "none"),
+        tuple(content["ignored"]),
+        content["tied"],
+        content["ties"],
+    )
+
+
+def _renaming(entry: Mapping[str, Any]) -> Renaming:
+    base, part = entry["scope"] or ("", "")
+    scope = None if entry["scope"] is None else (base, part)
+    return Renaming(
+        re.compile(entry["match"]),
+        tuple(entry["sources"]),
+        tuple(entry["targets"]),
+        scope,
+        entry.get("kind", "first"),
+        entry.get("offset", 0),
+    )
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(FILE.read_text())
+    return content
+
+
+# -- compiling what is not shipped -----------------------------------------------------------------------------------
+
+
+def _installed_version() -> str | None:
+    """The version of transformers, without importing it."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _compiled(config: Config, version: str) -> dict[str, Any] | None:
+    """Rules that the installed transformers makes for a config, from the cache or a child process; None if it cannot."""
+    text = json.dumps(config, sort_keys=True)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckpt" / "hub_rules"
+    kept = home / f"{SCHEMA}-{version}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    try:
+        content = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        content = _run_child(text)
+        _keep(kept, content)
+    return content if isinstance(content, dict) and "converters" in content else None
+
+
+def _run_child(text: str) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(text)
+        command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub_compile", str(path)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+            content = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return None
+    return content if isinstance(content, dict) else None
+
+
+def _keep(path: Path, content: Mapping[str, Any] | None) -> None:
+    """Write a cache file whole or not at all, also about a config without rules; a cache that cannot be written is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(content, file)
+        os.replace(file.name, path)
+    except OSError:
+        pass

@@ -1,0 +1,61 @@
+"""Tied weights: which names of a model stand for a tensor that another name holds as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpt_cli.assets import HEADS, tied_pair
+from ckpt_cli.hub_rules import HubRules
+from ckpt_cli.model import Note, Tensor
+from ckpt_cli.model_config import Config, ties_embeddings
+from ckpt_cli.probe import same_values
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """``name`` is not written, since ``partner`` is what a loader ties it to; ``reason`` for the user."""
+
+    name: str
+    partner: str
+    reason: str
+
+
+def find_ties(component: str, tensors: Mapping[str, Tensor], config: Config, rules: HubRules | None) -> tuple[list[Tie], list[Note]]:
+    """The tied tensors of a component, by the names of the model in memory.
+
+    ``rules`` know which names an architecture may tie, without them an output head and an embedding are looked for. Only
+    equal values are tied, but for an EMA of which trainers average one of the two only. Notes name pairs that the config
+    ties and whose values differ.
+    """
+    ties = ties_embeddings(config, rules.ties if rules else False)
+    found: list[Tie] = []
+    notes: list[Note] = []
+    for name, partner in _pairs(tensors, rules, ties):
+        if any(tie.name in (name, partner) for tie in found):
+            continue
+        if same_values(tensors[name], tensors[partner]):
+            shared = tensors[name].alias_of is not None or tensors[partner].alias_of is not None
+            if ties or (shared and not name.endswith(HEADS)):
+                found.append(Tie(name, partner, f"tied to {partner}, which has the same values"))
+        elif ties and component == "ema":
+            found.append(Tie(name, partner, f"tied to {partner}; trainers average that one only, so this copy is not an average"))
+        elif ties:
+            text = f"config.json ties {name} to {partner}, but their values differ: both are written, and a loader will ignore one"
+            notes.append(Note("warning", "tied-heads-differ", text))
+    return found, notes
+
+
+def _pairs(tensors: Mapping[str, Tensor], rules: HubRules | None, ties: bool) -> Iterator[tuple[str, str]]:
+    """Names that may be tied, each with the first name of the other side that has its shape."""
+    if rules is None or not rules.tied:
+        pair = tied_pair(list(tensors)) if ties else None
+        yield from [pair] if pair is not None else []
+        return
+    for target, source in rules.tied.items():
+        for name in [name for name in tensors if re.fullmatch(target, name)]:
+            alike = [other for other in tensors if other != name and re.fullmatch(source, other)]
+            partner = next((other for other in alike if tensors[other].shape == tensors[name].shape), None)
+            if partner is not None:
+                yield name, partner

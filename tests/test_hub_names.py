@@ -1,0 +1,184 @@
+"""A merge writes what `save_pretrained` would have written: the same names, shapes, dtypes and bytes, for every architecture."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ckpt_cli
+from ckpt_cli.errors import UsageError
+from ckpt_cli.hub_names import natural_key, unknown_operations
+from ckpt_cli.hub_rules import FILE, rules_for
+from tests.architectures import COMPILED, MODELS, build
+from tests.tensors import differences, load
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+RANKS = 2
+
+
+def shard(state: Mapping[str, torch.Tensor], parameters: set[str], folder: Path) -> None:
+    """Files of two ranks, parameters as DTensors that are cut along dimension 0; tied ones share their storage, as FSDP2 saves them."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for rank in range(RANKS):
+        dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
+        try:
+            mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("fsdp",))
+            made: dict[int, Any] = {}
+            held: dict[str, Any] = {}
+            for name, tensor in state.items():
+                if name not in parameters or tensor.dim() == 0:
+                    held[name] = tensor
+                    continue
+                key = tensor.data_ptr() if tensor.numel() else id(tensor)
+                if key not in made:
+                    parts = list(tensor.chunk(RANKS))
+                    local = parts[rank].clone() if rank < len(parts) else tensor[:0].clone()
+                    made[key] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=tensor.shape, stride=tensor.stride())
+                held[name] = made[key]
+            torch.save(held, folder / f"model_world_size_{RANKS}_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+
+
+def trained(model: Any, folder: Path) -> Path:
+    """What training would leave of a model, and beside it what `save_pretrained` makes of it."""
+    run = folder / "global_step_1"
+    (run / "huggingface").mkdir(parents=True)
+    state = model.state_dict()
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    shard(state, parameters, run)
+    model.save_pretrained(folder / "saved")
+    (run / "huggingface" / "config.json").write_bytes((folder / "saved" / "config.json").read_bytes())
+    return run
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+@pytest.mark.parametrize("name", MODELS)
+class TestEveryArchitecture:
+    def test_is_written_as_save_pretrained_writes_it(self, tmp_path: Path, name: str) -> None:
+        run = trained(build(*MODELS[name]), tmp_path)
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
+        assert result.outputs[0].naming.startswith(f"those of the hub for {MODELS[name][0]} (transformers")
+
+    def test_is_left_alone_if_it_has_these_names_already(self, tmp_path: Path, name: str) -> None:
+        build(*MODELS[name]).save_pretrained(tmp_path / "saved")
+        result = ckpt_cli.merge(tmp_path / "saved", tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
+        assert result.outputs[0].renamed == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3, tied", "qwen3_moe", "mixtral", "gpt_oss", "qwen2_5_vl", "t5", "mistral3", "jamba", "bert"])
+def test_the_merged_model_computes_the_same(tmp_path: Path, name: str) -> None:
+    model = build(*MODELS[name])
+    run = trained(model, tmp_path)
+    ckpt_cli.merge(run, tmp_path / "out")
+    loaded, report = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    words = {"input_ids": torch.tensor([[3, 4, 5, 6]])}
+    if name == "t5":
+        words["decoder_input_ids"] = torch.tensor([[1, 2]])
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(**words).logits, model(**words).logits)
+
+
+def test_names_as_trained_are_kept_on_request(tmp_path: Path) -> None:
+    model = build(*MODELS["qwen3_moe"])
+    run = trained(model, tmp_path)
+    result = ckpt_cli.merge(run, tmp_path / "out", names="native")
+    assert load(tmp_path / "out").keys() == model.state_dict().keys()
+    assert result.outputs[0].naming == "as trained"
+
+
+class TestWhatIsNotKnown:
+    def test_an_architecture_keeps_its_names_and_that_is_said(self, tmp_path: Path) -> None:
+        run = trained(build(*MODELS["qwen2"]), tmp_path)
+        config = run / "huggingface" / "config.json"
+        config.write_text(config.read_text().replace("Qwen2ForCausalLM", "SomethingNew"))
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert result.outputs[0].naming == "as trained: transformers does not know SomethingNew"
+        assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
+
+    def test_without_a_config_the_names_are_those_of_the_training(self, tmp_path: Path) -> None:
+        run = trained(build(*MODELS["qwen2"]), tmp_path)
+        (run / "huggingface" / "config.json").unlink()
+        assert ckpt_cli.merge(run, tmp_path / "out").outputs[0].naming == "as trained: no config.json names an architecture"
+
+    @pytest.mark.parametrize("name", COMPILED)
+    def test_a_composition_is_compiled_once_and_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        run = trained(build(*COMPILED[name]), tmp_path)
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert result.outputs[0].naming.endswith("compiled for this config)")
+        assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
+        kept = list((tmp_path / "cache" / "ckpt" / "hub_rules").iterdir())
+        assert len(kept) == 1
+        monkeypatch.setattr("ckpt_cli.hub_rules._run_child", lambda _: pytest.fail("the cache was not used"))
+        ckpt_cli.merge(run, tmp_path / "again")
+
+    def test_custom_code_is_never_run_to_find_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ckpt_cli.hub_rules._run_child", lambda _: pytest.fail("a process was started"))
+        assert rules_for({"architectures": ["Own"], "model_type": "own", "auto_map": {"AutoModel": "own.Own"}}) is None
+
+    def test_a_kind_of_names_is_a_usage_error(self, tmp_path: Path) -> None:
+        run = trained(build(*MODELS["qwen2"]), tmp_path)
+        with pytest.raises(UsageError):
+            ckpt_cli.merge(run, tmp_path / "out", names="other")
+
+
+class TestTheShippedRules:
+    def test_are_those_of_the_installed_transformers(self) -> None:
+        """Those of the architectures that are tested here; the whole file is written by `python -m ckpt_cli.hub_compile --all`."""
+        from transformers import logging
+
+        from ckpt_cli.hub_compile import compile_model
+
+        logging.set_verbosity_error()
+        content = json.loads(FILE.read_text())
+        for kind, model_type, _ in MODELS.values():
+            import transformers
+            from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+            compiled = compile_model(getattr(transformers, kind), CONFIG_MAPPING[model_type]())
+            index, ties, parts = content["models"][f"{model_type}/{kind}"]
+            assert {**content["rules"][index], "ties": ties, "parts": parts} == compiled, kind
+
+    def test_cover_many_architectures_and_few_unknown_operations(self) -> None:
+        content = json.loads(FILE.read_text())
+        assert len(content["models"]) > 1400
+        configs = [{"model_type": key.split("/")[0], "architectures": [key.split("/")[1]]} for key in content["models"]]
+        unknown = {config["architectures"][0] for config in configs if (rules := rules_for(config)) and unknown_operations(rules)}
+        assert all(re.match("Ernie4_5_VL|Inkling", name) for name in unknown), unknown
+
+    def test_are_matched_in_the_order_of_transformers(self) -> None:
+        from transformers.core_model_loading import dot_natural_key
+
+        names = ["a.10.w", "a.9.w", "a.b2.w", "a.b10.w", "a.b.w", "a.2", "b", "a"]
+        assert sorted(names, key=natural_key) == sorted(names, key=dot_natural_key)
+
+
+def test_averages_have_hub_names_as_well(tmp_path: Path) -> None:
+    run = trained(build("Qwen3MoeForCausalLM", "qwen3_moe", MODELS["qwen3_moe"][2]), tmp_path)
+    ckpt_cli.average([run, tmp_path / "saved"], tmp_path / "out")
+    assert differences(load(tmp_path / "out"), load_file(tmp_path / "saved" / "model.safetensors")) == []

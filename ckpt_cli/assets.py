@@ -15,9 +15,11 @@ from typing import Any
 
 from ckpt_cli.errors import CorruptFile, NotFound, reading
 from ckpt_cli.files import files_in, read_small
+from ckpt_cli.geometry import Shape
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.model import Note
 from ckpt_cli.safetensors_file import parse_json
+from ckpt_cli.value_models import repaired_class
 
 CONFIG = "config.json"
 HUB_FOLDER = "huggingface"
@@ -120,6 +122,12 @@ def resolve_base(base: str) -> Path:
     )
 
 
+def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
+    """A config.json with other entries."""
+    text = read_small(content) if isinstance(content, Path) else content
+    return (json.dumps({**json.loads(text.decode("utf-8-sig")), **changes}, indent=2, ensure_ascii=False) + "\n").encode()
+
+
 def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
     """config.json with its dtype set to what was written (torch's name); the untouched path if it says so already.
 
@@ -200,12 +208,16 @@ def _last_two(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 
 
-def config_notes(config: Mapping[str, Any], names: Sequence[str], dtypes: set[str]) -> list[Note]:
-    """Where the config contradicts the weights in a way that makes loading go wrong silently."""
+def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes: set[str]) -> list[Note]:
+    """Where the config contradicts the weights (by name) in a way that makes loading go wrong silently, and what was done about it."""
     notes = []
     architectures = config.get("architectures") or []
-    value_heads = [name for name in names if name.split(".")[0] in ("score", "v_head")]
-    if value_heads and any(isinstance(a, str) and a.endswith(("ForCausalLM", "ForConditionalGeneration")) for a in architectures):
+    value_heads = [name for name in shapes if name.split(".")[0] in ("score", "v_head")]
+    repaired = repaired_class(config, shapes)
+    if repaired:
+        text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: it says {repaired['architectures'][0]} now"
+        notes.append(Note("info", "class-repaired", text))
+    elif value_heads and any(isinstance(a, str) and a.endswith(("ForCausalLM", "ForConditionalGeneration")) for a in architectures):
         text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: load them with the class that trained them"
         notes.append(Note("warning", "value-head", text))
     wanted = config.get("dtype", config.get("torch_dtype"))

@@ -276,7 +276,8 @@ def _job(
     )
     notes += [note for source in sources for note in source.selection.notes]
     notes += [*agreed.notes, *_config_notes(sources)]
-    notes += config_notes(assets.config, list(agreed.tensors), {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
+    shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
+    notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)))
 
 

@@ -94,6 +94,11 @@ def rules_for(config: Config) -> HubRules | None:
     return None if compiled is None else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled)
 
 
+def knows(model_type: object, name: str) -> bool:
+    """Whether transformers has a class of this name for a model type, as far as the shipped file tells."""
+    return f"{model_type}/{name}" in _shipped()["models"]
+
+
 def _same_parts(parts: Mapping[str, str], config: Config) -> bool:
     """Whether the parts of a composed model are of the types for which the rules were made."""
     inner = {name: config.get(name) for name in parts}

@@ -282,7 +282,7 @@ def _part(
     if weights_name == style.loaded:
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
-    notes += config_notes(config, list(selection.tensors), stored)
+    notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
     return Part(component, selection, made, tuple(notes))
 
 

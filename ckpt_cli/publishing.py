@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli import plan
-from ckpt_cli.assets import CONFIG, Assets, config_with_dtype
+from ckpt_cli.assets import CONFIG, Assets, config_with, config_with_dtype
 from ckpt_cli.errors import CastOverflow, OutputExists, UsageError
 from ckpt_cli.execute import Written, default_jobs, execute
 from ckpt_cli.files import Source
@@ -21,6 +21,7 @@ from ckpt_cli.placing import check_space, check_target, make_parents, remove_emp
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import FileInfo
 from ckpt_cli.staging import Staging
+from ckpt_cli.value_models import repaired_class
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
 RESIDENT = 60 << 20
@@ -64,7 +65,7 @@ def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: in
 
 
 def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
-    """The assets of a model, with a config.json that names the dtype which most weights have."""
+    """The assets of a model, with a config.json that names the dtype which most weights have, and the class of a critic."""
     side: dict[str, bytes | Path] = dict(assets.files)
     elements: Counter[str] = Counter()
     for output in whole.tensors:
@@ -72,6 +73,9 @@ def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
             elements[output.dtype.torch] += output.tensor.numel
     if CONFIG in assets.files and elements:
         side[CONFIG] = config_with_dtype(assets.files[CONFIG], elements.most_common(1)[0][0])
+        repaired = repaired_class(assets.config, {output.name: output.tensor.shape for output in whole.tensors})
+        if repaired:
+            side[CONFIG] = config_with(side[CONFIG], repaired)
     return side
 
 

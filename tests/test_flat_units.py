@@ -156,15 +156,15 @@ class TestWhatTorchWraps:
 # -- any model -------------------------------------------------------------------------------------------------------
 
 
-def grown(source: random.Random, sizes: Sequence[int], prefix: str = "", depth: int = 0) -> Model:
-    """A random tree of modules, with parameters at every level."""
+def grown(source: random.Random, sizes: Sequence[int], prefix: str = "", depth: int = 0, mark: str = "m") -> Model:
+    """A random tree of modules, with parameters at every level; without a ``mark`` modules have numbers as in a ModuleList."""
     own = [f"{prefix}p{i}" for i in range(source.choice((0, 0, 1, 2) if depth < 2 else (1, 2)))]
     names, elements, modules = list(own), [source.choice(sizes) for _ in own], []
     for i in range(source.choice((0, 1, 2, 3)) if depth < 3 else 0):
-        inner = grown(source, sizes, f"{prefix}m{i}.", depth + 1)
+        inner = grown(source, sizes, f"{prefix}{mark}{i}.", depth + 1, mark)
         names += inner.names
         elements += inner.sizes
-        modules += [f"{prefix}m{i}", *inner.modules]
+        modules += [f"{prefix}{mark}{i}", *inner.modules]
     return Model(tuple(names), tuple(elements), tuple(modules))
 
 
@@ -172,6 +172,16 @@ def some(source: random.Random, modules: Sequence[str], nested: bool) -> list[st
     """Modules to wrap, each with something inside; ``nested``: also inside of each other."""
     chosen = [module for module in modules if source.random() < 0.4]
     return chosen if nested else [m for m in chosen if not any(m.startswith(f"{other}.") for other in chosen)]
+
+
+def of_some_classes(source: random.Random, model: Model) -> list[str]:
+    """Modules to wrap by their class: those that have the same parameters are of one class."""
+    classes: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for module in model.modules:
+        held = [(n.removeprefix(module), size) for n, size in zip(model.names, model.sizes, strict=True) if n.startswith(f"{module}.")]
+        classes.setdefault(tuple(held), []).append(module)
+    chosen = {module for members in classes.values() if source.random() < 0.4 for module in members}
+    return [module for module in model.modules if module in chosen]
 
 
 SIZES = {"tiny": (1, 2, 3), "a few": (1, 5, 7, 12, 30), "many": tuple(range(1, 400))}
@@ -197,6 +207,18 @@ class TestAnyModel:
 
     def test_wrapped_inside_of_wrapped_modules_is_never_divided_wrongly(self, sizes: str) -> None:
         assert self.outcomes(sizes, nested=True)["wrong"] == 0
+
+    def test_wrapped_by_class_in_numbered_lists_is_never_divided_wrongly(self, sizes: str) -> None:
+        source = random.Random(f"{sizes} classes")
+        found_right = 0
+        for _ in range(2_000):
+            model = grown(source, SIZES[sizes], mark="")
+            units = model.units(of_some_classes(source, model))
+            if units:
+                found = model.found(units, source.randint(1, 8))
+                assert found in (None, units)
+                found_right += found == units
+        assert found_right > 500
 
     def test_is_divided_where_only_one_way_of_wrapping_fits(self, sizes: str) -> None:
         """All ways to wrap a small model are tried, units inside of units as well."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping
 
@@ -16,6 +17,9 @@ from ckpt_cli.geometry import Shape
 from ckpt_cli.parameter_order import name_parameters
 
 Known = Mapping[int, Shape]
+
+SLOW = 5.0
+"""Seconds after which a search has taken too long."""
 
 SHAPES: tuple[Shape, ...] = ((2,), (3,), (2, 2), ())
 
@@ -75,6 +79,43 @@ class TestOneGroup:
         assert name_parameters({"a": (2,)}, [[]], {}) == {}
 
 
+class TestSeveralGroups:
+    """Each group is in the order of the model: all ways to deal the parameters out to groups are tried."""
+
+    def ways(self, shapes: Mapping[str, Shape], groups: list[list[int]], known: Known) -> list[dict[int, str]]:
+        found = []
+        for owners in itertools.product([None, *range(len(groups))], repeat=len(shapes)):
+            held = [[name for name, owner in zip(shapes, owners, strict=True) if owner == group] for group in range(len(groups))]
+            if all(len(names) == len(numbers) for names, numbers in zip(held, groups, strict=True)):
+                way = {n: name for names, numbers in zip(held, groups, strict=True) for n, name in zip(numbers, names, strict=True)}
+                if all(known.get(number) in (None, shapes[name]) for number, name in way.items()):
+                    found.append(way)
+        return found
+
+    @pytest.mark.parametrize("groups", [2, 3])
+    def test_are_never_named_in_one_way_of_several(self, groups: int) -> None:
+        source = random.Random(groups)
+        counted: Counter[str] = Counter()
+        for _ in range(400):
+            shapes = {f"w{i}": source.choice(SHAPES[: source.randint(1, 4)]) for i in range(source.randint(2, 6))}
+            owners = [source.choice([None, *range(groups), *range(groups), *range(groups)]) for _ in shapes]
+            held = [[name for name, owner in zip(shapes, owners, strict=True) if owner == group] for group in range(groups)]
+            if not all(held):
+                continue
+            numbers = iter(range(len(shapes)))
+            truth = {next(numbers): name for names in held for name in names}
+            numbered = [[number for number, name in truth.items() if name in names] for names in held]
+            known = {number: shapes[name] for number, name in truth.items() if source.random() < 0.9}
+            ways = self.ways(shapes, numbered, known)
+            assert truth in ways
+            found = name_parameters(shapes, numbered, known)
+            assert found in (None, truth)
+            if found is not None:
+                assert len(ways) == 1
+            counted["none" if found is None else "named"] += 1
+        assert min(counted.values()) > 10
+
+
 WORDS = ("weight", "bias", "norm.weight")
 
 
@@ -107,6 +148,20 @@ class TestTwoGroups:
                 counted["none" if found is None else "right" if found == truth else "wrong"] += 1
         assert counted["wrong"] == 0
         assert counted["right"] > 500
+
+
+def test_the_groups_of_a_large_model_are_named_quickly() -> None:
+    """Eighty layers with biases, and a buffer that no optimizer has."""
+    layer: dict[str, Shape] = {"q.weight": (8, 8), "q.bias": (8,), "k.weight": (4, 8), "k.bias": (4,), "o.weight": (8, 8)}
+    layer |= {"gate.weight": (12, 8), "up.weight": (12, 8), "down.weight": (8, 12), "norm.weight": (8,), "post_norm.weight": (8,)}
+    parameters = {"embed.weight": (50, 8)} | {f"layers.{i}.{name}": shape for i in range(80) for name, shape in layer.items()}
+    decay = [name for name, shape in parameters.items() if len(shape) == 2]
+    truth = dict(enumerate([*decay, *(name for name in parameters if name not in decay)]))
+    groups = [list(range(len(decay))), list(range(len(decay), len(truth)))]
+    start = time.perf_counter()
+    found = name_parameters({**parameters, "inv_freq": (3,)}, groups, {number: parameters[name] for number, name in truth.items()})
+    assert time.perf_counter() - start < SLOW
+    assert found == truth
 
 
 class TestTwoGroupsThatCannotBeTold:

@@ -15,7 +15,7 @@ from ckpt_cli.errors import Undecidable
 from ckpt_cli.geometry import Box, Shape, contiguous_strides, whole
 from ckpt_cli.kernels import read_tile, tiles
 from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.views import permuted, reshaped, unfolded
+from ckpt_cli.views import concatenated, interleaved, merged, permuted, reshaped, selected, sliced, stacked, unfolded
 from tests.test_kernels import Memory, slices, tilings
 
 check = settings(deadline=None, derandomize=True, max_examples=100)
@@ -206,3 +206,68 @@ def test_a_scalar_can_be_viewed() -> None:
     scalar = Tensor("w", I16, (), (Piece(Memory(b"\7\0"), 0, contiguous_strides(()), whole(())),))  # type: ignore[arg-type]
     assert read(permuted(scalar, ()), 8).item() == 7
     assert read(reshaped(scalar, (1, 1)), 8).tolist() == [[7]]
+
+
+@check
+@given(sharded(), budgets, st.data())
+def test_a_slice_is_what_indexing_gives(pair: tuple[torch.Tensor, Tensor], budget: int, data: st.DataObject) -> None:
+    content, tensor = pair
+    axis = data.draw(st.integers(0, content.dim() - 1))
+    start = data.draw(st.integers(0, content.shape[axis]))
+    stop = data.draw(st.integers(start, content.shape[axis]))
+    step = data.draw(st.integers(1, 3))
+    view = sliced(tensor, axis, start, stop, step)
+    place = tuple(slice(start, stop, step) if dim == axis else slice(None) for dim in range(content.dim()))
+    assert torch.equal(read(view, budget), content[place])
+    assert {piece.box for piece in view.copies} == {piece.box for piece in view.pieces}
+    assert view.alias_of is None
+
+
+@check
+@given(sharded(), budgets, st.data())
+def test_one_element_of_a_dimension_is_what_select_gives(pair: tuple[torch.Tensor, Tensor], budget: int, data: st.DataObject) -> None:
+    content, tensor = pair
+    axis = data.draw(st.integers(0, content.dim() - 1))
+    index = data.draw(st.integers(0, content.shape[axis] - 1))
+    assert torch.equal(read(selected(tensor, axis, index), budget), content.select(axis, index))
+
+
+@check
+@given(sharded(), budgets, st.data())
+def test_parts_put_together_again_are_the_whole(pair: tuple[torch.Tensor, Tensor], budget: int, data: st.DataObject) -> None:
+    content, tensor = pair
+    axis = data.draw(st.integers(0, content.dim() - 1))
+    cut = data.draw(st.integers(0, content.shape[axis]))
+    parts = [sliced(tensor, axis, 0, cut), sliced(tensor, axis, cut, content.shape[axis])]
+    whole_again = concatenated(parts, axis)
+    assert torch.equal(read(whole_again, budget), content)
+    first, second = content.narrow(axis, 0, cut), content.narrow(axis, cut, content.shape[axis] - cut)
+    assert torch.equal(read(concatenated(parts[::-1], axis), budget), torch.cat([second, first], axis))
+    rows = [selected(tensor, axis, index) for index in range(content.shape[axis])]
+    assert torch.equal(read(stacked(rows, axis), budget), content)
+    assert torch.equal(read(stacked([tensor, tensor], axis), budget), torch.stack([content, content], axis))
+
+
+@check
+@given(sharded(3), budgets, st.data())
+def test_two_dimensions_as_one_are_what_flatten_gives(pair: tuple[torch.Tensor, Tensor], budget: int, data: st.DataObject) -> None:
+    content, tensor = pair
+    assume(content.dim() >= 2)
+    axis = data.draw(st.integers(0, content.dim() - 2))
+    view = merged(tensor, axis)
+    assert torch.equal(read(view, budget), content.flatten(axis, axis + 1))
+    assert len(view.copies) == len(view.pieces)
+
+
+@check
+@given(sharded(3), budgets, st.data())
+def test_interleaving_is_undone_by_its_inverse(pair: tuple[torch.Tensor, Tensor], budget: int, data: st.DataObject) -> None:
+    content, tensor = pair
+    axis = data.draw(st.integers(0, content.dim() - 1))
+    length = content.shape[axis]
+    assume(length % 2 == 0)
+    halves = content.unflatten(axis, (length // 2, 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+    assert torch.equal(read(interleaved(tensor, axis), budget), halves)
+    pairs = content.unflatten(axis, (2, length // 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+    assert torch.equal(read(interleaved(tensor, axis, inverse=True), budget), pairs)
+    assert torch.equal(read(interleaved(interleaved(tensor, axis), axis, inverse=True), budget), content)

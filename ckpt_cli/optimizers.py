@@ -208,6 +208,16 @@ def _candidates(model: OpenedComponent) -> list[dict[str, Tensor]]:
     return listed
 
 
+def _flat_candidates(model: OpenedComponent) -> dict[str, Tensor]:
+    """What flat parameters are made of: exactly one list, since what fits another one proves nothing.
+
+    Sharded tensors where there are any (the others are buffers), without a tied output head, which FSDP1 holds once.
+    """
+    first, *_ = _candidates(model)
+    pair = tied_pair(list(first)) if ties_embeddings(model.assets.config) else None
+    return {name: tensor for name, tensor in first.items() if pair is None or name != pair[0]}
+
+
 def _check_order(component: Component) -> None:
     """Raise Undecidable for formats that do not keep the order of the model."""
     if component.format in ("safetensors", "hub-shards"):
@@ -277,8 +287,15 @@ def _of_recorded(
     known = stripped_names(model.component.tensors)
     shapes = {clean_name: model.component.tensors[name].shape for name, clean_name in known.items()}
     slots = _by_name([_renamed(entries, names) for entries in ranks], listed, options)
+    unknown = sorted(name for name in clean.values() if name not in shapes)
+    if unknown:
+        raise Inconsistent(
+            f"the optimizer names parameters that the model has not: {few(unknown)}",
+            path=ranks[0].path,
+            hint="the optimizer is of another model",
+        )
     for (name, slot), tensor in slots.items():
-        if tensor.shape and shapes.get(clean[name], tensor.shape) != tensor.shape:
+        if tensor.shape and shapes[clean[name]] != tensor.shape:
             raise Inconsistent(
                 f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
                 tensor=f"state.{clean[name]}.{slot}",
@@ -324,15 +341,10 @@ def _of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: Opened
         )
     numbers = [int(parameter) for group in ranks[0].groups for parameter in group["params"]]
     lengths = _lengths(ranks, numbers)
-    units = chosen = None
-    for candidates in _candidates(model):
-        sizes = [tensor.numel for tensor in candidates.values()]
-        units = find_units(list(candidates), sizes, lengths, parts) if lengths else None
-        if units is not None:
-            chosen = list(candidates.values())
-            names = list(candidates)
-            break
-    if units is None or chosen is None:
+    held_there = _flat_candidates(model)
+    names, chosen = list(held_there), list(held_there.values())
+    units = find_units(names, [tensor.numel for tensor in chosen], lengths, parts) if lengths else None
+    if units is None:
         raise Undecidable(
             f"{len(numbers)} flat parameters of FSDP1 cannot be divided into parameters: no unit sizes, or several, fit",
             path=ranks[0].path,

@@ -422,6 +422,28 @@ class TestOptimizers:
         optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2)])
         place.write(stepped(optimizer).state_dict()).refused(Undecidable, "numbers 2 parameters")
 
+    def test_that_recorded_the_names_are_named_by_them(self, place: Place) -> None:
+        """`AdamW(model.named_parameters())`: of three like layers one is frozen, and the file says which."""
+        place.weights({f"layers.{i}": torch.ones(2, 2) for i in range(3)})
+        recorded = [(f"layers.{i}", torch.nn.Parameter(torch.full((2, 2), float(i)))) for i in (0, 2)]
+        content = place.write(stepped(torch.optim.AdamW(recorded)).state_dict()).extracted()
+        assert content["param_groups"][0]["params"] == ["layers.0", "layers.2"]
+        assert content["state"].keys() == {"layers.0", "layers.2"}
+
+    @pytest.mark.parametrize("names", [["embed", "norm"], ["embed", "w", "norm"], ["w", "w", "w"], [1, 2, 3], "abc"], ids=repr)
+    def test_that_recorded_other_names_are_named_by_what_is_proved_or_refused(self, names: object, place: Place) -> None:
+        optimizer = stepped(torch.optim.AdamW(parameters())).state_dict()
+        optimizer["param_groups"][0]["param_names"] = names
+        place.write(optimizer)
+        try:
+            content = place.extracted()
+        except CkptError as error:
+            assert error.exit_code in (3, 4)  # noqa: PT017
+        else:
+            assert {name: slots["exp_avg"].shape for name, slots in content["state"].items()} == {
+                name: weight.shape for name, weight in WEIGHTS.items()
+            }
+
     def test_with_tensors_of_other_shapes_are_refused(self, place: Place) -> None:
         """Adafactor keeps rows and columns, 8-bit optimizers keep tables: which parameter they belong to is not proved."""
         for slots in ({"row": torch.ones(4), "column": torch.ones(3)}, {"state1": torch.ones(4, 3), "qmap": torch.ones(256)}):

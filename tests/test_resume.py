@@ -37,6 +37,7 @@ from torch.nn import functional
 
 import ckpt_cli
 from ckpt_cli.errors import Undecidable
+from tests.cli import ROOT
 from tests.tensors import Tensors, differences, load
 
 pytestmark = pytest.mark.slow
@@ -57,8 +58,9 @@ TOLD = {
 """Other trainings and how their parameters are told. "replicas" is hybrid sharding (that of FSDP1 torch cannot gather itself); those
 called every are of FSDP1, "every linear" wraps the linear layers inside of wrapped blocks."""
 
-NOT_TOLD = ("frozen", "every parameter")
-"""One of three like blocks is frozen; FSDP1 with `use_orig_params`, where ranks hold flat parts of any size of each parameter."""
+NOT_TOLD = ("frozen", "every parameter", "twins")
+"""One of three like blocks is frozen; FSDP1 with `use_orig_params`, where ranks hold flat parts of any size of each parameter; one of two
+like modules is wrapped, and only by taking a buffer for a parameter the sizes would fit one way, which is the wrong one."""
 
 PARTS = ("optimizer", "scheduler", "random")
 """What is restored besides the weights."""
@@ -193,8 +195,9 @@ def write_runs(rank: int, folder: Path) -> None:
     with process_group(rank, folder, "train") as mesh:
         for write in (write_verl, write_dcp, write_flat, write_easyr1):
             write(rank, folder, mesh)
-        for name in (*TOLD, *NOT_TOLD):
+        for name in (*TOLD, *NOT_TOLD[:-1]):
             write_variant(name, rank, folder, mesh)
+        write_twins(rank, folder, mesh)
 
 
 def write_verl(rank: int, folder: Path, mesh: DeviceMesh) -> None:
@@ -278,6 +281,30 @@ def write_variant(name: str, rank: int, folder: Path, mesh: DeviceMesh) -> None:
         save_like_verl(folder / name / "global_step_4" / "actor", rank, model.state_dict(), optimizer.state_dict(), scheduler)
     oracle = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
     record_on_first(rank, folder / f"{name}.pt", oracle)
+
+
+class Twins(torch.nn.Module):
+    """Two modules with a weight each, one of which counts, and a parameter of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.first, self.second = torch.nn.Linear(2, 4, bias=False), torch.nn.Linear(2, 4, bias=False)
+        self.first.register_buffer("count", torch.tensor(0.0))
+
+
+def write_twins(rank: int, folder: Path, mesh: DeviceMesh) -> None:
+    """FSDP1 with one of two like modules wrapped, after a step with gradients that tell all elements apart."""
+    twins = Twins()
+    cpu = torch.device("cpu")
+    twins.first = FullyShardedDataParallel(twins.first, device_id=cpu)  # type: ignore[assignment]
+    model = FullyShardedDataParallel(twins, device_id=cpu)
+    optimizer = adamw(model)
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.arange(1.0, parameter.numel() + 1) + 10 * number + 100 * rank
+    optimizer.step()
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        save_like_verl(folder / "twins" / "global_step_4" / "actor", rank, model.state_dict(), optimizer.state_dict(), schedule(optimizer))
 
 
 def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> Optimizer:
@@ -431,6 +458,28 @@ class TestOneProcess:
         after = whole(dict(model.named_parameters()))
         assert all(not torch.equal(after[name], before[name]) for name in after)
         assert differences(after, record["after_one"]) == []
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+class TestTheLinesOfTheDocumentation:
+    """docs/state.md says how an optimizer is loaded: as they are, these lines give every parameter its own state."""
+
+    @pytest.mark.parametrize("run", ["verl", "dcp", "two groups", "flat", "easyr1", "every linear"])
+    def test_load_the_state_into_an_optimizer_over_the_whole_model(
+        self, folder: Path, state_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, run: str
+    ) -> None:
+        text = (ROOT / "docs" / "state.md").read_text()
+        (lines,) = (block.partition("```")[0] for block in text.split("```python\n")[1:] if "optimizer.json" in block)
+        (folder / f"docs-{run}").mkdir(exist_ok=True)
+        (folder / f"docs-{run}" / "state").symlink_to(state_of(run))
+        monkeypatch.chdir(folder / f"docs-{run}")
+        model = Toy(0)
+        optimizer = optimizer_of(run, list(model.parameters()))
+        exec(lines, {"model": model, "optimizer": optimizer})
+        wanted = by_name(state_of(run))
+        for name, parameter in model.named_parameters():
+            assert torch.equal(optimizer.state[parameter]["exp_avg"], wanted["state"][name]["exp_avg"]), name
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [group["weight_decay"] for group in wanted["param_groups"]]
 
 
 RUNS = {"dcp": "DCP, by name", "flat": "FSDP1 flat parameters", "easyr1": "by name", **TOLD}

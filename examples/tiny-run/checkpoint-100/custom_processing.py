@@ -1,1 +1,1 @@
-raise SystemExit('code in a checkpoint must never run')
+raise SystemExit("code in a checkpoint must never run")

@@ -11,9 +11,7 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -164,6 +162,9 @@ def _compiled(config: Config, version: str) -> dict[str, Any] | None:
 
 
 def _run_child(text: str) -> dict[str, Any] | None:
+    import subprocess
+    import tempfile
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(text)
@@ -179,6 +180,8 @@ def _run_child(text: str) -> dict[str, Any] | None:
 
 def _keep(path: Path, content: Mapping[str, Any] | None) -> None:
     """Write a cache file whole or not at all, also about a config without rules; a cache that cannot be written is none."""
+    import tempfile
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:

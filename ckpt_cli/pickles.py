@@ -372,7 +372,10 @@ class _Machine:
         elif isinstance(key, int):
             if abs(key) >= MAX_KEY:
                 raise _Malformed("a dict key is too large")
-        elif key is not None and not isinstance(key, (str, bytes, float, Call, Global, Persistent)):
+        elif isinstance(key, float):
+            if key != key:
+                raise _Malformed("a dict key is NaN")
+        elif key is not None and not isinstance(key, (str, bytes, Call, Global, Persistent)):
             raise _Malformed(f"a dict key is a {type(key).__name__}")
 
     def op_empty_set(self) -> None:

@@ -232,7 +232,7 @@ def _job(
     name = components[-1].name
     notes: list[Note] = []
     _check_components(components, method, notes)
-    roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots)]
+    roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
     check_target(target, [*(o.found.path for o in snapshots.opened), *roots, *([base] if base else [])], overwrite=options.overwrite)
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), components[-1].assets)
     labels = _labels(snapshots, components)
@@ -274,6 +274,8 @@ def _job(
         dropped={**sources[-1].selection.dropped, **agreed.dropped},
         combinations=agreed.combinations,
     )
+    read = [Path(source.path) for source in made.sources]
+    check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     notes += [note for source in sources for note in source.selection.notes]
     notes += [*agreed.notes, *_config_notes(sources)]
     shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}

@@ -162,6 +162,7 @@ def _known(steps: Sequence[int] | None, what: str) -> Sequence[int]:
 MAX_SIGMA = 0.28
 """The relative width of a uniform average from the beginning is 1 / sqrt(12): no power function is wider."""
 
+MIN_SIGMA = 0.001
 MAX_CONDITION = 1e12
 
 
@@ -181,8 +182,8 @@ def posthoc_ema(steps: Sequence[int], source_sigma_rel: float, sigma_rel: float)
     import numpy
 
     for width in (source_sigma_rel, sigma_rel):
-        if not 0 < width < MAX_SIGMA:
-            raise UsageError(f"a relative width of {width} is out of range", expected=f"between 0 and {MAX_SIGMA}")
+        if not MIN_SIGMA <= width < MAX_SIGMA:
+            raise UsageError(f"a relative width of {width} is out of range", expected=f"between {MIN_SIGMA} and {MAX_SIGMA}")
     times = numpy.array([*steps, steps[-1]], float)
     if times[0] <= 0:
         raise UsageError("power-function averages begin after step 0", hint="leave out the checkpoint of step 0")

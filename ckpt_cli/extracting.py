@@ -79,6 +79,8 @@ def extract_state(
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if os.path.isfile(found.path) else [found.path, place.home, *roots]
         check_target(target, sources, overwrite=chosen.overwrite)
+        read = [*state.sources, *state.copies.values()]
+        check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
         if optimizer is not None:
             state.lost += optimizer.lost
         framework = framework_of(replace(found, places=(place, *found.places)), None)

@@ -28,7 +28,7 @@ def find_units(names: Sequence[str], sizes: Sequence[int], lengths: Sequence[int
         for rooted in (True, False):
             search = _Search(_modules(names), alike, sizes, lengths[1:] if rooted else lengths, parts)
             found += [units for units in search.divisions(lengths[0] if rooted else None) if units not in found]
-    except _TooMany:
+    except (_TooMany, RecursionError):
         return None
     return found[0] if len(found) == 1 else None
 

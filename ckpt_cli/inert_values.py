@@ -33,6 +33,9 @@ MAX_NODES = 2_000_000
 MAX_LETTERS, UNFOLDING = 1 << 20, 16
 """Text that a file may unfold to: a text can be referred to as often as the file has bytes."""
 
+MAX_IN_JSON = 1 << 16
+"""Elements of a tensor that are written out in JSON."""
+
 NUMPY_CODES = {
     "f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8",
     "u8": "U64", "u4": "U32", "u2": "U16", "u1": "U8", "b1": "BOOL",
@@ -125,13 +128,15 @@ class ValueReader:
         if node.is_("torch", "Size") and len(node.args) == 1:
             return self._value(tuple(node.args[0]) if isinstance(node.args[0], list) else node.args[0], depth + 1)
         if node.is_("torch", "device") and node.args:
-            return ":".join(str(part) for part in node.args)
+            return ":".join(map(str, node.args)) if _are_plain(node.args) else Unrepresented("a device")
         if node.is_("collections", "Counter", "deque") or any(node.is_(module, "set", "frozenset") for module in BUILTINS):
             content: Any = next((held for held in (node.pairs, node.items, *node.args[:1]) if held is not None), [])
             return self._value(list(content) if isinstance(content, (tuple, list)) else content, depth + 1)
         if any(node.is_(module, "bytes", "bytearray") for module in BUILTINS) and not node.args:
             return b""
         if any(node.is_(module, *PATHS) for module in ("pathlib", "pathlib._local")):
+            if not _are_plain(node.args):
+                return Unrepresented("a path")
             kind = PureWindowsPath if "Windows" in str(node.target) else PurePosixPath
             return str(kind(*(str(part) for part in node.args)))
         return Unrepresented(f"object({node.target})" if isinstance(node.target, Global) else "object")
@@ -143,6 +148,8 @@ class ValueReader:
             return Unrepresented(error.message)
         if stored is None:
             return None
+        if not stored.dtype.storable and stored.dtype.code != "C128":
+            return Unrepresented(f"a tensor of dtype {stored.dtype.torch}")
         nbytes = stored.numel * stored.dtype.itemsize
         if nbytes > self._left:
             return Unrepresented(f"tensors of more than {MAX_BYTES >> 20} MiB")
@@ -207,6 +214,8 @@ def to_json(value: Any) -> Any:
         return {key if isinstance(key, str) else _key_text(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
+    if isinstance(value, TensorValue) and math.prod(value.shape) > MAX_IN_JSON:
+        return {"dtype": value.dtype.torch, "shape": list(value.shape), "values": f"more than {MAX_IN_JSON}, only in the .pt file"}
     if isinstance(value, TensorValue):
         try:
             return _nested([to_json(number) for number in value.numbers()], value.shape)
@@ -230,6 +239,10 @@ def equal(first: Any, second: Any) -> bool:
     return bool(first == second) or (isinstance(first, float) and math.isnan(first) and math.isnan(second))
 
 
+def _are_plain(parts: tuple[Any, ...]) -> bool:
+    return len(parts) <= MAX_DEPTH and all(isinstance(part, (str, int)) for part in parts)
+
+
 def _key_text(key: Any) -> str:
     return key.what if isinstance(key, Unrepresented) else key.hex() if isinstance(key, bytes) else str(key)
 
@@ -237,6 +250,8 @@ def _key_text(key: Any) -> str:
 def _nested(numbers: list[Any], shape: Shape) -> Any:
     if not shape:
         return numbers[0]
+    if 0 in shape and math.prod(n for n in shape if n) > MAX_IN_JSON:
+        return []
     step = math.prod(shape[1:])
     return [_nested(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
 
@@ -279,6 +294,8 @@ def _is_shape(value: Any) -> bool:
 
 def _in_c_order(data: bytes, shape: Shape, itemsize: int) -> bytes:
     """Elements that were stored with the first index fastest."""
+    if not data:
+        return data
     strides = contiguous_strides(shape[::-1])[::-1]
     positions = [0]
     for n, stride in zip(shape, strides, strict=True):

@@ -58,14 +58,15 @@ def open_checkpoint(
     also: tuple[Path, ...] = (),
     shard_order: ShardOrder = "auto",
     ema_from_model: bool = False,
+    located: Target | None = None,
 ) -> Opened:
     """Locate ``path``, choose the newest complete step (or ``step``), describe the components that ``type`` means.
 
     ``also`` are folders that hold more files of the same checkpoint; ``ema_from_model``: a checkpoint without EMA gets a
-    component "ema" that is its model.
+    component "ema" that is its model; ``located`` is what `locate` found at the path, if that was asked before.
     Raises NotFound, NotRecognised, InputError for unreadable files, IncompleteError for a checkpoint that is not whole.
     """
-    target = locate(path, step, also)
+    target = located or locate(path, step, also)
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
     problems: dict[Path, str] = {}
     first_error: CkptError | None = None

@@ -26,7 +26,8 @@ from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.dcp_metadata import metadata_files
 from ckpt_cli.formats.dcp_optimizer import read_dcp_optimizer
-from ckpt_cli.formats.optimizer_state import NamedState, Parameter, RankEntries, holds_optimizer, read_entries
+from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankEntries, holds_optimizer, read_entries
+from ckpt_cli.formats.rank_shards import check_rank_files
 from ckpt_cli.found import Found, Place
 from ckpt_cli.geometry import Box, Shape, check_tiling
 from ckpt_cli.inert_values import equal, unrepresented
@@ -36,7 +37,7 @@ from ckpt_cli.names import few, stripped_names
 from ckpt_cli.opening import OpenedComponent, describe_place
 from ckpt_cli.optimizer_files import DCP_FOLDERS, OptimizerFiles, find_optimizer_files
 from ckpt_cli.parameter_order import name_parameters
-from ckpt_cli.probe import unequal_copies
+from ckpt_cli.probe import same_values, unequal_copies
 from ckpt_cli.torchfile import StoredTensor
 
 Slots = dict[tuple[str, str], Tensor]
@@ -93,7 +94,9 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         config = find_assets((place.home, found.path, *place.more_homes)).config
         slots = _by_name(ranks, listed, ReadOptions(config, shard_order))
         names = {str(name): str(name) for entries in ranks for name in _parameters(entries)}
-        return _optimizer("by name", _named(slots, ranks[0], names), notes)
+        values = {key: value for entries in reversed(ranks) for key, value in entries.values.items()}
+        everything = replace(ranks[0], values=values, groups=_united(ranks))
+        return _optimizer("by name", _named(slots, everything, names), notes)
     model = describe_place(found, place.name, files, None, shard_order)
     if listed.world_size > 1 and _is_flat(ranks):
         _check_order(model.component)
@@ -130,10 +133,16 @@ def _named(slots: Slots, entries: RankEntries, names: Mapping[str, str]) -> Name
 def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: ReadOptions) -> Slots:
     """Whole tensors of every parameter (a number as text) and slot."""
     states = [
-        RankState(entries.rank, entries.path, {f"{parameter}\0{slot}": local for (parameter, slot), local in entries.tensors.items()})
+        RankState(
+            entries.rank,
+            entries.path,
+            {f"{parameter}\0{slot}": local for (parameter, slot), local in entries.tensors.items()},
+            fingerprint=entries.fingerprint,
+        )
         for entries in ranks
     ]
     try:
+        check_rank_files(states, listed.world_size)
         assembled = assemble(states, listed.world_size, listed.missing, options)
     except CkptError as error:
         error.tensor = error.tensor and "state." + error.tensor.replace("\0", ".")
@@ -185,37 +194,71 @@ def _without_names(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_groups(ranks: Sequence[RankEntries]) -> list[Note]:
-    different = [entries.rank for entries in ranks if not equal(list(entries.groups), list(ranks[0].groups))]
+    """Notes about options that differ between ranks. Raises Inconsistent for plain values, or numbers of parameters, that do."""
+    first = ranks[0]
+    for entries in ranks[1:]:
+        for key in entries.values.keys() & first.values.keys():
+            if not equal(entries.values[key], first.values[key]):
+                raise Inconsistent(
+                    f"ranks {first.rank} and {entries.rank} hold different values",
+                    tensor=f"state.{key[0]}.{key[1]}",
+                    path=entries.path,
+                    hint="the files are of different steps or runs",
+                )
+        numbered = any(isinstance(parameter, int) for parameter in _parameters(first))
+        if numbered and [group["params"] for group in entries.groups] != [group["params"] for group in first.groups]:
+            raise Inconsistent(
+                f"the parameter groups of ranks {first.rank} and {entries.rank} list different parameters",
+                path=entries.path,
+                hint="the files are of different runs",
+            )
+    different = [entries.rank for entries in ranks if not _same_options(entries, first)]
     if not different:
         return []
-    text = f"the parameter groups of ranks {few([str(rank) for rank in different])} differ from those of rank {ranks[0].rank}"
+    text = f"the parameter groups of ranks {few([str(rank) for rank in different])} differ from those of rank {first.rank}"
     return [Note("warning", "param-groups-differ", f"{text}, which were taken")]
+
+
+def _same_options(entries: RankEntries, first: RankEntries) -> bool:
+    """Whether groups have equal options; which parameters they list may depend on the rank (pipeline stages)."""
+    own, others = ([{key: value for key, value in group.items() if key != "params"} for group in e.groups] for e in (entries, first))
+    return equal(own, others)
+
+
+def _united(ranks: Sequence[RankEntries]) -> list[Group]:
+    """The groups of all ranks: pipeline stages list parameters of their own."""
+    groups = [{**group, "params": list(group["params"])} for group in ranks[0].groups]
+    for entries in ranks[1:]:
+        if len(entries.groups) != len(groups):
+            raise Inconsistent("the ranks have different numbers of parameter groups", path=entries.path)
+        for group, more in zip(groups, entries.groups, strict=True):
+            group["params"] += [parameter for parameter in more["params"] if parameter not in set(group["params"])]
+    return groups
 
 
 # -- by number -------------------------------------------------------------------------------------------------------
 
 
-def _candidates(model: OpenedComponent) -> list[dict[str, Tensor]]:
-    """What the parameters may be, in the order of the model: all floating tensors, or only those that are sharded."""
+def _candidates(model: OpenedComponent) -> dict[str, Tensor]:
+    """What the parameters may be, in the order of the model: floating tensors, each storage once, a tied output head left out."""
     component = model.component
     clean = stripped_names(component.tensors)
     floats = {clean[name]: t for name, t in component.tensors.items() if t.dtype.kind == "float" and t.alias_of is None}
-    sharded = {name: tensor for name, tensor in floats.items() if tensor.kind in ("sharded", "strided")}
-    listed = [sharded, floats] if sharded else [floats]
     pair = tied_pair(list(floats)) if ties_embeddings(model.assets.config) else None
-    if pair is not None:
-        listed += [{name: tensor for name, tensor in held.items() if name != pair[0]} for held in listed]
-    return listed
+    if pair is not None and same_values(floats[pair[0]], floats[pair[1]]):
+        del floats[pair[0]]
+    return floats
+
+
+def _is_cut(tensor: Tensor) -> bool:
+    return tensor.kind in ("sharded", "strided")
 
 
 def _flat_candidates(model: OpenedComponent) -> dict[str, Tensor]:
-    """What flat parameters are made of: exactly one list, since what fits another one proves nothing.
-
-    Sharded tensors where there are any (the others are buffers), without a tied output head, which FSDP1 holds once.
-    """
-    first, *_ = _candidates(model)
-    pair = tied_pair(list(first)) if ties_embeddings(model.assets.config) else None
-    return {name: tensor for name, tensor in first.items() if pair is None or name != pair[0]}
+    """What flat parameters are made of: sharded tensors where there are any, since the others are buffers."""
+    floats = _candidates(model)
+    cut = {name: tensor for name, tensor in floats.items() if _is_cut(tensor)}
+    return cut or floats
 
 
 def _check_order(component: Component) -> None:
@@ -237,31 +280,46 @@ def _of_numbers(
         return _of_recorded(recorded, ranks, listed, model, options, notes)
     _check_order(model.component)
     groups = [[int(parameter) for parameter in group["params"]] for group in ranks[0].groups]
-    for candidates in _candidates(model):
-        # With one name for each number the names are tried first: they tell whether a tensor is an expert's.
-        if len(groups) == 1 and len(groups[0]) == len(candidates):
-            names: dict[int, str] | None = dict(zip(groups[0], candidates, strict=True))
-            assert names is not None
-            slots = _by_name([_renamed(entries, names) for entries in ranks], listed, options)
-            fits = all(tensor.shape in ((), candidates[name].shape) for (name, _), tensor in slots.items())
-        else:
-            slots = _by_name(ranks, listed, options)
-            known: dict[int, Shape] = {}
-            for (parameter, _), tensor in slots.items():
-                known[int(parameter)] = max(known.get(int(parameter), ()), tensor.shape, key=len)
-            names = name_parameters({name: tensor.shape for name, tensor in candidates.items()}, groups, known)
-            fits = names is not None
-            slots = {(names[int(parameter)], slot): tensor for (parameter, slot), tensor in slots.items()} if names else {}
-        if fits and names is not None:
-            renamed = _renamed(ranks[0], names)
-            own = {name: name for name in names.values()}
-            return _optimizer("by the order of parameters", _named(slots, renamed, own), notes)
+    candidates = _candidates(model)
+    cut = {name: tensor for name, tensor in candidates.items() if _is_cut(tensor)}
+    if len(groups) == 1 and len(groups[0]) == len(cut):
+        candidates = cut
+    if len(groups) == 1 and len(groups[0]) == len(candidates):
+        # With one name for each number the names come first: they tell whether a tensor is an expert's.
+        names: dict[int, str] | None = dict(zip(groups[0], candidates, strict=True))
+        slots = _by_name([_renamed(entries, names or {}) for entries in ranks], listed, options)
+        if not all(_belongs(tensor, candidates[name]) for (name, _), tensor in slots.items()):
+            names = None
+    else:
+        slots = _by_name(ranks, listed, options)
+        names = _named_by_shapes(slots, candidates, groups)
+        slots = {(names[int(parameter)], slot): tensor for (parameter, slot), tensor in slots.items()} if names else {}
+    if names is not None:
+        own = {name: name for name in names.values()}
+        return _optimizer("by the order of parameters", _named(slots, _renamed(ranks[0], names), own), notes)
     raise Undecidable(
         f"the optimizer numbers {sum(map(len, groups))} parameters, and their shapes do not tell which is which",
         path=ranks[0].path,
         expected="the parameters of the model in its order, each of the same shape",
         hint="save the optimizer with names (get_optimizer_state_dict of torch.distributed.checkpoint)",
     )
+
+
+def _belongs(tensor: Tensor, parameter: Tensor) -> bool:
+    """Whether a state can be a parameter's: one number, or of the same shape and as much cut into shards."""
+    return tensor.shape == () or (tensor.shape == parameter.shape and _is_cut(tensor) == _is_cut(parameter))
+
+
+def _named_by_shapes(slots: Slots, candidates: Mapping[str, Tensor], groups: Sequence[Sequence[int]]) -> dict[int, str] | None:
+    """Number -> name by `name_parameters`; None if slots of one parameter have different shapes, which tell nothing then."""
+    known: dict[int, Shape] = {}
+    for (parameter, _), tensor in slots.items():
+        if tensor.shape:
+            # Whether it is cut counts like a dimension.
+            shape = (int(_is_cut(tensor)), *tensor.shape)
+            if known.setdefault(int(parameter), shape) != shape:
+                return None
+    return name_parameters({name: (int(_is_cut(t)), *t.shape) for name, t in candidates.items()}, groups, known)
 
 
 def _recorded_names(entries: RankEntries) -> dict[int, str] | None:
@@ -330,6 +388,12 @@ def _of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: Opened
     if listed.missing:
         text = f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer; other ranks hold replicas of it"
         notes.append(Note("warning", "replicas-only", text))
+    if len(ranks[0].groups) > 1:
+        raise Undecidable(
+            "the flat parameters of FSDP1 are in several groups, and their numbers do not tell which unit comes first",
+            path=ranks[0].path,
+            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+        )
     mesh = model.component.mesh
     parts = mesh.shape[-1] if mesh is not None and len(mesh.shape) == 2 else listed.world_size
     held = {rank % parts for rank in listed.ranks}
@@ -357,7 +421,7 @@ def _of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: Opened
     for number, unit in zip(numbers, units, strict=True):
         start = 0
         members[number] = [names[index] for index in unit]
-        slots_there = {slot for parameter, slot in ranks[0].tensors if parameter == number}
+        slots_there = list(dict.fromkeys(slot for entries in ranks for parameter, slot in entries.tensors if parameter == number))
         for index in unit:
             for slot in slots_there:
                 key = f"state.{names[index]}.{slot}"

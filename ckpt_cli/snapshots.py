@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
@@ -13,6 +13,7 @@ from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.found import Found, Target
 from ckpt_cli.locate import locate
 from ckpt_cli.model import Note
+from ckpt_cli.names import few
 from ckpt_cli.opening import FETCH, Opened, open_checkpoint, short_reason
 
 CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"
@@ -100,13 +101,16 @@ def open_snapshots(
             steps = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
             raise UsageError("which steps of the run should be averaged?", expected=f"some of {steps}", hint=f"pass {CHOICES}")
 
-        def opened(step: int | None, path: Path = path) -> Opened:
-            return open_checkpoint(path, files, type=type, step=step, base=base, also=also, shard_order=shard_order)
+        def open_found(checkpoint: Found, path: Path = path, target: Target = target) -> Opened:
+            only = replace(target, checkpoints=(checkpoint,))
+            return open_checkpoint(
+                path, files, type=type, step=checkpoint.step, base=base, also=also, shard_order=shard_order, located=only
+            )
 
         if choice.says_something and target.run is not None:
-            found += _steps_of(target, choice, opened, notes)
+            found += _of_one_component(_steps_of(target, choice, open_found, notes), notes)
         else:
-            found.append(opened(None))
+            found.append(open_checkpoint(path, files, type=type, base=base, also=also, shard_order=shard_order, located=target))
             notes += [note for note in found[-1].notes if note.code == "step-skipped"]
     if len(found) < 2:
         why = f": {notes[0].text}" if notes else ""
@@ -118,7 +122,18 @@ def open_snapshots(
     return Snapshots(tuple(found), (*notes, *_twice(found)))
 
 
-def _steps_of(target: Target, choice: StepChoice, opened: Callable[[int | None], Opened], notes: list[Note]) -> list[Opened]:
+def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
+    """Without a step whose components are not those of most others: one that is being written may have its EMA only so far."""
+    names = [tuple(component.name for component in opened.components) for opened in found]
+    usual = max(dict.fromkeys(reversed(names)), key=names.count, default=())
+    for opened, own in zip(found, names, strict=True):
+        if own != usual:
+            text = f"{opened.found.path.name} is left out: it has {few(own)} where the others have {few(usual)}"
+            notes.append(Note("warning", "step-skipped", text))
+    return [opened for opened, own in zip(found, names, strict=True) if own == usual]
+
+
+def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], Opened], notes: list[Note]) -> list[Opened]:
     candidates = choice.among(target.checkpoints)
     lacking = set(choice.steps) - {candidate.step for candidate in candidates}
     if lacking:
@@ -133,7 +148,7 @@ def _steps_of(target: Target, choice: StepChoice, opened: Callable[[int | None],
         if choice.last is not None and len(whole) == choice.last:
             break
         try:
-            whole.append(opened(candidate.step))
+            whole.append(open_found(candidate))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if choice.steps or isinstance(error, Undecidable):
                 if choice.steps:

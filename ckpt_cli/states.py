@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import reading
+from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files import Files, read_small
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.dcp_state import read_dcp_state
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.formats.torch_files import beside_weights
 from ckpt_cli.found import Found, Place
-from ckpt_cli.inert_values import TensorValue, Unrepresented, ValueReader, equal, unrepresented
+from ckpt_cli.inert_values import MAX_DEPTH, TensorValue, Unrepresented, ValueReader, equal, unrepresented
 from ckpt_cli.model import Note
 from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import parse_json
@@ -113,7 +113,7 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
         if inside:
             state.sources.append(place.match.files[0])
         shared = {**inside, **shared}
-    _check_ranks(listed, {*by_rank, *randoms}, state)
+    _check_ranks(listed, {*by_rank, *randoms}, place.match.world_size, state)
     _merge_schedulers(by_rank, shared, state)
     _merge_randoms(by_rank, shared, randoms, state)
     _merge_rest(by_rank, shared, state)
@@ -144,6 +144,8 @@ def _lose(state: TrainingState, name: str, what: str, where: Path) -> None:
 def _add_json(path: Path, state: TrainingState) -> None:
     with reading(path):
         content = parse_json(read_small(path))
+    if _depth(content) > MAX_DEPTH:
+        raise CorruptFile("the file is nested too deeply", path=path, expected="what trainers write")
     if path.name == "trainer_state.json":
         state.training["trainer_state"] = content
     elif isinstance(content, dict) and "train_steps" in content:
@@ -153,8 +155,29 @@ def _add_json(path: Path, state: TrainingState) -> None:
     state.sources.append(path)
 
 
-def _check_ranks(listed: Sequence[StateFile], there: set[int], state: TrainingState) -> None:
-    world = max((file.world_size or (file.rank or 0) + 1 for file in listed if file.rank is not None and file.kind != "copied"), default=0)
+def _depth(content: Any) -> int:
+    """How deeply lists and dicts lie in each other, counted up to one more than is accepted."""
+    level, depth = [content], 0
+    while level and depth <= MAX_DEPTH:
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+            if isinstance(inner, (dict, list))
+        ]
+        depth += 1
+    return depth
+
+
+def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int | None, state: TrainingState) -> None:
+    by_rank = [file for file in listed if file.rank is not None and file.kind != "copied"]
+    said = {file.world_size for file in by_rank if file.world_size is not None}
+    world = max((file.world_size or (file.rank or 0) + 1 for file in by_rank), default=0)
+    if of_weights is not None and by_rank and not said:
+        world = max(world, of_weights)
+    if of_weights is not None and said - {of_weights}:
+        text = f"the state is of {world} ranks, the weights are of {of_weights}: they may be of different saves"
+        state.notes.append(Note("warning", "world-sizes-differ", text))
     state.ranks = world
     missing = tuple(rank for rank in range(world) if rank not in there)
     if missing:

@@ -203,6 +203,11 @@ class WeightedSum:
         total = numpy.where(rest == 0, quotient, quotient + rest)
         tail = rest - (total - quotient)
         doubtful |= (tail != rest) & (numpy.abs(tail) <= numpy.abs(rest) * 2.0**-45)
+        if doubtful.any():
+            at = numpy.flatnonzero(doubtful)
+            exact = _is_product(high[at], low[at], total[at], divisor)
+            tail[at[exact]] = 0.0
+            doubtful[at[exact]] = False
         return total, tail, doubtful
 
     def _lost(self, where: slice) -> Array:
@@ -240,6 +245,8 @@ class WeightedSum:
         close |= below & (numpy.abs(numpy.abs(low) - ulp / 4) <= ulp * 2.0**-20)
         close |= self._lost(where) + TINY >= ulp * abs(self._formula.divisor) * 2.0**-22
         exact = ~self._loose[where] if _significant_bits(self._formula.divisor) == 1 else numpy.zeros(len(high), bool)
+        if self._split:
+            exact |= self._size[where] == 0
         doubtful: Array = close & ~exact
         return doubtful | _is_extreme(self._size[where]) if self._wide else doubtful
 
@@ -285,6 +292,22 @@ def _remainder(dividend: Array, quotient: Array, divisor: float) -> Array:
     error = ((upper * divisor_upper - product) + upper * divisor_lower + lower * divisor_upper) + lower * divisor_lower
     remainder: Array = (dividend - product) - error
     return remainder
+
+
+def _is_product(high: Array, low: Array, quotient: Array, divisor: float) -> Array:
+    """Where a pair is exactly the product of a quotient (near to it) and the divisor."""
+    import numpy
+
+    upper = _upper_half(quotient)
+    lower = quotient - upper
+    divisor_upper = float(_upper_half(numpy.array([divisor]))[0])
+    divisor_lower = divisor - divisor_upper
+    product = quotient * divisor
+    error = ((upper * divisor_upper - product) + upper * divisor_lower + lower * divisor_upper) + lower * divisor_lower
+    total, lacking = error.copy(), numpy.empty_like(error)
+    _two_sum(total, -low, lacking, [numpy.empty_like(error), numpy.empty_like(error)])
+    exact: Array = (total == high - product) & (lacking == 0)
+    return exact
 
 
 def _round_to_odd(high: Array, low: Array) -> None:

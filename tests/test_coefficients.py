@@ -290,7 +290,7 @@ class TestRefusals:
         for wanted, saved in ((width, 0.1), (0.1, width)):
             error = refused("posthoc-ema", sigma_rel=wanted, source_sigma_rel=saved)
             assert error.message == f"a relative width of {width} is out of range"
-            assert error.expected == "between 0 and 0.28"
+            assert error.expected == "between 0.001 and 0.28"
 
     def test_of_power_function_averages_of_step_0(self) -> None:
         error = refused("posthoc-ema", steps=(0, 10, 20), sigma_rel=0.1, source_sigma_rel=0.05)

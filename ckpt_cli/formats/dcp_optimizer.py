@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import NotFound, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, NotFound, Unsupported, reading
 from ckpt_cli.files import Files
 from ckpt_cli.formats.dcp_groups import groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
@@ -68,7 +68,8 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
             add(split[1], split[2], reader.value(thing.stored))
     listed_groups = [groups[index] for index in sorted(groups)] or regrouped(options)
     for group in listed_groups:
-        group.setdefault("params", [])
+        if not isinstance(group.setdefault("params", []), list) or not all(isinstance(name, (str, int)) for name in group["params"]):
+            raise CorruptFile("a parameter group of the optimizer lists no parameters", path=roots[0])
     models = groups_of(catalog)
     names = _renamed([name for name, _ in tensors], set(models[0].tensors) if models else set())
     for group in listed_groups:
@@ -95,8 +96,10 @@ def _split(path: Sequence[str]) -> tuple[tuple[str, ...], str, tuple[str, ...]] 
 
 
 def _parameter(rest: Sequence[str]) -> Key:
-    """Parameter and slot (or option) of what follows "state"."""
-    name, _, last = ".".join(rest).rpartition(".")
+    """Parameter and slot (or option) of what follows "state": parts of the path, or one text in the flattened form."""
+    if len(rest) > 1:
+        return rest[0], ".".join(rest[1:])
+    name, _, last = rest[0].rpartition(".") if rest else ("", "", "")
     return name, last
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.errors import CorruptFile
 from ckpt_cli.files import Files
 from ckpt_cli.formats.dcp_groups import Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_metadata import CatalogTensor, read_catalog
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.geometry import whole
-from ckpt_cli.inert_values import TensorValue, Unrepresented
+from ckpt_cli.inert_values import MAX_DEPTH, TensorValue, Unrepresented
 from ckpt_cli.kernels import read_tile
 
 MAX_BYTES = 64 << 20
@@ -70,6 +71,8 @@ def tensor_value(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unre
 
 
 def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:
+    if len(keys) > MAX_DEPTH:
+        raise CorruptFile("the keys of the metadata are nested too deeply")
     for key in keys[:-1]:
         inner = state.setdefault(key, {})
         if not isinstance(inner, dict):

@@ -47,6 +47,7 @@ class RankEntries:
     tensors: Mapping[tuple[Parameter, str], Local]
     values: Mapping[tuple[Parameter, str], Any]
     groups: Sequence[Group]
+    fingerprint: object = None
 
 
 def holds_optimizer(path: Path, files: Files) -> bool:
@@ -81,7 +82,7 @@ def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
                 tensors[parameter, slot] = local
             else:
                 plain[parameter, slot] = values.read(node)
-        return RankEntries(rank, path, tensors, plain, groups)
+        return RankEntries(rank, path, tensors, plain, groups, file.fingerprint)
 
 
 def _check_parameters(state: Mapping[tuple[Parameter, str], Any], groups: Sequence[Group]) -> None:

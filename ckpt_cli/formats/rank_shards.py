@@ -76,7 +76,7 @@ class RankShards:
         if world_size is None:
             world_size = max(max(match.ranks) + 1, *map(_announced_size, states))
         missing = tuple(rank for rank in range(world_size) if rank not in match.ranks)
-        self._check_meshes(states, world_size)
+        check_rank_files(states, world_size)
         try:
             assembled = assemble(states, world_size, missing, options)
         except MissingShard as error:
@@ -109,34 +109,39 @@ class RankShards:
             held, leaves = read_state(entries, LocalReader(file, rank), path)
         return RankState(rank, path, held, leaves, file.fingerprint)
 
-    def _check_meshes(self, states: list[RankState], world_size: int) -> None:
-        """The meshes must fit the world size that the file names announce."""
-        for state in states:
-            mesh = _largest_mesh(state)
-            if mesh is not None and mesh.size > world_size:
-                raise MixedWorldSizes(
-                    f"the file of rank {state.rank} was written by {mesh.size} ranks, not {world_size}",
-                    path=state.path,
-                    expected=f"a mesh of at most {world_size} ranks",
-                    hint="files of two runs were mixed, or some ranks are missing; look for the other files",
-                )
-        self._check_ranks(states)
 
-    def _check_ranks(self, states: list[RankState]) -> None:
-        """The coordinate that each file records must be that of the rank in its name.
+def check_rank_files(states: list[RankState], world_size: int) -> None:
+    """The meshes must fit the world size, and the coordinates in the files the ranks in their names.
 
-        Files that torch's fake process group wrote all record rank 0; these identify nothing, unless they are copies.
-        """
-        claims = {state.rank: claimed for state in states for claimed in [_claimed_rank(state)] if claimed is not None}
-        if len(claims) > 1 and len(set(claims.values())) == 1 and not _copied(states):
-            return
-        for state in states:
-            if claims.get(state.rank, state.rank) != state.rank:
-                raise Inconsistent(
-                    f"the file's name says rank {state.rank}, its content says rank {claims[state.rank]}",
-                    path=state.path,
-                    hint="the file was renamed or copied over another one; get it again from the node that wrote it",
-                )
+    Raises MixedWorldSizes, or Inconsistent for files that were renamed or copied over each other.
+    """
+    for state in states:
+        mesh = _largest_mesh(state)
+        if mesh is not None and mesh.size > world_size:
+            raise MixedWorldSizes(
+                f"the file of rank {state.rank} was written by {mesh.size} ranks, not {world_size}",
+                path=state.path,
+                expected=f"a mesh of at most {world_size} ranks",
+                hint="files of two runs were mixed, or some ranks are missing; look for the other files",
+            )
+    _check_ranks(states)
+
+
+def _check_ranks(states: list[RankState]) -> None:
+    """The coordinate that each file records must be that of the rank in its name.
+
+    Files that torch's fake process group wrote all record rank 0; these identify nothing, unless they are copies.
+    """
+    claims = {state.rank: claimed for state in states for claimed in [_claimed_rank(state)] if claimed is not None}
+    if len(claims) > 1 and len(set(claims.values())) == 1 and not _copied(states):
+        return
+    for state in states:
+        if claims.get(state.rank, state.rank) != state.rank:
+            raise Inconsistent(
+                f"the file's name says rank {state.rank}, its content says rank {claims[state.rank]}",
+                path=state.path,
+                hint="the file was renamed or copied over another one; get it again from the node that wrote it",
+            )
 
 
 def _pattern(name: str) -> NamePattern | None:

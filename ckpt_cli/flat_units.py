@@ -33,6 +33,27 @@ def find_units(names: Sequence[str], sizes: Sequence[int], lengths: Sequence[int
     return found[0] if len(found) == 1 else None
 
 
+def unproved(
+    names: Sequence[str], sizes: Sequence[int], units: Sequence[Sequence[int]], lengths: Sequence[int], parts: int, buffers: bool
+) -> str | None:
+    """Something so small that sizes do not prove its place: without it the padding would hide the difference. None if there is none.
+
+    That is a module beside the units that may be a frozen unit of its own; with ``buffers``, where nothing tells buffers
+    from parameters, also any single tensor.
+    """
+    root = set(units[0])
+    inside = (
+        [(names[index], [index], unit, length) for unit, length in zip(units, lengths, strict=True) for index in unit] if buffers else []
+    )
+    beside = [span for span in _modules(names) if root.issuperset(range(*span))]
+    inside += [(names[start].rpartition(".")[0], list(range(start, stop)), units[0], lengths[0]) for start, stop in beside]
+    for name, members, unit, length in inside:
+        rest = sum(sizes[index] for index in unit) - sum(sizes[index] for index in members)
+        if rest > 0 and -(-rest // parts) == length:
+            return name
+    return None
+
+
 def _own(span: Range, units: Sequence[Range]) -> list[int]:
     """The parameters of a module that no unit below it holds."""
     inside = [other for other in units if other != span and span[0] <= other[0] and other[1] <= span[1]]

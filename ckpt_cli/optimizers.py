@@ -21,7 +21,7 @@ from typing import Any
 from ckpt_cli.assets import find_assets, tied_pair
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
 from ckpt_cli.files import Files
-from ckpt_cli.flat_units import find_units
+from ckpt_cli.flat_units import find_units, unproved
 from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.dcp_metadata import metadata_files
@@ -413,6 +413,15 @@ def _of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: Opened
             f"{len(numbers)} flat parameters of FSDP1 cannot be divided into parameters: no unit sizes, or several, fit",
             path=ranks[0].path,
             expected="sizes that only one way of wrapping the model explains",
+            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+        )
+    doubtful = unproved(names, [tensor.numel for tensor in chosen], units, lengths, parts, not any(map(_is_cut, chosen)))
+    if doubtful is not None:
+        raise Undecidable(
+            "whether this is in a flat parameter of FSDP1 makes no difference to its padded size",
+            tensor=doubtful,
+            path=ranks[0].path,
+            expected="sizes that prove where every parameter is",
             hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
         )
     slots: Slots = {}

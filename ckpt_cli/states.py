@@ -182,7 +182,7 @@ def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int |
     missing = tuple(rank for rank in range(world) if rank not in there)
     if missing:
         other = f"; what ranks share is that of rank {min(there)}" if 0 in missing and there else ""
-        text = f"the state of {ranks_of(missing, world)} missing: None in lists over ranks{other}"
+        text = f"{ranks_of(missing, world)} missing from the training state: None in lists over ranks{other}"
         state.notes.append(Note("warning", "missing-rank", text))
 
 

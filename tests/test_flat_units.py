@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ckpt_cli.flat_units import find_units
+from ckpt_cli.flat_units import find_units, unproved
 
 RANKS = range(1, 9)
 LAYERS = 24
@@ -294,3 +294,30 @@ class TestSizesOfSomethingElse:
 
     def test_a_buffer_among_the_parameters_is_too_much(self) -> None:
         assert find_units((*self.NAMES, "inv_freq"), (*self.SIZES, 8), [82, 35, 35], 1) is None
+
+
+class TestWhatPaddingCouldHide:
+    """Sizes are padded to a multiple of the ranks: what is smaller than that may be there or not."""
+
+    def test_is_a_small_module_beside_the_units(self) -> None:
+        names, sizes = ["emb.w", "fz.s", "l.w"], [13, 2, 40]
+        units = find_units(names, sizes, [4, 10], 4)
+        assert units == [[0, 1], [2]]
+        assert unproved(names, sizes, units, [4, 10], 4, buffers=False) == "fz"
+
+    def test_is_a_buffer_where_nothing_tells_it_from_parameters(self) -> None:
+        names, sizes = ["z", "a.mean", "a.w"], [8, 1, 14]
+        units = [[0], [1, 2]]
+        assert unproved(names, sizes, units, [2, 4], 4, buffers=False) is None
+        assert unproved(names, sizes, units, [2, 4], 4, buffers=True) == "a.mean"
+
+    def test_is_nothing_where_every_size_counts(self) -> None:
+        assert unproved(["emb.w", "norm.w", "l.w"], [16, 8, 40], [[0, 1], [2]], [6, 10], 4, buffers=True) is None
+
+    def test_many_units_are_found_in_time(self) -> None:
+        names = ["embed.w", *(f"layers.{i}.{part}.w" for i in range(120) for part in "ab")]
+        start = time.perf_counter()
+        units = find_units(names, [500, *[30, 40] * 120], [250, *[35] * 120], 2)
+        assert units is not None
+        assert units[1:] == [[2 * i + 1, 2 * i + 2] for i in range(120)]
+        assert time.perf_counter() - start < SLOW

@@ -656,3 +656,19 @@ def mutated(data: bytes, source: random.Random) -> bytes:
                 content[source.randrange(len(content))] = source.choice((source.randrange(256), *b"(.02NtRbQqhK}]"))
             new.writestr(name, bytes(content))
     return buffer.getvalue()
+
+
+class TestFilesOfOtherRanks:
+    """What `merge` refuses for weights is refused for the optimizer as well."""
+
+    @pytest.mark.parametrize("copied", [False, True], ids=["swapped", "copied"])
+    def test_under_a_wrong_name_are_refused(self, copy: Copy, tmp_path: Path, copied: bool) -> None:
+        run = copy("layouts", "verl-run", "run")
+        first, second = (run / "global_step_20" / "actor" / f"optim_world_size_4_rank_{rank}.pt" for rank in (1, 2))
+        one, two = first.read_bytes(), second.read_bytes()
+        first.write_bytes(two)
+        second.write_bytes(two if copied else one)
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.extract_state(run, tmp_path / "out", optimizer=True)
+        assert "renamed or copied" in (caught.value.hint or "")
+        assert not (tmp_path / "out").exists()

@@ -517,7 +517,7 @@ class TestRanks:
         out = extract(run)
         (note,) = (note for note in out.result.notes if note.code == "missing-rank")
         assert note.level == "warning"
-        assert f"the state of rank {rank} of 4 is missing" in note.text
+        assert f"rank {rank} of 4 is missing from the training state" in note.text
         assert [f"rng_rank_{other}" in out.extra for other in range(4)] == [other != rank for other in range(4)]
         first = original(run / "global_step_20" / "actor" / EXTRA.format(0 if rank else 1))
         assert same(out.extra["rng"]["cpu"], first["rng"]["cpu"])

@@ -453,3 +453,21 @@ class TestTiles:
         assert real_parts(BY_CODE["C64"]) == (BY_CODE["F32"], 2)
         assert all(real_parts(BY_CODE[code]) == (BY_CODE[code], 1) for code in FORMATS)
         assert {code: width for code, (width, _, _) in FORMATS.items()} | {"C64": 24} == BITS
+
+
+def test_what_is_exactly_representable_is_not_computed_as_a_fraction() -> None:
+    """Frozen weights and zeros are the same in all checkpoints; a quotient that is exact leaves no doubt."""
+    from ckpt_cli.dtypes import BY_CODE
+
+    for code, weights in (("F32", (0.1,) * 4), ("F32", (0.1, 0.2, 0.7)), ("F64", (1.0,) * 3)):
+        formula = Formula(weights, math.fsum(weights))
+        values = np.concatenate([np.zeros(500), np.random.default_rng(1).standard_normal(500)]).astype(f"f{BY_CODE[code].itemsize}")
+        if code == "F64":
+            values[500:] = 0.0
+        total = WeightedSum(formula, BY_CODE[code], len(values))
+        total.start()
+        for _ in weights:
+            total.add(values)
+        out = np.empty_like(values)
+        total.result(BY_CODE[code], out, lambda _: pytest.fail("a fraction was needed"))
+        assert out.tobytes() == values.tobytes()

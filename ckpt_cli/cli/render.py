@@ -243,9 +243,8 @@ def extract_result(result: ExtractResult, session: Session) -> None:
         _next(session, "run the same command without --dry-run")
     else:
         loaded = any(file.name == "extra_state_merged.pt" for file in result.files)
-        _next(
-            session, f'torch.load("{text.path(result.output)}/extra_state_merged.pt")' if loaded else f"ls {text.argument(result.output)}"
-        )
+        extra = f"{text.path(result.output)}/extra_state_merged.pt"
+        _next(session, f"torch.load({extra!r})" if loaded else f"ls {text.argument(result.output)}")
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------

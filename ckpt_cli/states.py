@@ -195,6 +195,7 @@ def _merge_schedulers(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, A
         name = next((name for name in SCHEDULERS if values.get(name) is not None), None)
         if name is not None:
             held[rank] = values.pop(name)
+    _note_lacking("scheduler", held, by_rank, state)
     name = next((name for name in SCHEDULERS if shared.get(name) is not None), None)
     if name is not None:
         held.setdefault(-1, _single(shared.pop(name)))
@@ -209,6 +210,14 @@ def _merge_schedulers(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, A
         state.notes.append(Note("warning", "scheduler-differs", text))
 
 
+def _note_lacking(what: str, held: Mapping[int, Any], by_rank: Mapping[int, Any], state: TrainingState) -> None:
+    """Some ranks have a part of the state that others lack."""
+    lacking = [str(rank) for rank in sorted(by_rank) if rank not in held]
+    if held and lacking:
+        text = f"{'rank' if len(lacking) == 1 else 'ranks'} {few(lacking)} saved no {what}, others did"
+        state.notes.append(Note("warning", "missing-part", text))
+
+
 def _single(value: Any) -> Any:
     """The scheduler of a list with one of them."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
@@ -220,6 +229,7 @@ def _merge_randoms(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, Any]
             if name in values:
                 value = values.pop(name)
                 randoms.setdefault(rank, value if isinstance(value, dict) else {name: value})
+    _note_lacking("random state", randoms, by_rank, state)
     for name in RANDOMS:
         value = shared.pop(name, None)
         if isinstance(value, list):

@@ -524,6 +524,14 @@ class TestRanks:
         assert same(out.extra["lr_scheduler"], plain(first["lr_scheduler"]))
         assert out.training["world_size"] == 4
 
+    def test_that_lack_a_part_are_told(self, copy: Copy, extract: Extract) -> None:
+        run = copy("layouts", "verl-run", "run")
+        file = run / "global_step_20" / "actor" / EXTRA.format(2)
+        torch.save({"lr_scheduler": None, "other": 3}, file)
+        out = extract(run)
+        told = [note.text for note in out.result.notes if note.code == "missing-part"]
+        assert told == ["rank 2 saved no scheduler, others did", "rank 2 saved no random state, others did"]
+
     def test_of_two_saves_are_refused(self, copy: Copy, extract: Extract) -> None:
         run = copy("layouts", "verl-run", "run")
         actor = run / "global_step_20" / "actor"

@@ -80,6 +80,7 @@ class AverageOptions:
     overwrite: bool = False
     jobs: int | None = None
     dry_run: bool = False
+    checksum: bool = False
     allow_overflow: bool = False
     allow_non_finite: bool = False
     allow_unequal_replicas: bool = False
@@ -341,6 +342,7 @@ def _run(job: Job, method: Method, options: AverageOptions, progress: Progress |
         lambda written: _manifest(job, method, options, written),
         dry_run=options.dry_run,
         jobs=options.jobs,
+        checksum=options.checksum,
         approve=_approval(job, options),
         progress=progress,
     )
@@ -397,11 +399,11 @@ def _manifest(job: Job, method: Method, options: AverageOptions, written: Writte
         "elements": job.plan.elements,
         "dropped": dict(job.plan.dropped),
     }
-    unwanted = ("dry_run", "overwrite", "jobs")
+    unwanted = ("dry_run", "overwrite", "jobs", "checksum")
     settings = {name: getattr(options, name) for name in AverageOptions.__slots__ if name not in unwanted}
-    settings["key_map"] = None if options.key_map is None else os.fspath(options.key_map)
+    settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
     side = [*job.assets.files, *([job.plan.index_name] if job.plan.index_name else [])]
-    return manifest.build("average", settings, job.plan.sources, job.plan.digest, written.files, side, facts)
+    return manifest.build("average", settings, job.plan.sources, job.plan.digest, written.files, written.checksums, side, facts)
 
 
 def _result(job: Job, options: AverageOptions, published: Publication) -> AveragedComponent:

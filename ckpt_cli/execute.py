@@ -10,17 +10,19 @@ import contextlib
 import errno
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpt_cli.checksums import combined, crc_of
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files import Files, FileSource, Source
 from ckpt_cli.geometry import Box
 from ckpt_cli.kernels import PieceIndex, cast, read_tile, view_as
 from ckpt_cli.model import Tensor
-from ckpt_cli.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, work_of
+from ckpt_cli.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksum, work_of
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.safetensors_file import read_header
 from ckpt_cli.staging import Staging
@@ -38,12 +40,14 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class Written:
     """What was written: files with their sizes in bytes; per tensor, finite values that became infinite.
 
-    ``non_finite`` counts the NaN and infinite values of weighted sums: output name -> place in the formula -> count.
+    ``non_finite`` counts the NaN and infinite values of weighted sums: output name -> place in the formula -> count;
+    ``checksums`` has the CRC-32 of tensors by file and name, where it is known without reading anything twice.
     """
 
     files: dict[str, int]
     overflows: dict[str, int]
     non_finite: dict[str, dict[int, int]] = field(default_factory=dict)
+    checksums: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def default_jobs() -> int:
@@ -59,6 +63,7 @@ def execute(
     jobs: int | None = None,
     watched: Iterable[Source] = (),
     approve: Callable[[Written], None] | None = None,
+    checksum: bool = False,
     progress: Progress | None = None,
     last_file: Callable[[Written], tuple[str, bytes]] | None = None,
 ) -> Written:
@@ -66,7 +71,7 @@ def execute(
 
     ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
     changed; ``approve`` raises if the values that were met must not become
-    an output; ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
+    an output; ``checksum``: tensors that were copied without passing through memory are read back for their CRC-32; ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
     or the folder cannot be written, and InputError if a source fails or changes.
     """
     progress = progress or Silent()
@@ -77,6 +82,8 @@ def execute(
         try:
             for file in plan.files:
                 _write_file(file, staging.folder / file.name, workers, written, progress)
+                if checksum:
+                    _add_checksums(file, staging.folder / file.name, written.checksums[file.name])
         finally:
             progress.finish()
         if approve is not None:
@@ -113,10 +120,19 @@ def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progr
     try:
         os.ftruncate(fd, file.size)
         _write_all(fd, memoryview(file.header), 0)
-        _Workers(fd, file.name, written, progress).run(work_of(file), jobs)
+        workers = _Workers(fd, file.name, written, progress)
+        workers.run(work_of(file), jobs)
         os.fsync(fd)
     finally:
         os.close(fd)
+    known = {output.name: known_checksum(output) for output in file.tensors}
+    written.checksums[file.name] = {name: crc for name, crc in known.items() if crc is not None} | workers.checksums()
+
+
+def _add_checksums(file: OutputFile, path: Path, known: dict[str, int]) -> None:
+    with Files() as files:
+        source = files.source(path)
+        known.update({o.name: crc_of(source, o.offset, o.nbytes) for o in file.tensors if o.name not in known})
 
 
 class _Workers:
@@ -130,6 +146,11 @@ class _Workers:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._indexes: dict[int, PieceIndex] = {}
+        self._parts: dict[str, list[tuple[int, int, int]]] = {}
+
+    def checksums(self) -> dict[str, int]:
+        """The CRC-32 of every tensor that was written tile by tile."""
+        return {name: combined((crc, length) for _, crc, length in sorted(parts)) for name, parts in self._parts.items()}
 
     def run(self, work: Iterable[CopyWork | TileWork], jobs: int) -> None:
         queue = iter(work)
@@ -183,7 +204,7 @@ class _Workers:
             result = memoryview(buffers.get("cast", size))[:size]
             over = cast(view_as(stored, tensor.dtype, numel), tensor.dtype, output.dtype, view_as(result, output.dtype, numel))
             self._count_overflows(output.name, over)
-        _write_all(self._fd, result, work.target_offset)
+        self._write_tile(work, result)
         self._progress.advance(len(stored), self._label)
 
     def _combined_tile(self, work: TileWork, combination: Combination, buffers: _Buffers) -> None:
@@ -214,7 +235,13 @@ class _Workers:
         result = memoryview(buffers.get("cast", size))[:size]
         over = total.result(target, view_as(result, target, tile.numel * parts), values_at)
         self._count_overflows(output.name, over)
-        _write_all(self._fd, result, work.target_offset)
+        self._write_tile(work, result)
+
+    def _write_tile(self, work: TileWork, data: memoryview) -> None:
+        _write_all(self._fd, data, work.target_offset)
+        part = work.target_offset, zlib.crc32(data), len(data)
+        with self._lock:
+            self._parts.setdefault(work.output.name, []).append(part)
 
     def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers) -> memoryview:
         length = tile.numel * tensor.dtype.itemsize

@@ -1,7 +1,8 @@
 """transformers' own tables of names and layouts on the hub, as plain data. Runs in a process of its own: it imports torch.
 
-    python -m ckpt_cli.hub_compile CONFIG.json        prints the rules of the model that a config describes
-    python -m ckpt_cli.hub_compile --all FILE         writes the rules of every architecture that transformers can build
+    python -m ckpt_cli.hub_compile --rules CONFIG.json     prints the rules of the model that a config describes
+    python -m ckpt_cli.hub_compile --tensors CONFIG.json   prints the tensors that it has, in memory and on the hub
+    python -m ckpt_cli.hub_compile --all FILE              writes the rules of every architecture that transformers can build
 
 transformers converts weights while loading (`transformers/conversion_mapping.py`) and reverts that while saving
 (`revert_weight_conversion`); what is written here are the reverted transforms in the order in which they apply, and the renamings of
@@ -21,11 +22,42 @@ from typing import Any
 
 def compile_config(content: dict[str, Any]) -> dict[str, Any]:
     """The rules of the model that a config.json describes. Raises whatever transformers raises for configs it cannot use."""
+    return compile_model(*_class_and_config(content))
+
+
+def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Names and shapes of the tensors of the model that a config describes: as they are in memory, and as it would be saved.
+
+    ``tied`` lists the names in memory that saving leaves out, with one that has the same storage; ``optional`` are expressions
+    for names that loading may lack, ``ignored`` for those that it may find without a place for them.
+    """
+    import torch
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    kind, config = _class_and_config(content)
+    with torch.device("meta"):
+        model = kind(config)
+    state = model.state_dict()
+    for name in model._keys_to_ignore_on_save or ():
+        state.pop(name, None)
+    kept = remove_tied_weights_from_state_dict(dict(state), model)
+    owners = {id(model.get_parameter_or_buffer(name)): name for name in kept}
+    return {
+        "native": {name: list(tensor.shape) for name, tensor in state.items()},
+        "hub": {name: list(tensor.shape) for name, tensor in revert_weight_conversion(model, dict(kept)).items()},
+        "tied": {name: owners[id(model.get_parameter_or_buffer(name))] for name in state if name not in kept},
+        "optional": sorted(model._keys_to_ignore_on_load_missing or ()),
+        "ignored": sorted(model._keys_to_ignore_on_load_unexpected or ()),
+    }
+
+
+def _class_and_config(content: dict[str, Any]) -> tuple[Any, Any]:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
-    return compile_model(getattr(transformers, content["architectures"][0]), config)
+    return getattr(transformers, content["architectures"][0]), config
 
 
 def compile_model(kind: Any, config: Any) -> dict[str, Any]:
@@ -128,8 +160,9 @@ def main(arguments: list[str]) -> None:
         lines.append('"models": {\n' + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in content["models"].items()) + "\n}")
         Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
     else:
-        compiled = compile_config(json.loads(Path(arguments[0]).read_text()))
-        sys.stdout.write(json.dumps({"transformers": transformers.__version__, **compiled}) + "\n")
+        answer = {"--rules": compile_config, "--tensors": tensors_of}[arguments[0]]
+        content = answer(json.loads(Path(arguments[1]).read_text()))
+        sys.stdout.write(json.dumps({"transformers": transformers.__version__, **content}) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,25 +7,20 @@ the user's cache.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.model_config import Config, architecture
+from ckpt_cli.transformers_child import asked_child, installed_version
 
 FILE = Path(__file__).with_name("hub_rules.json")
 SCHEMA = 2
 """Of a compiled rule set; kept ones of another schema are not used."""
-
-TIMEOUT = 300
-"""Seconds for a child process that imports torch and transformers and builds a model without weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +79,12 @@ def rules_for(config: Config) -> HubRules | None:
     if entry is not None and _same_parts(entry[2], config):
         rules = shipped["rules"][entry[0]]
         return _built(name, f"transformers {shipped['transformers']}", {**rules, "ties": entry[1]})
-    version = _installed_version()
+    version = installed_version()
     if version is None or config.get("auto_map") or (key not in shipped["models"] and version == shipped["transformers"]):
         # Custom code is never run, and a class of transformers that has its name is another one.
         return None
-    compiled = _compiled(config, version)
-    return None if compiled is None else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled)
+    compiled = asked_child("rules", config, SCHEMA)
+    return None if compiled is None or "converters" not in compiled else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled)
 
 
 def knows(model_type: object, name: str) -> bool:
@@ -133,59 +128,3 @@ def _renaming(entry: Mapping[str, Any]) -> Renaming:
 def _shipped() -> dict[str, Any]:
     content: dict[str, Any] = json.loads(FILE.read_text())
     return content
-
-
-# -- compiling what is not shipped -----------------------------------------------------------------------------------
-
-
-def _installed_version() -> str | None:
-    """The version of transformers, without importing it."""
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _compiled(config: Config, version: str) -> dict[str, Any] | None:
-    """Rules that the installed transformers makes for a config, from the cache or a child process; None if it cannot."""
-    text = json.dumps(config, sort_keys=True)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckpt" / "hub_rules"
-    kept = home / f"{SCHEMA}-{version}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-    try:
-        content = json.loads(kept.read_text())
-    except (OSError, ValueError):
-        content = _run_child(text)
-        _keep(kept, content)
-    return content if isinstance(content, dict) and "converters" in content else None
-
-
-def _run_child(text: str) -> dict[str, Any] | None:
-    import subprocess
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(text)
-        command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub_compile", str(path)]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
-            content = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            return None
-    return content if isinstance(content, dict) else None
-
-
-def _keep(path: Path, content: Mapping[str, Any] | None) -> None:
-    """Write a cache file whole or not at all, also about a config without rules; a cache that cannot be written is none."""
-    import tempfile
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(content, file)
-        os.replace(file.name, path)
-    except OSError:
-        pass

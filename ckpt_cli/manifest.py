@@ -1,14 +1,15 @@
-"""``ckpt-manifest.json``: where an output came from. Written last into every output; ``--overwrite`` trusts only it."""
+"""``ckpt-manifest.json``: where an output came from. Written last into every output; ``--overwrite`` trusts only it, `verify` uses it."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from ckpt_cli.errors import CkptError
+from ckpt_cli.errors import CkptError, CorruptFile, reading
 from ckpt_cli.files import Source, entries_in, read_small
 from ckpt_cli.safetensors_file import parse_json
 
@@ -22,10 +23,14 @@ def build(
     sources: Sequence[Source],
     plan_digest: str,
     outputs: Mapping[str, int],
+    checksums: Mapping[str, Mapping[str, int]],
     side_files: Sequence[str],
     facts: Mapping[str, Any],
 ) -> bytes:
-    """The manifest: sources with size (bytes) and mtime (ns), plan digest, versions, options, output files with sizes, side files."""
+    """The manifest: sources with size (bytes) and mtime (ns), plan digest, versions, options, output files with sizes, side files.
+
+    ``checksums`` is the CRC-32 of tensors, by file and name.
+    """
     content = {
         "tool": "ckpt",
         "schema": SCHEMA,
@@ -40,8 +45,51 @@ def build(
         ],
         "outputs": dict(outputs),
         "side_files": sorted(side_files),
+        "checksums": {
+            "algorithm": "crc32",
+            "files": {file: {name: f"{crc:08x}" for name, crc in sorted(known.items())} for file, known in checksums.items()},
+        },
     }
     return (json.dumps(content, indent=2) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a manifest says: ``outputs`` are weight files with their sizes in bytes, ``checksums`` CRC-32 by file and tensor."""
+
+    command: str
+    options: Mapping[str, Any]
+    outputs: Mapping[str, int]
+    side_files: tuple[str, ...]
+    checksums: Mapping[str, Mapping[str, int]]
+    facts: Mapping[str, Any]
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder, None if it has none. Raises CorruptFile for one that is damaged."""
+    path = folder / NAME
+    if not os.path.isfile(path):
+        return None
+    with reading(path):
+        content = parse_json(read_small(path), "the manifest")
+        if not _is_ours(content):
+            raise CorruptFile("the manifest is not one of ckpt")
+        listed = content.get("checksums")
+        files = listed.get("files") if isinstance(listed, dict) and listed.get("algorithm") == "crc32" else None
+        try:
+            checksums = {file: {name: int(crc, 16) for name, crc in known.items()} for file, known in (files or {}).items()}
+            outputs = {str(name): int(size) for name, size in content["outputs"].items()}
+        except (AttributeError, TypeError, ValueError):
+            raise CorruptFile("the manifest lists sizes or checksums that are none") from None
+    side = tuple(name for name in content["side_files"] if isinstance(name, str))
+    return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, content)
+
+
+def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(content, dict) or content.get("tool") != "ckpt" or not isinstance(content.get("schema"), int):
+        return False
+    kinds = {"options": dict, "outputs": dict, "side_files": list}
+    return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
 
 
 def foreign_entries(folder: Path) -> list[str] | None:
@@ -50,11 +98,9 @@ def foreign_entries(folder: Path) -> list[str] | None:
         content = parse_json(read_small(folder / NAME))
     except CkptError:
         return None
-    if not isinstance(content, dict) or content.get("tool") != "ckpt" or not isinstance(content.get("schema"), int):
+    if not _is_ours(content) or content["options"].get("in_place"):
         return None
-    options, outputs, side = content.get("options"), content.get("outputs"), content.get("side_files")
-    if not isinstance(options, dict) or options.get("in_place") or not isinstance(outputs, dict) or not isinstance(side, list):
-        return None
+    outputs, side = content["outputs"], content["side_files"]
     listed = {NAME, *outputs, *(name for name in side if isinstance(name, str))}
     return [entry.name for entry in entries_in(folder) if entry.name not in listed or not os.path.isfile(entry)]
 

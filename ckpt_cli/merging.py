@@ -71,6 +71,8 @@ class MergeOptions:
     in_place: bool = False
     jobs: int | None = None
     dry_run: bool = False
+    verify: bool = False
+    checksum: bool = False
     allow_overflow: bool = False
     allow_unequal_replicas: bool = False
     shard_order: ShardOrder = "auto"
@@ -329,6 +331,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
         lambda written: _manifest(job, opened, options, written),
         dry_run=options.dry_run,
         jobs=options.jobs,
+        checksum=options.checksum,
         approve=None if options.allow_overflow else refuse_overflows,
         progress=progress,
     )
@@ -343,11 +346,11 @@ def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written)
         "elements": job.plan.elements,
         "dropped": dict(job.plan.dropped),
     }
-    unwanted = ("dry_run", "overwrite", "jobs")
+    unwanted = ("dry_run", "overwrite", "jobs", "checksum", "verify")
     settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in unwanted}
-    settings["key_map"] = None if options.key_map is None else os.fspath(options.key_map)
+    settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
     side = [*job.side_files, *([job.plan.index_name] if job.plan.index_name else [])]
-    return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, side, facts)
+    return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, written.checksums, side, facts)
 
 
 def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication) -> MergedComponent:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ckpt_cli.checksums import combined
 from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, Dtype
 from ckpt_cli.errors import Unsupported, UsageError
 from ckpt_cli.files import Source
@@ -245,6 +246,15 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
             for tile in tiles(tensor.grid, tensor.dtype.itemsize, TILE):
                 yield TileWork(output, tile, output.offset + written)
                 written += tile.numel * output.dtype.itemsize
+
+
+def known_checksum(output: OutputTensor) -> int | None:
+    """The CRC-32 of the bytes of a tensor that is copied from records whose files carry one. Nothing is read."""
+    if output.combination is not None or not output.tensor.numel or not _is_copy(output):
+        return None
+    pieces = sorted(output.tensor.pieces, key=lambda piece: piece.box.offset)
+    crcs = [(piece.crc, piece.box.numel * output.dtype.itemsize) for piece in pieces]
+    return combined((crc, length) for crc, length in crcs if crc is not None) if all(crc is not None for crc, _ in crcs) else None
 
 
 def _is_copy(output: OutputTensor) -> bool:

@@ -89,11 +89,12 @@ def publish(
     jobs: int | None = None,
     watched: Sequence[Source] = (),
     approve: Callable[[Written], None] | None = None,
+    checksum: bool = False,
     progress: Progress | None = None,
 ) -> Publication:
     """Write a plan and its side files as a folder that appears whole or not at all; ``dry_run``: only check for room.
 
-    ``manifest`` and ``approve`` are called when the weights are there (see `execute`); ``watched`` are more sources that must not
+    ``manifest`` and ``approve`` are called when the weights are there; ``checksum`` (see `execute`); ``watched`` are more sources that must not
     have changed by then. Raises OutputError, and what `execute` raises.
     """
     copied = sum(path.stat().st_size for path in side_files.values() if isinstance(path, Path))
@@ -114,6 +115,7 @@ def publish(
                 jobs=jobs,
                 watched=watched,
                 approve=approve,
+                checksum=checksum,
                 progress=progress,
                 last_file=lambda written: (MANIFEST, manifest(written)),
             )

@@ -171,11 +171,11 @@ class TestWhatIsNotKnown:
         assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
         kept = list((tmp_path / "cache" / "ckpt" / "hub_rules").iterdir())
         assert len(kept) == 1
-        monkeypatch.setattr("ckpt_cli.hub_rules._run_child", lambda _: pytest.fail("the cache was not used"))
+        monkeypatch.setattr("ckpt_cli.transformers_child._run_child", lambda *_: pytest.fail("the cache was not used"))
         ckpt_cli.merge(run, tmp_path / "again")
 
     def test_custom_code_is_never_run_to_find_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ckpt_cli.hub_rules._run_child", lambda _: pytest.fail("a process was started"))
+        monkeypatch.setattr("ckpt_cli.transformers_child._run_child", lambda *_: pytest.fail("a process was started"))
         assert rules_for({"architectures": ["Own"], "model_type": "own", "auto_map": {"AutoModel": "own.Own"}}) is None
 
     def test_a_kind_of_names_is_a_usage_error(self, tmp_path: Path) -> None:

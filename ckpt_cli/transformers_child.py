@@ -1,0 +1,77 @@
+"""Asking transformers about a config, in a child process: it imports torch, which takes seconds and 300 MB. Answers are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ckpt_cli.model_config import Config
+
+TIMEOUT = 300
+"""Seconds for a child process that imports torch and transformers and builds a model without weights."""
+
+Question = Literal["rules", "tensors"]
+
+
+def installed_version() -> str | None:
+    """The version of transformers, without importing it; None if it is not installed."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def asked_child(question: Question, config: Config, schema: int) -> dict[str, Any] | None:
+    """What `ckpt_cli.hub_compile` answers to a question about a config, from the user's cache if it was asked before.
+
+    ``schema`` counts the forms that the answer has had. None if transformers is not installed or cannot build the model.
+    """
+    version = installed_version()
+    if version is None:
+        return None
+    text = json.dumps(config, sort_keys=True)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckpt" / f"hub_{question}"
+    kept = home / f"{schema}-{version}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    try:
+        content = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        content = _run_child(question, text)
+        _keep(kept, content)
+    return content if isinstance(content, dict) else None
+
+
+def _run_child(question: Question, text: str) -> dict[str, Any] | None:
+    import subprocess
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(text)
+        command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub_compile", f"--{question}", str(path)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+            content = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return None
+    return content if isinstance(content, dict) else None
+
+
+def _keep(path: Path, content: Mapping[str, Any] | None) -> None:
+    """Write a cache file whole or not at all, also about a config without an answer; a cache that cannot be written is none."""
+    import tempfile
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(content, file)
+        os.replace(file.name, path)
+    except OSError:
+        pass

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ckpt_cli.report import ExtractResult as ExtractResult
     from ckpt_cli.report import InspectResult as InspectResult
     from ckpt_cli.report import MergeResult as MergeResult
+    from ckpt_cli.report import VerifyResult as VerifyResult
+    from ckpt_cli.verification import verify as verify
 
 __version__ = "0.1.0"
 
@@ -36,11 +38,13 @@ _HOMES = {
     "ExtractResult": "report",
     "InspectResult": "report",
     "MergeResult": "report",
+    "VerifyResult": "report",
     "average": "averaging",
     "detect": "inspection",
     "extract_state": "extracting",
     "inspect": "inspection",
     "merge": "merging",
+    "verify": "verification",
 }
 
 __all__ = [
@@ -51,12 +55,14 @@ __all__ = [
     "ExtractResult",
     "InspectResult",
     "MergeResult",
+    "VerifyResult",
     "__version__",
     "average",
     "detect",
     "extract_state",
     "inspect",
     "merge",
+    "verify",
 ]
 
 

@@ -71,7 +71,8 @@ def execute(
 
     ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
     changed; ``approve`` raises if the values that were met must not become
-    an output; ``checksum``: tensors that were copied without passing through memory are read back for their CRC-32; ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
+    an output; ``checksum``: tensors that were copied without passing through memory are read back for their CRC-32;
+    ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
     or the folder cannot be written, and InputError if a source fails or changes.
     """
     progress = progress or Silent()

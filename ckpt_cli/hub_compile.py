@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
     with torch.device("meta"):
         model = kind(config)
     state = model.state_dict()
-    for name in model._keys_to_ignore_on_save or ():
+    for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
         state.pop(name, None)
     kept = remove_tied_weights_from_state_dict(dict(state), model)
     owners = {id(model.get_parameter_or_buffer(name)): name for name in kept}
@@ -47,8 +47,8 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
         "native": {name: list(tensor.shape) for name, tensor in state.items()},
         "hub": {name: list(tensor.shape) for name, tensor in revert_weight_conversion(model, dict(kept)).items()},
         "tied": {name: owners[id(model.get_parameter_or_buffer(name))] for name in state if name not in kept},
-        "optional": sorted(model._keys_to_ignore_on_load_missing or ()),
-        "ignored": sorted(model._keys_to_ignore_on_load_unexpected or ()),
+        "optional": sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()),
+        "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
     }
 
 
@@ -56,8 +56,9 @@ def _class_and_config(content: dict[str, Any]) -> tuple[Any, Any]:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
-    return getattr(transformers, content["architectures"][0]), config
+    kind = CONFIG_MAPPING[content["model_type"]]
+    decode = getattr(kind, "_decode_special_floats", lambda unchanged: unchanged)
+    return getattr(transformers, content["architectures"][0]), kind.from_dict(decode(content))
 
 
 def compile_model(kind: Any, config: Any) -> dict[str, Any]:
@@ -148,6 +149,17 @@ def compile_all() -> dict[str, Any]:
     return {"transformers": transformers.__version__, "rules": rules, "models": models}
 
 
+ANSWERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"--rules": compile_config, "--tensors": tensors_of}
+"""Questions about a config, as the command line names them."""
+
+
+def versioned(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer with the version of transformers that gave it."""
+    import transformers
+
+    return {"transformers": transformers.__version__, **answer}
+
+
 def main(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore")
     import transformers
@@ -160,9 +172,8 @@ def main(arguments: list[str]) -> None:
         lines.append('"models": {\n' + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in content["models"].items()) + "\n}")
         Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
     else:
-        answer = {"--rules": compile_config, "--tensors": tensors_of}[arguments[0]]
-        content = answer(json.loads(Path(arguments[1]).read_text()))
-        sys.stdout.write(json.dumps({"transformers": transformers.__version__, **content}) + "\n")
+        content = ANSWERS[arguments[0]](json.loads(Path(arguments[1]).read_text()))
+        sys.stdout.write(json.dumps(versioned(content)) + "\n")
 
 
 if __name__ == "__main__":

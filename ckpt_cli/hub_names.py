@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpt_cli.errors import Inconsistent, Unsupported
+from ckpt_cli.geometry import Shape
 from ckpt_cli.hub_rules import Conversion, HubRules, Renaming
 from ckpt_cli.model import Tensor
 from ckpt_cli.model_config import Config
@@ -52,6 +53,13 @@ def _native(tensors: Mapping[str, Tensor], rules: HubRules) -> Mapping[str, Tens
     if len(set(names.values())) < len(names):
         return tensors
     return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def renamed_for_hub(shapes: Mapping[str, Shape], rules: HubRules) -> dict[str, Shape]:
+    """Shapes under the names of the hub, for names of older versions of transformers; what is re-cut is only renamed."""
+    older, newer = _State(rules), _State(rules)
+    names = {name: older.older(name) for name in sorted(shapes, key=natural_key)}
+    return {newer.renamed(names[name]): shapes[name] for name in sorted(names, key=lambda name: natural_key(names[name]))}
 
 
 def unknown_operations(rules: HubRules) -> list[str]:

@@ -84,7 +84,11 @@ def rules_for(config: Config) -> HubRules | None:
         # Custom code is never run, and a class of transformers that has its name is another one.
         return None
     compiled = asked_child("rules", config, SCHEMA)
-    return None if compiled is None or "converters" not in compiled else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled)
+    return (
+        None
+        if compiled is None or "converters" not in compiled
+        else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled)
+    )
 
 
 def knows(model_type: object, name: str) -> bool:

@@ -218,13 +218,7 @@ def _job(
         roots = [root for component in group for root in (component.component.root, *component.place.match.more_roots)]
         sources = [opened.found.path, *roots, *([base.folder] if base else [])]
         check_target(target, sources, overwrite=options.overwrite)
-    names = [component.name for component in group]
-    if options.weights_name is not None and len(group) > 1:
-        raise UsageError("one weights name for several components", hint="merge them one by one with --type")
-    parts = tuple(
-        _part(component, options.weights_name or style.weights_name(component.name, names), style, base, rules, options)
-        for component in group
-    )
+    parts = _parts(group, style, base, rules, options)
     loaded = options.weights_name or style.loaded
     whole = plan.united(
         [part.plan for part in parts], INDEX if style.loaded else parts[0].plan.index_name, loaded if style.loaded else None
@@ -236,6 +230,29 @@ def _job(
         read = [Path(source.path) for source in whole.sources]
         check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     return Job(parts, target, whole, _side_files(first, whole, base))
+
+
+def _parts(
+    group: tuple[OpenedComponent, ...], style: FolderStyle, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> tuple[Part, ...]:
+    """The components of one folder, planned."""
+    names = [component.name for component in group]
+    if options.weights_name is not None and len(group) > 1:
+        raise UsageError("one weights name for several components", hint="merge them one by one with --type")
+    return tuple(
+        _part(component, options.weights_name or style.weights_name(component.name, names), style, base, rules, options)
+        for component in group
+    )
+
+
+def planned_parts(opened: Opened, base: Path | None, options: MergeOptions, files: Files) -> list[Part]:
+    """What `merge` would write of an opened checkpoint with these options, without a place to write it: for `verify`."""
+    rules = read_key_map(Path(options.key_map)) if options.key_map is not None else ()
+    reference = _open_base(base, files, options) if base is not None else None
+    style = style_of(opened.found, base)
+    shared = style.shared or options.in_place
+    groups = [opened.components] if shared else [(component,) for component in opened.components]
+    return [part for group in groups for part in _parts(group, style, reference, rules, options)]
 
 
 def _part(
@@ -328,7 +345,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
         job.plan,
         job.side_files,
         Target(job.output, options.overwrite, options.in_place),
-        lambda written: _manifest(job, opened, options, written),
+        lambda written: _manifest(job, opened, base, options, written),
         dry_run=options.dry_run,
         jobs=options.jobs,
         checksum=options.checksum,
@@ -338,11 +355,12 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
     return _result(job, base, options, published)
 
 
-def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written) -> bytes:
+def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions, written: Written) -> bytes:
     facts = {
         "checkpoint": os.path.abspath(opened.found.path),
         "step": opened.found.step,
         "component": job.name,
+        "base": None if base is None else os.path.abspath(base.folder),
         "elements": job.plan.elements,
         "dropped": dict(job.plan.dropped),
     }

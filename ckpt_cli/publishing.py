@@ -94,8 +94,8 @@ def publish(
 ) -> Publication:
     """Write a plan and its side files as a folder that appears whole or not at all; ``dry_run``: only check for room.
 
-    ``manifest`` and ``approve`` are called when the weights are there; ``checksum`` (see `execute`); ``watched`` are more sources that must not
-    have changed by then. Raises OutputError, and what `execute` raises.
+    ``manifest`` and ``approve`` are called when the weights are there, ``checksum`` is for `execute`; ``watched`` are more
+    sources that must not have changed by then. Raises OutputError, and what `execute` raises.
     """
     copied = sum(path.stat().st_size for path in side_files.values() if isinstance(path, Path))
     free = check_space(target.folder, whole.bytes_written + copied)

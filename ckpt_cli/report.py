@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from ckpt_cli.descriptor import Checkpoint, Frozen, NoteInfo
 
 SCHEMA = 1
@@ -70,6 +72,69 @@ class BaseComparison(Frozen):
     drifts: tuple[TensorDrift, ...] = ()
 
 
+class Finding(Frozen):
+    """One result of a check: a stable ``code``, "error", "warning" or "info", and where; ``numbers`` are what was measured."""
+
+    code: str
+    severity: str
+    message: str
+    tensor: str | None = None
+    file: str | None = None
+    numbers: dict[str, float | int | str] = Field(default_factory=dict)
+
+
+class SourceComparison(Frozen):
+    """Output tensors against those of a source: how many were compared, how many of them after a cast, and how many differ."""
+
+    source: str
+    component: str
+    tensors: int
+    bytes: int
+    cast: int
+    different: int
+
+    @property
+    def identical(self) -> bool:
+        return self.different == 0
+
+
+class VerifyResult(Frozen):
+    """What `verify` found. ``levels`` are the checks that ran; ``naming`` says with whose names the tensors were compared.
+
+    ``made_from`` is the checkpoint that the manifest names, if it is still there; ``expected`` counts the tensors that the model
+    class has, None if that is not known; ``bytes_read`` of ``bytes`` were read for ``full``.
+    """
+
+    path: str
+    component: str
+    format: str
+    files: int
+    tensors: int
+    elements: int
+    bytes: int
+    dtypes: dict[str, int]
+    architecture: str | None
+    levels: tuple[str, ...]
+    made_from: str | None = None
+    expected: int | None = None
+    naming: str | None = None
+    checksums: int = 0
+    bytes_read: int = 0
+    findings: tuple[Finding, ...] = ()
+    against: tuple[SourceComparison, ...] = ()
+    comparison: BaseComparison | None = None
+    seconds: float = 0.0
+
+    def of_severity(self, severity: str) -> list[Finding]:
+        """The findings of one severity."""
+        return [finding for finding in self.findings if finding.severity == severity]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if anything is wrong."""
+        return 1 if self.of_severity("error") else 0
+
+
 class WrittenFolder(Frozen):
     """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are."""
 
@@ -105,6 +170,7 @@ class MergedComponent(WrittenFolder):
     source_elements: int
     state: tuple[str, ...] = ()
     comparison: BaseComparison | None = None
+    verification: VerifyResult | None = None
 
 
 class MergeResult(Frozen):
@@ -114,6 +180,11 @@ class MergeResult(Frozen):
     outputs: tuple[MergedComponent, ...]
     dry_run: bool
     seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """1 if an output was verified and is not what it should be."""
+        return max((output.verification.exit_code for output in self.outputs if output.verification is not None), default=0)
 
 
 class AverageSource(Frozen):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +14,22 @@ from safetensors.torch import load_file
 
 import ckpt_cli
 from ckpt_cli.errors import UsageError
+from ckpt_cli.formats.base import Naming
 from ckpt_cli.hub_names import natural_key, unknown_operations
 from ckpt_cli.hub_rules import FILE, rules_for
 from ckpt_cli.value_models import repaired_class
 from tests.architectures import COMPILED, MODELS, build
 from tests.tensors import differences, load
+from tests.training import trained
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-RANKS = 2
 
+def answered_here(question: str, text: str) -> dict[str, Any]:
+    """What the child process would answer."""
+    from ckpt_cli.hub_compile import ANSWERS, versioned
 
-def shard(state: Mapping[str, torch.Tensor], parameters: set[str], folder: Path) -> None:
-    """Files of two ranks, parameters as DTensors that are cut along dimension 0; tied ones share their storage, as FSDP2 saves them."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Shard
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    for rank in range(RANKS):
-        dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
-        try:
-            mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("fsdp",))
-            made: dict[int, Any] = {}
-            held: dict[str, Any] = {}
-            for name, tensor in state.items():
-                if name not in parameters or tensor.dim() == 0:
-                    held[name] = tensor
-                    continue
-                key = tensor.data_ptr() if tensor.numel() else id(tensor)
-                if key not in made:
-                    parts = list(tensor.chunk(RANKS))
-                    local = parts[rank].clone() if rank < len(parts) else tensor[:0].clone()
-                    made[key] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=tensor.shape, stride=tensor.stride())
-                held[name] = made[key]
-            torch.save(held, folder / f"model_world_size_{RANKS}_rank_{rank}.pt")
-        finally:
-            dist.destroy_process_group()
-
-
-def trained(model: Any, folder: Path) -> Path:
-    """What training would leave of a model, and beside it what `save_pretrained` makes of it."""
-    run = folder / "global_step_1"
-    (run / "huggingface").mkdir(parents=True)
-    state = model.state_dict()
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    shard(state, parameters, run)
-    model.save_pretrained(folder / "saved")
-    (run / "huggingface" / "config.json").write_bytes((folder / "saved" / "config.json").read_bytes())
-    return run
+    return versioned(ANSWERS[f"--{question}"](json.loads(text)))
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +47,18 @@ class TestEveryArchitecture:
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
         assert result.outputs[0].naming.startswith(f"those of the hub for {MODELS[name][0]} (transformers")
+
+    @pytest.mark.parametrize("names", ["hub", "native"])
+    def test_is_verified_without_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, names: Naming) -> None:
+        """Asked in this process, which has transformers already."""
+        monkeypatch.setattr("ckpt_cli.transformers_child._run_child", answered_here)
+        run = trained(build(*MODELS[name]), tmp_path)
+        ckpt_cli.merge(run, tmp_path / "out", names=names)
+        result = ckpt_cli.verify(tmp_path / "out", full=True, against=run)
+        assert [item for item in result.findings if item.severity != "info"] == []
+        assert not {"not-compared", "extra-tensor", "tied-stored"} & {item.code for item in result.findings}
+        assert result.expected == len(load(tmp_path / "saved"))
+        assert result.against[0].identical
 
     def test_is_left_alone_if_it_has_these_names_already(self, tmp_path: Path, name: str) -> None:
         build(*MODELS[name]).save_pretrained(tmp_path / "saved")

@@ -47,6 +47,17 @@ FLAGS = ("--match-base",)
 """Options without a value."""
 
 
+NOT_FINITE = {"dcp-odd-tensors": {"non-finite"}}
+"""What is wrong with the values of a layout, on purpose."""
+
+
+def proved(out: Path, source: Path) -> set[str]:
+    """Codes of what `verify` finds above notes, after every byte was read and compared with the source."""
+    result = ckpt_cli.verify(out, full=True, against=source)
+    assert result.against[0].identical
+    return {item.code for item in result.findings if item.severity != "info"}
+
+
 def cases(counts: dict[str, int]) -> list[tuple[str, int]]:
     return [(layout, index) for layout, count in counts.items() for index in range(count)]
 
@@ -75,6 +86,7 @@ def test_it_merges_into_the_tensors_of_the_training(layouts: Path, expect: dict[
     path, options = parsed(result["arguments"])
     ckpt_cli.merge(layouts / layout / path, tmp_path / "out", names="native" if layout in FUSED else "hub", **options)
     assert differences(load(tmp_path / "out"), load(layouts / layout / result["file"])) == []
+    assert proved(tmp_path / "out", layouts / layout / path) == NOT_FINITE.get(layout, set())
 
 
 @pytest.mark.parametrize(("layout", "index"), cases(RESULTS))
@@ -103,6 +115,7 @@ def test_it_takes_the_form_of_its_base(layouts: Path, expect: dict[str, Any], tm
     ckpt_cli.merge(layouts / layout / path, tmp_path / "out", base=base, **options)
     merged = {name: tensor for file in weights_of(tmp_path / "out") for name, tensor in load(file).items()}
     assert differences(merged, load(layouts / layout / result["file"])) == []
+    assert proved(tmp_path / "out", layouts / layout / path) == set()
     assert {file: file.read_bytes() for file in base.rglob("*") if file.is_file()} == before
 
 

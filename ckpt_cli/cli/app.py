@@ -8,14 +8,15 @@ import typer
 
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
-from ckpt_cli.cli.text import argument, parse_list, parse_size
+from ckpt_cli.cli.text import argument, parse_list, parse_share, parse_size
+from ckpt_cli.formats.base import Naming
 from ckpt_cli.progress import Progress
 
 BASE_PANEL = "Against a base model"
 
 app = typer.Typer(
     name="ckpt",
-    help="Look into sharded training checkpoints; merge or average them into Hugging Face folders; extract their state.",
+    help="Look into sharded training checkpoints; merge or average them into Hugging Face folders; extract their state; verify results.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -153,6 +154,8 @@ def merge(
     in_place: Annotated[bool, typer.Option("--in-place", help="Add the files to the checkpoint folder; replaces nothing.")] = False,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare what was written with the source, bit for bit.")] = False,
+    checksum: options.Checksum = False,
     jobs: options.Jobs = None,
     allow_overflow: options.AllowOverflow = False,
     allow_unequal_replicas: options.AllowUnequalReplicas = False,
@@ -193,13 +196,15 @@ def merge(
             in_place=in_place,
             jobs=jobs,
             dry_run=dry_run,
+            verify=verify,
+            checksum=checksum,
             allow_overflow=allow_overflow,
             allow_unequal_replicas=allow_unequal_replicas,
             shard_order=shard_order,
         )
 
     session = Session("merge", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
-    raise typer.Exit(session.run(work, render.merge_result, lambda _: 0))
+    raise typer.Exit(session.run(work, render.merge_result, lambda result: result.exit_code))
 
 
 STEPS_PANEL = "Which steps"
@@ -310,6 +315,7 @@ def average(
     exclude: options.Exclude = None,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,
+    checksum: options.Checksum = False,
     jobs: options.Jobs = None,
     allow_overflow: options.AllowOverflow = False,
     allow_non_finite: Annotated[bool, typer.Option("--allow-non-finite", help="Average NaN and infinite values all the same.")] = False,
@@ -359,6 +365,7 @@ def average(
             overwrite=overwrite,
             jobs=jobs,
             dry_run=dry_run,
+            checksum=checksum,
             allow_overflow=allow_overflow,
             allow_non_finite=allow_non_finite,
             allow_unequal_replicas=allow_unequal_replicas,
@@ -422,3 +429,85 @@ def extract_state(
 
     session = Session("extract-state", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
     raise typer.Exit(session.run(work, render.extract_result, lambda _: 0))
+
+
+SOURCE_PANEL = "How the source was merged (the manifest says it for outputs of ckpt)"
+
+
+@app.command(
+    help="Prove that a model folder is right: headers, config and names; every byte; against its source; against a base.",
+    epilog=_examples(
+        "ckpt verify ./merged",
+        "ckpt verify ./merged --full",
+        "ckpt verify ./merged --against ./run",
+        "ckpt verify ./merged --base ./base --plot drift.png",
+        "ckpt verify ./run --full --sample 5%",
+    ),
+)
+def verify(
+    path: options.Path,
+    full: Annotated[bool, typer.Option("--full", help="Read every byte: NaN, zeros, checksums, replicas.")] = False,
+    sample: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--sample", metavar="SHARE", help="Like --full, but only this share of the values: 5%.", show_default=False),
+    ] = None,
+    against: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--against", metavar="SRC", help="The run or folder that it must equal, bit for bit.", show_default=False),
+    ] = None,
+    base: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--base", metavar="DIR", help="Compare the values with this model or checkpoint.", show_default=False),
+    ] = None,
+    type: options.Type = None,
+    step: options.Step = None,
+    also: options.Also = None,
+    names: Annotated[
+        Optional[Naming],  # noqa: UP045
+        typer.Option("--names", help="Names of the output: of the hub, or as trained.", show_default=False, rich_help_panel=SOURCE_PANEL),
+    ] = None,
+    key_map: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--key-map", metavar="FILE", help="The rules that renamed.", show_default=False, rich_help_panel=SOURCE_PANEL),
+    ] = None,
+    include: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--include", metavar="GLOB", help="Only these were written.", show_default=False, rich_help_panel=SOURCE_PANEL),
+    ] = None,
+    exclude: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--exclude", metavar="GLOB", help="These were left out.", show_default=False, rich_help_panel=SOURCE_PANEL),
+    ] = None,
+    jobs: options.Jobs = None,
+    shard_order: options.Order = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    debug: options.Debug = False,
+    color: options.Color = "auto",
+    progress: options.Progress = "auto",
+) -> None:
+    from ckpt_cli import report, verification
+    from ckpt_cli.cli import verify_screen
+
+    def work(shown: Progress) -> report.VerifyResult:
+        return verification.verify(
+            path,
+            type=type,
+            step=step,
+            also=tuple(also or ()),
+            against=against,
+            base=base,
+            progress=shown,
+            full=full,
+            sample=parse_share(sample) if sample is not None else None,
+            names=names,
+            key_map=key_map,
+            include=tuple(include or ()),
+            exclude=tuple(exclude or ()),
+            shard_order=shard_order,
+            jobs=jobs,
+        )
+
+    session = Session("verify", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
+    raise typer.Exit(session.run(work, verify_screen.verify_result, lambda result: result.exit_code))

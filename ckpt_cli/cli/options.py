@@ -67,6 +67,7 @@ Jobs = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--jobs", "-j", metavar="N", help="Worker threads.", show_default=False),
 ]
+Checksum = Annotated[bool, typer.Option("--checksum", help="Checksums of all tensors for verify, at the price of a second reading.")]
 AllowOverflow = Annotated[bool, typer.Option("--allow-overflow", help="Let values too large for fp16 become infinite.")]
 AllowUnequalReplicas = Annotated[
     bool, typer.Option("--allow-unequal-replicas", help="Take the lowest rank's values where replicas differ.")

@@ -83,6 +83,14 @@ def argument(name: str | Path) -> str:
     return shlex.quote(path(name))
 
 
+def parse_share(value: str) -> float:
+    """A share as a number from 0 to 1: "5%" or "0.05". Raises UsageError."""
+    try:
+        return float(value[:-1]) / 100 if value.endswith("%") else float(value)
+    except ValueError:
+        raise UsageError("the share is not a number", expected="something like 5%") from None
+
+
 def parse_size(text: str) -> int:
     """Bytes of "5GB" (decimal), "512MiB" (binary) or "1000000". Raises UsageError."""
     digits = text.strip().rstrip("kKmMgGtTiIbB ").strip()

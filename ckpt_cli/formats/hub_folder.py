@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from ckpt_cli.errors import Inconsistent, MissingShard, reading
-from ckpt_cli.files import Files, entries_in
+from ckpt_cli.files import Files, Source, entries_in
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
@@ -83,10 +82,11 @@ class HubFolder:
             order = {name: i for i, name in enumerate(mapping)}
             entries.sort(key=lambda item: order[item[0].name])
             paths = (first, *(first.parent / name for name in names))
-        tensors = {check_name(entry.name): _tensor(entry, source) for entry, source in entries}
+        tensors = {check_name(entry.name): described_entry(entry, source) for entry, source in entries}
         return Component(match.component, FORMAT, match.root, tensors, paths, writer=match.evidence)
 
 
-def _tensor(entry: Entry, source: Any) -> Tensor:
+def described_entry(entry: Entry, source: Source) -> Tensor:
+    """A tensor of a safetensors file: one piece, the whole of it."""
     piece = Piece(source, entry.offset, contiguous_strides(entry.shape), whole(entry.shape))
     return Tensor(entry.name, entry.dtype, entry.shape, (piece,) if entry.nbytes else ())

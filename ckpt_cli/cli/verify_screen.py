@@ -1,0 +1,93 @@
+"""What `ckpt verify` prints: the verdict first, then what is wrong, then what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ckpt_cli.cli import text
+from ckpt_cli.cli.render import ROWS
+from ckpt_cli.cli.render import _cells as cells
+from ckpt_cli.cli.render import _next as next_line
+from ckpt_cli.cli.render import _plain as plain
+from ckpt_cli.cli.render import _print_facts as facts_table
+from ckpt_cli.cli.render import _table as table
+from ckpt_cli.findings import KINDS
+
+if TYPE_CHECKING:
+    from ckpt_cli.cli.session import Session
+    from ckpt_cli.report import Finding, VerifyResult
+
+STYLES = {"error": "red", "warning": "yellow", "info": "dim"}
+
+
+def verify_result(result: VerifyResult, session: Session) -> None:
+    """The whole screen of `ckpt verify`."""
+    console = session.out()
+    if session.quiet:
+        console.print(plain("ok" if result.exit_code == 0 else "failed"))
+        return
+    facts_table(console, verdict(result))
+    shown = [item for item in result.findings if item.severity != "info" or session.verbose]
+    if shown:
+        console.print()
+        console.print(_finding_table(shown, everything=session.verbose))
+        if len(shown) > ROWS and not session.verbose:
+            console.print(plain(f"... and {len(shown) - ROWS} more, all of them with -v or --json"))
+    console.print()
+    next_line(session, _next(result))
+
+
+def verdict(result: VerifyResult) -> list[tuple[str, str]]:
+    """The facts: what was looked at, how deep, and what came out."""
+    errors, warnings, notes = (len(result.of_severity(name)) for name in ("error", "warning", "info"))
+    counted = [text.plural(errors, "error")] if errors else []
+    counted += [text.plural(warnings, "warning")] if warnings else []
+    counted += [f"{text.plural(notes, 'note')} (-v shows {'it' if notes == 1 else 'them'})"] if notes else []
+    described = f"{text.plural(result.files, 'file')}, {text.plural(result.tensors, 'tensor')}, {text.size(result.bytes)}"
+    facts = [
+        ("verified", f"{text.path(result.path)}   {result.component}, {described}"),
+        ("result", ("failed: " if errors else "ok: " if counted else "ok") + ", ".join(counted)),
+        ("headers", "every file, its header and the index were checked"),
+        ("names", _names(result)),
+    ]
+    if "full" in result.levels or "sample" in result.levels:
+        proved = f", {text.plural(result.checksums, 'checksum')} compared" if result.checksums else ""
+        facts.append(("values", f"{text.size(result.bytes_read)} read{proved}"))
+    for source in result.against:
+        cast = f", {source.cast} of them after a cast" if source.cast else ""
+        compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)}{cast}"
+        outcome = "identical to" if source.identical else f"{source.different} differ from"
+        facts.append(("against", f"{outcome} {text.path(source.source)} ({source.component}): {compared}"))
+    return facts
+
+
+def _names(result: VerifyResult) -> str:
+    if result.expected is None:
+        why = next((item.message for item in result.findings if item.code in ("not-compared", "no-config")), "")
+        return f"not compared with a model class{f': {why}' if why else ''}"
+    absent = sum(item.code == "missing-tensor" for item in result.findings)
+    return f"{result.naming}: {result.expected - absent} of the {text.plural(result.expected, 'tensor')} of {result.architecture}"
+
+
+def _finding_table(findings: Sequence[Finding], *, everything: bool) -> object:
+    rows = table(("", "code", "tensor", "file", "what was found"))
+    for item in findings if everything else findings[:ROWS]:
+        values = cells((item.severity, item.code, item.tensor or "", item.file or "", item.message))
+        values[0].stylize(STYLES[item.severity])
+        rows.add_row(*values)
+    return rows
+
+
+def _next(result: VerifyResult) -> str:
+    """The advice of the gravest finding; else the check that proves more, if there is one."""
+    for item in result.findings:
+        if item.severity == "error":
+            return KINDS[item.code].advice or f"look up {item.code} in docs/findings.md"
+    if result.made_from is not None and not result.against:
+        return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}"
+    if "full" not in result.levels and not result.against:
+        return f"ckpt verify {text.argument(result.path)} --full"
+    if result.architecture is not None and result.format == "safetensors":
+        return f'{result.architecture}.from_pretrained("{text.path(result.path)}")'
+    return f"ckpt inspect {text.argument(result.path)}"

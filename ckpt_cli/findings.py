@@ -1,0 +1,68 @@
+"""The findings of `verify`: every code with its severity, the level that finds it, and what it means. docs/findings.md lists them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ckpt_cli.report import Finding
+
+Severity = Literal["error", "warning", "info"]
+Level = Literal["headers", "full", "against"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a code stands for; ``advice`` is what to do about it."""
+
+    severity: Severity
+    level: Level
+    meaning: str
+    advice: str = ""
+
+
+AGAIN = "merge again, or copy the folder again"
+
+KINDS: dict[str, Kind] = {
+    # -- headers: names, sizes, headers and JSON; no weight byte is read
+    "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or lies", AGAIN),
+    "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
+    "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
+    "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
+    "missing-file": Kind("error", "headers", "a file that the index or the manifest names is not there", AGAIN),
+    "missing-index": Kind("error", "headers", "parts of a model without an index: nothing says that they are all", AGAIN),
+    "changed-size": Kind("error", "headers", "a weights file has another size than when it was written", AGAIN),
+    "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", "move it away"),
+    "misplaced-tensor": Kind("error", "headers", "index and files disagree about which file holds a tensor", AGAIN),
+    "duplicate-tensor": Kind("error", "headers", "two files of one model hold the same tensor", "move the older file away"),
+    "index-total": Kind("warning", "headers", "the index names another total size (bytes) than the tensors have"),
+    "missing-tensor": Kind("error", "headers", "the model class has this tensor, and the weights lack it", AGAIN),
+    "wrong-shape": Kind("error", "headers", "a tensor has another shape than the config asks for", "compare with the base's config.json"),
+    "extra-tensor": Kind("info", "headers", "the model class has no place for this tensor: loaders ignore it"),
+    "config-dtype": Kind("error", "headers", "config.json names another dtype than most weights have: loaders cast to it"),
+    "vocabulary": Kind("error", "headers", "the tokenizer makes ids for which the embedding has no row", "take both from one model"),
+    "added-tokens": Kind("info", "headers", "added tokens of the tokenizer have ids beyond the rows of the embedding"),
+    "tied-stored": Kind("info", "headers", "a tensor is stored although the config ties it to another"),
+    "other-weights": Kind("info", "headers", "weights beside the model that belong to no index"),
+    "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
+    "not-compared": Kind("info", "headers", "the tensors that the model class has are not known, and why"),
+    # -- full: every byte is read
+    "non-finite": Kind("error", "full", "a tensor holds NaN or infinite values", "use an older step"),
+    "all-zero": Kind("warning", "full", "all elements of a matrix are zero: it may never have been loaded or trained"),
+    "zeros": Kind("info", "full", "all elements of a vector or a bias are zero, or of a matrix that is zero in the source too"),
+    "constant": Kind("info", "full", "all elements of a tensor are the same, as those of norms are when training begins"),
+    "wrong-checksum": Kind("error", "full", "the bytes of a tensor are not those that were written", AGAIN),
+    "replicas-differ": Kind("error", "full", "ranks hold different values of what should be replicas", "use an older step"),
+    "tied-differ": Kind("warning", "full", "the config ties two tensors whose values differ: a loader ignores one of them"),
+    # -- against: every byte is compared with the source
+    "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),
+    "different-shape": Kind("error", "against", "a tensor has another shape than in the source"),
+    "different-dtype": Kind("error", "against", "a tensor has another dtype than was asked for, or one that no cast leads to"),
+    "lost-tensor": Kind("error", "against", "the source has this tensor, and the output lacks it", AGAIN),
+    "unproved-tensor": Kind("error", "against", "the source has no such tensor, so nothing proves it"),
+}  # fmt: skip
+
+
+def finding(code: str, message: str, *, tensor: str | None = None, file: str | None = None, **numbers: float | str) -> Finding:
+    """A finding of a known code; ``numbers`` are what was measured."""
+    return Finding(code=code, severity=KINDS[code].severity, message=message, tensor=tensor, file=file, numbers=numbers)

@@ -1,0 +1,482 @@
+"""`verify` finds every defect of docs/findings.md at the levels that its table names, and nothing in an output that is right."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, UsageError
+from ckpt_cli.findings import KINDS
+from ckpt_cli.report import VerifyResult
+from tests.architectures import MODELS, build
+from tests.cli import ckpt
+from tests.conftest import Copy
+from tests.training import trained
+
+PAGE = Path(__file__).parent.parent / "docs" / "findings.md"
+INDEX = "model.safetensors.index.json"
+MODEL = "qwen3_moe"
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of a run, with a tokenizer, as files of two ranks."""
+    folder = tmp_path_factory.mktemp("run")
+    for step, seed in ((1, 7), (2, 8)):
+        model = build(*MODELS[MODEL])
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn_like(parameter))
+        (folder / str(step)).mkdir()
+        made = trained(model, folder / str(step))
+        (made / "huggingface" / "tokenizer.json").write_text(json.dumps(tokenizer(64)))
+        made.rename(folder / f"global_step_{step}")
+    return folder
+
+
+def tokenizer(size: int) -> dict[str, Any]:
+    return {"model": {"type": "BPE", "vocab": {f"w{i}": i for i in range(size)}}, "added_tokens": []}
+
+
+@pytest.fixture(scope="module")
+def merged(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("merged") / "out"
+    ckpt_cli.merge(run, out, step=1, max_shard_size=40_000)
+    assert len(list(out.glob("*.safetensors"))) > 2
+    return out
+
+
+@pytest.fixture
+def out(merged: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(merged, tmp_path / "out"))
+
+
+def codes(result: VerifyResult, level: str | None = None) -> set[str]:
+    return {item.code for item in result.findings if level is None or KINDS[item.code].level == level}
+
+
+# -- making defects --------------------------------------------------------------------------------------------------
+
+
+def owner(out: Path, name: str) -> Path:
+    """The file that holds a tensor."""
+    return out / str(json.loads((out / INDEX).read_text())["weight_map"][name])
+
+
+def change(path: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def in_index(out: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads((out / INDEX).read_text())
+    edit(content)
+    (out / INDEX).write_text(json.dumps(content))
+
+
+def in_config(out: Path, **values: object) -> None:
+    (out / "config.json").write_text(json.dumps({**json.loads((out / "config.json").read_text()), **values}))
+
+
+def renamed(tensors: dict[str, torch.Tensor], old: str, new: str) -> None:
+    tensors[new] = tensors.pop(old)
+
+
+def drop_a_tensor(out: Path) -> None:
+    change(owner(out, QUERY), lambda tensors: tensors.pop(QUERY))
+
+
+def leave_an_old_file(out: Path) -> None:
+    shutil.copy(owner(out, QUERY), out / "model-00009-of-00009.safetensors")
+
+
+def name_the_wrong_dtype(out: Path) -> None:
+    in_config(out, dtype="bfloat16")
+
+
+def truncate(out: Path) -> None:
+    path = owner(out, QUERY)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def lose_a_file(out: Path) -> None:
+    owner(out, QUERY).unlink()
+
+
+def lose_the_index(out: Path) -> None:
+    (out / INDEX).unlink()
+
+
+def break_the_index(out: Path) -> None:
+    (out / INDEX).write_text("{")
+
+
+def confuse_the_index(out: Path) -> None:
+    other = next(path.name for path in sorted(out.glob("*.safetensors")) if path != owner(out, QUERY))
+    in_index(out, lambda content: content["weight_map"].update({QUERY: other}))
+
+
+def count_elements(out: Path) -> None:
+    in_index(out, lambda content: content["metadata"].update(total_size=content["metadata"]["total_size"] // 4))
+
+
+def hold_it_twice(out: Path) -> None:
+    tensor = load_file(owner(out, QUERY))[QUERY]
+    other = next(path for path in sorted(out.glob("*.safetensors")) if path != owner(out, QUERY))
+    change(other, lambda tensors: tensors.update({QUERY: tensor}))
+
+
+def give_another_shape(out: Path) -> None:
+    change(owner(out, QUERY), lambda tensors: tensors.update({QUERY: tensors[QUERY].reshape(16, 64)}))
+
+
+def give_another_name(out: Path) -> None:
+    change(owner(out, QUERY), lambda tensors: renamed(tensors, QUERY, "model.layers.0.self_attn.query_projection.weight"))
+
+
+def cast_it(out: Path) -> None:
+    change(owner(out, QUERY), lambda tensors: tensors.update({QUERY: tensors[QUERY].bfloat16()}))
+
+
+def want_more_layers(out: Path) -> None:
+    in_config(out, num_hidden_layers=3, layer_types=["full_attention"] * 3)
+
+
+def break_the_config(out: Path) -> None:
+    (out / "config.json").write_text("{")
+
+
+def take_another_tokenizer(out: Path) -> None:
+    (out / "tokenizer.json").write_text(json.dumps(tokenizer(65)))
+
+
+def flip_a_bit(out: Path) -> None:
+    path = owner(out, QUERY)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def swap(out: Path, first: str, second: str) -> None:
+    tensors = {name: load_file(owner(out, name))[name] for name in (first, second)}
+    for name, other in ((first, second), (second, first)):
+        change(owner(out, name), lambda held, name=name, other=other: held.update({name: tensors[other]}))  # type: ignore[misc]
+
+
+def swap_two_tensors(out: Path) -> None:
+    swap(out, QUERY, "model.layers.1.self_attn.q_proj.weight")
+
+
+def permute_experts(out: Path) -> None:
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        swap(out, *(f"model.layers.1.mlp.experts.{expert}.{part}.weight" for expert in (0, 3)))
+
+
+def take_another_step(out: Path, run: Path) -> None:
+    other = out.with_name("other")
+    ckpt_cli.merge(run, other, step=2, max_shard_size=40_000)
+    for path in other.glob("*.safetensors"):
+        shutil.copy(path, out / path.name)
+
+
+def make_it_nan(out: Path) -> None:
+    change(owner(out, QUERY), lambda tensors: tensors[QUERY][3, 4].fill_(float("nan")))
+
+
+def never_load_it(out: Path) -> None:
+    change(owner(out, QUERY), lambda tensors: tensors[QUERY].zero_())
+
+
+DEFECTS: dict[str, Callable[..., None]] = {
+    "a tensor was dropped": drop_a_tensor,
+    "a file of an older save lies beside": leave_an_old_file,
+    "config.json names the wrong dtype": name_the_wrong_dtype,
+    "a file is truncated": truncate,
+    "a file is missing": lose_a_file,
+    "the index is missing": lose_the_index,
+    "the index is no JSON": break_the_index,
+    "the index names the wrong file for a tensor": confuse_the_index,
+    "the index counts elements as bytes": count_elements,
+    "two files hold the same tensor": hold_it_twice,
+    "a tensor has another shape": give_another_shape,
+    "a tensor has another name": give_another_name,
+    "a tensor was cast": cast_it,
+    "config.json is of a larger model": want_more_layers,
+    "config.json is no JSON": break_the_config,
+    "the tokenizer is of another model": take_another_tokenizer,
+    "one bit is flipped": flip_a_bit,
+    "two tensors of one shape are swapped": swap_two_tensors,
+    "two experts are in each other's place": permute_experts,
+    "the values are those of another step": take_another_step,
+    "a value is NaN": make_it_nan,
+    "a matrix was never loaded": never_load_it,
+}
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the first table under a heading of docs/findings.md, as lists of cells."""
+    lines = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0].splitlines()
+    rows = [line for line in lines if line.startswith("|")][2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+ROWS = {row[0]: [set(cell.split(", ")) - {"-"} for cell in row[1:]] for row in table("Which level finds what")}
+
+
+def test_every_defect_of_the_page_is_made_here() -> None:
+    assert list(ROWS) == list(DEFECTS)
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+class TestADefect:
+    def make(self, defect: str, out: Path, run: Path) -> None:
+        DEFECTS[defect](out, run) if defect == "the values are those of another step" else DEFECTS[defect](out)
+
+    def test_is_found_at_the_levels_of_the_page(self, defect: str, out: Path, run: Path) -> None:
+        self.make(defect, out, run)
+        headers, full, against = ROWS[defect]
+        first = ckpt_cli.verify(out)
+        assert {code for code in codes(first) if KINDS[code].severity != "info"} == {c for c in headers if KINDS[c].severity != "info"}
+        assert headers <= codes(first)
+        everything = ckpt_cli.verify(out, full=True, against=run / "global_step_1")
+        for level, wanted in (("headers", headers), ("full", full), ("against", against)):
+            grave = {code for code in codes(everything, level) if KINDS[code].severity != "info"}
+            assert grave == {code for code in wanted if KINDS[code].severity != "info"}, level
+        assert everything.exit_code == any(KINDS[code].severity == "error" for code in headers | full | against)
+
+    def test_is_named_and_ends_the_command_with_1_if_it_is_an_error(self, defect: str, out: Path, run: Path) -> None:
+        self.make(defect, out, run)
+        done = ckpt("verify", out, "--full", "--against", run / "global_step_1", "--json")
+        document = json.loads(done.out)
+        grave = [item for item in document["data"]["findings"] if item["severity"] != "info"]
+        assert grave
+        assert all(item["tensor"] or item["file"] for item in grave)
+        if all(item["severity"] == "warning" for item in grave):
+            assert (done.code, document["exit_code"], document["status"]) == (0, 0, "success")
+        else:
+            assert (done.code, document["exit_code"], document["status"]) == (1, 1, "findings")
+
+
+class TestAnOutputThatIsRight:
+    def test_gives_nothing_above_a_note_at_any_level(self, merged: Path, run: Path) -> None:
+        result = ckpt_cli.verify(merged, full=True, against=run)
+        assert not result.of_severity("error")
+        assert not result.of_severity("warning")
+        assert result.exit_code == 0
+        assert (result.expected, result.naming) == (result.tensors, "those of the hub")
+        assert result.against[0].identical
+        assert result.against[0].tensors == result.tensors == result.checksums
+        assert result.bytes_read == result.bytes
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"names": "native"},
+            {"dtype": "bf16"},
+            {"dtype": "fp16", "max_shard_size": 50_000},
+            {"exclude": "*.mlp.*"},
+            {"weights_name": "other.safetensors"},
+            {"weights_name": "other.safetensors", "max_shard_size": 50_000},
+            {"step": 1, "in_place": True},
+        ],
+        ids=str,
+    )
+    def test_however_it_was_merged(self, run: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+        source = Path(shutil.copytree(run, tmp_path / "run"))
+        result = ckpt_cli.merge(source, None if options.get("in_place") else tmp_path / "out", **options)
+        verified = ckpt_cli.verify(result.outputs[0].output, full=True, against=source)
+        wrong = {item.code for item in verified.findings if item.severity != "info"} - {"missing-tensor"}
+        assert not wrong
+        assert ("missing-tensor" in codes(verified)) == ("exclude" in options)
+        assert verified.against[0].identical
+        assert verified.against[0].cast == (verified.tensors if "dtype" in options else 0)
+
+    def test_needs_no_manifest_to_equal_its_source(self, out: Path, run: Path) -> None:
+        (out / "ckpt-manifest.json").unlink()
+        result = ckpt_cli.verify(out, full=True, against=run / "global_step_1")
+        assert result.exit_code == 0
+        assert result.checksums == 0
+        assert result.against[0].identical
+
+    def test_equals_what_save_pretrained_wrote(self, merged: Path, run: Path) -> None:
+        assert ckpt_cli.verify(merged, against=run / "1" / "saved").against[0].identical
+        assert ckpt_cli.verify(run / "1" / "saved", full=True, against=merged).exit_code == 0
+
+    def test_is_not_another_step_of_its_run(self, merged: Path, run: Path) -> None:
+        result = ckpt_cli.verify(merged, against=run / "global_step_2")
+        assert codes(result) == {"different-values"}
+        assert result.against[0].different == result.tensors
+
+
+class TestShards:
+    def test_are_verified_as_they_are(self, run: Path) -> None:
+        result = ckpt_cli.verify(run, full=True)
+        assert result.exit_code == 0
+        assert result.format == "rank-shards"
+        assert result.checksums > 0
+
+    def test_a_flipped_bit_is_found_by_the_checksum_of_its_record(self, run: Path, tmp_path: Path) -> None:
+        step = Path(shutil.copytree(run / "global_step_1", tmp_path / "global_step_1"))
+        path = step / "model_world_size_2_rank_1.pt"
+        content = bytearray(path.read_bytes())
+        local = torch.load(path, weights_only=False)[QUERY].to_local()
+        content[content.index(local.numpy().tobytes()) + 5] ^= 4
+        path.write_bytes(content)
+        result = ckpt_cli.verify(step, full=True)
+        assert [(item.code, item.file) for item in result.of_severity("error")] == [("wrong-checksum", path.name)]
+        merged = ckpt_cli.merge(step, tmp_path / "out")
+        assert ckpt_cli.verify(merged.outputs[0].output, against=step).exit_code == 0
+
+    def test_replicas_that_differ_are_found(self, copy: Copy) -> None:
+        run = copy("layouts", "verl-run", "run")
+        for path in sorted(run.glob("global_step_20/actor/model_*_rank_*.pt"))[:1]:
+            content = bytearray(path.read_bytes())
+            state = torch.load(path, weights_only=False)
+            counts = state["model.token_counts"]
+            assert not hasattr(counts, "placements")
+            content[content.index(counts.numpy().tobytes())] ^= 1
+            path.write_bytes(content)
+        result = ckpt_cli.verify(run, step=20, full=True)
+        assert {"replicas-differ", "wrong-checksum"} <= codes(result)
+
+    def test_missing_ranks_end_with_4(self, copy: Copy) -> None:
+        run = copy("layouts", "verl-run", "run")
+        assert ckpt("verify", run, "--step", "30").code == 4
+
+
+class TestSamples:
+    def test_read_a_share_and_prove_no_checksum(self, merged: Path) -> None:
+        result = ckpt_cli.verify(merged, sample=0.05)
+        assert result.checksums == 0
+        assert result.exit_code == 0
+        assert 0 < result.bytes_read <= result.bytes
+
+    def test_of_everything_find_everything(self, out: Path) -> None:
+        make_it_nan(out)
+        assert "non-finite" in codes(ckpt_cli.verify(out, sample=1.0))
+
+    @pytest.mark.parametrize("sample", ["0%", "101%", "x", "-5%", "nan"])
+    def test_need_a_share(self, merged: Path, sample: str) -> None:
+        assert ckpt("verify", merged, "--sample", sample).code == 2
+
+
+class TestTies:
+    @pytest.fixture
+    def tied(self, tmp_path: Path) -> Path:
+        build(*MODELS["llama, tied"]).save_pretrained(tmp_path / "tied")
+        return tmp_path / "tied"
+
+    def test_a_head_that_is_stored_as_well_is_a_note(self, tied: Path) -> None:
+        change(tied / "model.safetensors", lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"].clone()}))
+        result = ckpt_cli.verify(tied, full=True)
+        assert codes(result) >= {"tied-stored"}
+        assert not [item for item in result.findings if item.severity != "info"]
+
+    def test_a_head_that_differs_is_a_warning(self, tied: Path) -> None:
+        change(tied / "model.safetensors", lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"] + 1}))
+        assert [item.code for item in ckpt_cli.verify(tied, full=True).of_severity("warning")] == ["tied-differ"]
+
+
+class TestWhatIsSaid:
+    def test_of_a_swap_names_whose_values_they_are(self, out: Path, run: Path) -> None:
+        swap_two_tensors(out)
+        found = {item.tensor: item.message for item in ckpt_cli.verify(out, against=run / "global_step_1").findings}
+        assert found[QUERY] == "holds the values of model.layers.1.self_attn.q_proj.weight"
+
+    def test_of_a_flipped_bit_says_how_many_elements_and_where(self, out: Path, run: Path) -> None:
+        change(owner(out, QUERY), lambda held: held[QUERY][5, 7].add_(1.0))
+        (item,) = ckpt_cli.verify(out, against=run / "global_step_1").findings
+        assert item.message.startswith("1 of 1024 elements differ, by up to 1")
+        assert item.message.endswith("first at [5, 7]")
+        assert item.numbers["different"] == 1
+
+    def test_without_transformers_says_what_was_not_compared(self, merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ckpt_cli.expected_tensors.installed_version", lambda: None)
+        (item,) = [item for item in ckpt_cli.verify(merged).findings if item.code == "not-compared"]
+        assert item.message == "transformers is not installed"
+
+    def test_custom_code_is_never_run(self, out: Path) -> None:
+        (out / "modeling_x.py").write_text("raise SystemExit('it ran')")
+        in_config(out, auto_map={"AutoModel": "modeling_x.X"})
+        assert "custom code, which is not run" in str(ckpt_cli.verify(out).findings)
+
+
+class TestRefusals:
+    def test_a_path_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound):
+            ckpt_cli.verify(tmp_path / "nothing")
+
+    def test_an_average_equals_no_checkpoint(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.average(run, tmp_path / "mean", everything=True)
+        assert ckpt_cli.verify(tmp_path / "mean", full=True).exit_code == 0
+        with pytest.raises(UsageError, match="average of 2 checkpoints"):
+            ckpt_cli.verify(tmp_path / "mean", against=run)
+
+    def test_full_and_sample_at_once(self, merged: Path) -> None:
+        with pytest.raises(UsageError):
+            ckpt_cli.verify(merged, full=True, sample=0.5)
+
+    def test_a_single_file_that_is_damaged_ends_with_3(self, out: Path) -> None:
+        truncate(out)
+        with pytest.raises(CorruptFile):
+            ckpt_cli.verify(owner(out, QUERY))
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b"{}",
+            b"[1]",
+            b'{"tool": "ckpt", "schema": 1}',
+            b'{"tool":"ckpt","schema":1,"options":{},"outputs":{"a":"x"},"side_files":[]}',
+        ],
+    )
+    def test_a_damaged_manifest_is_a_warning(self, out: Path, content: bytes) -> None:
+        (out / "ckpt-manifest.json").write_bytes(content)
+        assert [item.code for item in ckpt_cli.verify(out).of_severity("warning")] == ["damaged-manifest"]
+
+    def test_a_manifest_that_names_files_elsewhere_opens_none(self, out: Path) -> None:
+        content = json.loads((out / "ckpt-manifest.json").read_text())
+        content["outputs"]["../secret.safetensors"] = 10
+        (out / "ckpt-manifest.json").write_text(json.dumps(content))
+        (out.parent / "secret.safetensors").write_bytes(b"0123456789")
+        assert codes(ckpt_cli.verify(out)) == {"missing-file"}
+
+
+class TestThePage:
+    def test_lists_every_code_as_it_is(self) -> None:
+        listed = {row[0].strip("`"): row[1:] for row in table("Codes")}
+        assert listed == {code: [kind.severity, kind.level, kind.meaning] for code, kind in KINDS.items()}
+
+
+def test_errors_are_ours(out: Path) -> None:
+    """Whatever is in the JSON files, the worst is an error of ours."""
+    for name in ("config.json", INDEX, "ckpt-manifest.json", "tokenizer.json"):
+        kept = (out / name).read_bytes()
+        for content in (
+            b"",
+            b"null",
+            b"[]",
+            b'"x"',
+            b"{}",
+            b'{"weight_map": {"a": 1}}',
+            b"\xff\xfe",
+            b'{"model": {"vocab": [1, 2]}, "added_tokens": [1]}',
+        ):
+            (out / name).write_bytes(content)
+            with contextlib.suppress(CkptError):
+                ckpt_cli.verify(out)
+        (out / name).write_bytes(kept)
+    assert ckpt_cli.verify(out).exit_code == 0

@@ -15,7 +15,7 @@ from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
 from ckpt_cli.expected_tensors import Expected, expected_tensors
 from ckpt_cli.files import read_small
-from ckpt_cli.findings import finding
+from ckpt_cli.findings import finding, shape_text
 from ckpt_cli.geometry import Shape
 from ckpt_cli.hub_names import renamed_for_hub
 from ckpt_cli.hub_rules import rules_for
@@ -105,10 +105,12 @@ def _compared(shapes: Mapping[str, Shape], expected: Expected, config: Config) -
     naming, held, missing, reshaped, extra = min(compared, key=lambda item: len(item[2]) + len(item[3]) + len(item[4]))
     found = []
     for name, shape in missing.items():
-        found.append(finding("missing-tensor", f"the class has it with shape {_shape(shape)} ({expected.origin})", tensor=name))
+        found.append(finding("missing-tensor", f"the class has it with shape {shape_text(shape)} ({expected.origin})", tensor=name))
     for name, (wanted, stored) in reshaped.items():
-        found.append(finding("wrong-shape", f"{_shape(stored)}, and the class has {_shape(wanted)} ({expected.origin})", tensor=name))
-    found += [finding("extra-tensor", f"the class has none of this name (shape {_shape(held[name])})", tensor=name) for name in extra]
+        found.append(
+            finding("wrong-shape", f"{shape_text(stored)}, and the class has {shape_text(wanted)} ({expected.origin})", tensor=name)
+        )
+    found += [finding("extra-tensor", f"the class has none of this name (shape {shape_text(held[name])})", tensor=name) for name in extra]
     found += [finding("extra-tensor", "a value head of TRL beside the model", tensor=name) for name in heads]
     tied = [name for name in shapes if name in expected.tied and name not in expected.hub] if naming != "as trained" else []
     found += [finding("tied-stored", f"the config ties it to {expected.tied[name]}", tensor=name) for name in tied]
@@ -132,10 +134,6 @@ def _differences(
 
 def _matches(expressions: tuple[str, ...], name: str) -> bool:
     return any(re.search(expression, name) for expression in expressions)
-
-
-def _shape(shape: Shape) -> str:
-    return " x ".join(map(str, shape)) or "scalar"
 
 
 # -- tokenizer -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckpt_cli.geometry import Shape
 from ckpt_cli.report import Finding
 
 Severity = Literal["error", "warning", "info"]
@@ -66,3 +67,8 @@ KINDS: dict[str, Kind] = {
 def finding(code: str, message: str, *, tensor: str | None = None, file: str | None = None, **numbers: float | str) -> Finding:
     """A finding of a known code; ``numbers`` are what was measured."""
     return Finding(code=code, severity=KINDS[code].severity, message=message, tensor=tensor, file=file, numbers=numbers)
+
+
+def shape_text(shape: Shape) -> str:
+    """A shape as findings say it: 37 x 10."""
+    return " x ".join(map(str, shape)) or "scalar"

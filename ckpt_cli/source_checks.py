@@ -6,6 +6,7 @@ they belong, with code of its own, so that a mistake in one of the two shows.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.dtypes import Dtype, numpy_dtype
 from ckpt_cli.execute import default_jobs
 from ckpt_cli.files import Source
-from ckpt_cli.findings import finding
+from ckpt_cli.findings import finding, shape_text
 from ckpt_cli.geometry import Box, Shape, contiguous_strides
 from ckpt_cli.kernels import PieceIndex, cast, read_range
 from ckpt_cli.model import Piece, Tensor
@@ -58,8 +59,10 @@ def compare_with_source(
     """
     shown = progress or Silent()
     common = [name for name in wanted if name in outputs]
-    found = [finding("lost-tensor", f"shape {wanted[name].tensor.shape}", tensor=name) for name in wanted if name not in outputs]
-    found += [finding("unproved-tensor", f"shape {tensor.shape}", tensor=name) for name, tensor in outputs.items() if name not in wanted]
+    lost = [name for name in wanted if name not in outputs]
+    unproved = [name for name in outputs if name not in wanted]
+    found = [finding("lost-tensor", f"the source has it with shape {shape_text(wanted[name].tensor.shape)}", tensor=name) for name in lost]
+    found += [finding("unproved-tensor", f"shape {shape_text(outputs[name].shape)}", tensor=name) for name in unproved]
     total = sum(wanted[name].tensor.nbytes for name in common)
     shown.start(total, "comparing")
 
@@ -77,7 +80,7 @@ def compare_with_source(
 def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int], None]) -> Finding | None:
     source = wanted.tensor
     if output.shape != source.shape:
-        return finding("different-shape", f"{output.shape}, and {source.shape} in the source", tensor=name)
+        return finding("different-shape", f"{shape_text(output.shape)}, and {shape_text(source.shape)} in the source", tensor=name)
     target = wanted.dtype or output.dtype
     castable = source.dtype == output.dtype or source.dtype.kind == output.dtype.kind == "float"
     if output.dtype != target or not castable:
@@ -93,8 +96,10 @@ def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int],
     if not seen.count:
         return None
     share = f"{seen.count} of {source.numel} elements differ"
-    message = f"{share}, by up to {seen.largest:.3g}, first at {list(seen.first or ())}"
-    return finding("different-values", message, tensor=name, different=seen.count, elements=source.numel, largest=seen.largest)
+    measured = math.isfinite(seen.largest)
+    message = f"{share}{f', by up to {seen.largest:.3g}' if measured else ''}, first at {list(seen.first or ())}"
+    largest = seen.largest if measured else "not finite"
+    return finding("different-values", message, tensor=name, different=seen.count, elements=source.numel, largest=largest)
 
 
 def _blocks(piece: Piece, grid: Shape, itemsize: int) -> Iterator[Box]:
@@ -199,7 +204,7 @@ def _count(seen: _Difference, held: Array, written: Array, source: Dtype, target
     if target.kind in ("float", "int"):
         with numpy.errstate(all="ignore"):
             wide = [values[at].view(numpy_dtype(target)).astype(numpy.float64) for values in (ours, theirs)]
-            seen.largest = float(numpy.fmax(seen.largest, numpy.fmax.reduce(numpy.abs(wide[0] - wide[1]))))
+            seen.largest = float(numpy.maximum(seen.largest, numpy.abs(wide[0] - wide[1]).max()))
 
 
 # -- whose values are these? -----------------------------------------------------------------------------------------

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.render import ROWS
-from ckpt_cli.cli.render import _cells as cells
 from ckpt_cli.cli.render import _next as next_line
 from ckpt_cli.cli.render import _plain as plain
 from ckpt_cli.cli.render import _print_facts as facts_table
-from ckpt_cli.cli.render import _table as table
-from ckpt_cli.findings import KINDS
+from ckpt_cli.findings import AGAIN, KINDS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ckpt_cli.cli.session import Session
     from ckpt_cli.report import Finding, VerifyResult
+
+ROWS = 8
+"""How many findings of one code are shown."""
 
 STYLES = {"error": "red", "warning": "yellow", "info": "dim"}
 
@@ -29,11 +31,9 @@ def verify_result(result: VerifyResult, session: Session) -> None:
         return
     facts_table(console, verdict(result))
     shown = [item for item in result.findings if item.severity != "info" or session.verbose]
-    if shown:
+    for code in dict.fromkeys(item.code for item in shown):
         console.print()
-        console.print(_finding_table(shown, everything=session.verbose))
-        if len(shown) > ROWS and not session.verbose:
-            console.print(plain(f"... and {len(shown) - ROWS} more, all of them with -v or --json"))
+        _print_findings(console, [item for item in shown if item.code == code], everything=session.verbose)
     console.print()
     next_line(session, _next(result))
 
@@ -70,20 +70,30 @@ def _names(result: VerifyResult) -> str:
     return f"{result.naming}: {result.expected - absent} of the {text.plural(result.expected, 'tensor')} of {result.architecture}"
 
 
-def _finding_table(findings: Sequence[Finding], *, everything: bool) -> object:
-    rows = table(("", "code", "tensor", "file", "what was found"))
-    for item in findings if everything else findings[:ROWS]:
-        values = cells((item.severity, item.code, item.tensor or "", item.file or "", item.message))
-        values[0].stylize(STYLES[item.severity])
-        rows.add_row(*values)
-    return rows
+def _print_findings(console: Console, findings: Sequence[Finding], *, everything: bool) -> None:
+    """The findings of one code: what it means, then where it was found."""
+    from rich.padding import Padding
+
+    first = findings[0]
+    head = plain(f"{first.severity}[{first.code}]: {KINDS[first.code].meaning}")
+    head.stylize(STYLES[first.severity], 0, len(first.severity) + len(first.code) + 2)
+    console.print(head)
+    listed = findings if everything else findings[:ROWS]
+    for item in listed:
+        where = " in ".join(filter(None, (item.tensor, item.file)))
+        console.print(Padding(plain(f"{where}: {item.message}" if where else item.message), (0, 0, 0, 2), expand=False))
+    if len(listed) < len(findings):
+        console.print(plain(f"  ... and {len(findings) - len(listed)} more, all of them with -v or --json"))
 
 
 def _next(result: VerifyResult) -> str:
     """The advice of the gravest finding; else the check that proves more, if there is one."""
     for item in result.findings:
         if item.severity == "error":
-            return KINDS[item.code].advice or f"look up {item.code} in docs/findings.md"
+            advice = KINDS[item.code].advice
+            if advice == AGAIN and result.made_from is not None:
+                return f"ckpt merge {text.argument(result.made_from)} -o {text.argument(result.path)} --overwrite --verify"
+            return advice or f"look up {item.code} in docs/findings.md"
     if result.made_from is not None and not result.against:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}"
     if "full" not in result.levels and not result.against:

@@ -163,14 +163,14 @@ class WrittenFolder(Frozen):
 class MergedComponent(WrittenFolder):
     """A merged component. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written.
 
-    ``state`` names the files of ``--with-state``.
+    ``state`` names the files of ``--with-state``; ``verified`` is what ``--verify`` found, one per component.
     """
 
     covered_elements: int
     source_elements: int
     state: tuple[str, ...] = ()
     comparison: BaseComparison | None = None
-    verification: VerifyResult | None = None
+    verified: tuple[VerifyResult, ...] = ()
 
 
 class MergeResult(Frozen):
@@ -184,7 +184,7 @@ class MergeResult(Frozen):
     @property
     def exit_code(self) -> int:
         """1 if an output was verified and is not what it should be."""
-        return max((output.verification.exit_code for output in self.outputs if output.verification is not None), default=0)
+        return max((verified.exit_code for output in self.outputs for verified in output.verified), default=0)
 
 
 class AverageSource(Frozen):

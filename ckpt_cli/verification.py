@@ -20,7 +20,7 @@ from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
 from ckpt_cli.locate import locate
 from ckpt_cli.manifest import Manifest
-from ckpt_cli.merging import MergeOptions, planned_parts
+from ckpt_cli.merge_plan import MergeOptions, Part, planned_parts
 from ckpt_cli.model import Tensor
 from ckpt_cli.model_config import architecture
 from ckpt_cli.opening import Opened, open_checkpoint
@@ -125,6 +125,39 @@ def verify(
         if base is not None:
             levels.append("base")
             comparison = _against_base(subject, config, base, files, chosen, progress)
+    return _report(subject, config, found, levels, started, checksums=checksums, bytes_read=read, against=sources, comparison=comparison)
+
+
+def verify_written(
+    folder: Path, parts: Sequence[Part], source: Path, *, jobs: int | None = None, progress: Progress | None = None
+) -> tuple[VerifyResult, ...]:
+    """Check a folder that was just written of planned components: headers, config, and every byte against the source."""
+    results = []
+    with Files() as files:
+        checked = check_folder(folder, files)
+        for part in parts:
+            started = time.monotonic()
+            names = {file.name for file in part.plan.files}
+            weights = next(weights for weights in checked.sets if names & {path.name for path in weights.files})
+            subject = _set_subject(folder, checked, weights)
+            config = _config(subject)
+            wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
+            different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
+            summary = _summary(source, part, subject.tensors, wanted, compared, different)
+            found = [*subject.findings, *config.findings, *different]
+            results.append(_report(subject, config, found, ["headers", "against"], started, against=(summary,)))
+    return tuple(results)
+
+
+def _report(
+    subject: Subject,
+    config: ConfigCheck,
+    found: Sequence[Finding],
+    levels: Sequence[str],
+    started: float,
+    **measured: Any,
+) -> VerifyResult:
+    """The result, gravest findings first."""
     tensors = subject.tensors.values()
     dtypes: Counter[str] = Counter()
     for tensor in tensors:
@@ -143,12 +176,9 @@ def verify(
         levels=tuple(levels),
         expected=config.expected,
         naming=config.naming,
-        checksums=checksums,
-        bytes_read=read,
         findings=tuple(sorted(found, key=lambda item: ("error", "warning", "info").index(item.severity))),
-        against=sources,
-        comparison=comparison,
         seconds=time.monotonic() - started,
+        **measured,
     )
 
 
@@ -185,7 +215,10 @@ def _folder_subject(folder: Path, files: Files, type: str | None) -> Subject:
         if not checked.findings:
             raise NotFound("there are no weights to verify", path=folder, expected="safetensors files")
         return Subject(folder, type or "model", FORMAT, 0, {}, False, checked, folder, checked.findings)
-    weights = _chosen(checked.sets, type, folder)
+    return _set_subject(folder, checked, _chosen(checked.sets, type, folder))
+
+
+def _set_subject(folder: Path, checked: FolderCheck, weights: WeightSet) -> Subject:
     files_read = len(weights.files) + (weights.index is not None)
     return Subject(folder, weights.name, FORMAT, files_read, weights.tensors, weights.readable, checked, folder, checked.findings)
 
@@ -259,12 +292,17 @@ def _against(
         if head in subject.tensors and partner in wanted:
             wanted[head] = wanted[partner]
     found, compared = compare_with_source(subject.tensors, wanted, jobs=options.jobs, progress=progress)
-    common = [name for name in wanted if name in subject.tensors]
-    cast = sum(wanted[name].tensor.dtype != subject.tensors[name].dtype for name in common)
-    summary = SourceComparison(
-        source=str(opened.found.path), component=part.opened.name, tensors=len(common), bytes=compared, cast=cast, different=len(found)
+    return found, _summary(opened.found.path, part, subject.tensors, wanted, compared, found)
+
+
+def _summary(
+    source: Path, part: Part, tensors: Mapping[str, Tensor], wanted: Mapping[str, Wanted], compared: int, found: Sequence[Finding]
+) -> SourceComparison:
+    common = [name for name in wanted if name in tensors]
+    cast = sum(wanted[name].tensor.dtype != tensors[name].dtype for name in common)
+    return SourceComparison(
+        source=str(source), component=part.opened.name, tensors=len(common), bytes=compared, cast=cast, different=len(found)
     )
-    return found, summary
 
 
 def _as_in_source(item: Finding) -> Finding:

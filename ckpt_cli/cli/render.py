@@ -6,11 +6,13 @@ Names from files only ever become `rich.text.Text`, with control characters esca
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo
+from ckpt_cli.cli.parts import as_cells, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.verify_screen import print_findings, source_fact
+from ckpt_cli.descriptor import Checkpoint, ComponentInfo
 from ckpt_cli.names import printable
 from ckpt_cli.report import (
     AveragedComponent,
@@ -29,7 +31,6 @@ from ckpt_cli.report import (
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from ckpt_cli.cli.session import Session
 
@@ -50,7 +51,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
     """What `ckpt detect` prints."""
     console, checkpoint = session.out(), result.checkpoint
     if session.quiet:
-        console.print(_plain(checkpoint.path))
+        console.print(plain(checkpoint.path))
         return
     main = checkpoint.components[0]
     saver = f", saved by {main.writer}" if main.format == "dcp" and main.elements is not None else ""
@@ -60,23 +61,23 @@ def detect_result(result: DetectResult, session: Session) -> None:
         named = [f"step {checkpoint.step}"] if checkpoint.step is not None else []
         why = ["the newest complete one"] if checkpoint.newest_complete else []
         facts.append(("chosen", ", ".join(named + why), text.path(checkpoint.path)))
-    _print_facts(console, [(label, f"{where}   {what}") for label, what, where in facts])
+    print_facts(console, [(label, f"{where}   {what}") for label, what, where in facts])
     console.print()
     console.print(_component_table(checkpoint.components, console))
     if len(checkpoint.steps) > 1:
         console.print()
-        steps = _table(("step", "components", "state", ""), right=(0,))
+        steps = new_table(("step", "components", "state", ""), right=(0,))
         for step in checkpoint.steps:
             chosen = "<- chosen" if step.path == checkpoint.path else ""
-            steps.add_row(*_cells((str(step.step), ", ".join(step.components), step.problem or "all files are there", chosen)))
+            steps.add_row(*as_cells((str(step.step), ", ".join(step.components), step.problem or "all files are there", chosen)))
         console.print(steps)
     console.print()
-    _print_notes(session, checkpoint.notes, everything=True)
+    print_notes(session, checkpoint.notes, everything=True)
     if result.problem is None:
-        _next(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
+        next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
     else:
         session.say(f"warning: it cannot be merged: {printable(result.problem)}", "yellow")
-        _next(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says what is missing)")
+        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says what is missing)")
 
 
 def inspect_result(result: InspectResult, session: Session, *, show_all: bool = False) -> None:
@@ -85,12 +86,12 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
     if session.quiet:
         for info in checkpoint.components:
             for tensor in info.tensors or ():
-                console.print(_plain(tensor.name), soft_wrap=True)
+                console.print(plain(tensor.name), soft_wrap=True)
         return
     for info in checkpoint.components:
         if info.tensors is None:
             continue
-        _print_facts(console, _facts(checkpoint, info))
+        print_facts(console, _facts(checkpoint, info))
         console.print()
         rows = (
             [
@@ -111,16 +112,16 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
         console.print(_tensor_table(rows, console, counted=not show_all))
         if info.leaves and session.verbose:
             console.print()
-            leaves = _table(("entry that is no tensor", "value"))
+            leaves = new_table(("entry that is no tensor", "value"))
             for leaf in info.leaves:
-                leaves.add_row(*_cells((leaf.name, leaf.text)))
+                leaves.add_row(*as_cells((leaf.name, leaf.text)))
             console.print(leaves)
         console.print()
-    _print_notes(session, checkpoint.notes)
+    print_notes(session, checkpoint.notes)
     if checkpoint.framework == "Hugging Face":
-        _next(session, f'{checkpoint.architecture or "AutoModel"}.from_pretrained("{text.path(checkpoint.path)}")')
+        next_line(session, f'{checkpoint.architecture or "AutoModel"}.from_pretrained("{text.path(checkpoint.path)}")')
     else:
-        _next(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
+        next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
 
 
 def merge_result(result: MergeResult, session: Session) -> None:
@@ -128,7 +129,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
     console, checkpoint = session.out(), result.checkpoint
     if session.quiet:
         for output in result.outputs:
-            console.print(_plain(output.output), soft_wrap=True)
+            console.print(plain(output.output), soft_wrap=True)
         return
     for output in result.outputs:
         info = next(info for info in checkpoint.components if info.name == output.component.split("+")[0])
@@ -143,26 +144,33 @@ def merge_result(result: MergeResult, session: Session) -> None:
         state = _by_rank([FileInfo(name=name, bytes=0) for name in output.state])
         facts.append(("state", ", ".join(_file_label(names) for names, _ in state)))
         facts += _written(output, result.dry_run, result.seconds)
-        _print_facts(console, facts)
+        facts += [("verified", source_fact(source)) for verified in output.verified for source in verified.against]
+        print_facts(console, facts)
+        for verified in output.verified:
+            print_findings(console, verified.findings, everything=session.verbose)
         if len(output.files) > 1 and (result.dry_run or session.verbose):
-            table = _table(("file", "size"), right=(1,))
+            table = new_table(("file", "size"), right=(1,))
             for file in output.files:
-                table.add_row(*_cells((file.name, text.size(file.bytes))))
+                table.add_row(*as_cells((file.name, text.size(file.bytes))))
             console.print()
             console.print(table)
         if output.comparison is not None:
             console.print()
-            _print_facts(console, _comparison(output.comparison))
+            print_facts(console, _comparison(output.comparison))
             if output.comparison.drifts:
                 console.print()
                 console.print(_drift_table(output.comparison))
         _print_output_notes(session, output)
         console.print()
-    _print_notes(session, checkpoint.notes)
+    print_notes(session, checkpoint.notes)
     if result.dry_run:
-        _next(session, "run the same command without --dry-run")
+        next_line(session, "run the same command without --dry-run")
+    elif result.exit_code:
+        next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
+    elif any(output.verified for output in result.outputs):
+        next_line(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
     else:
-        _next(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
+        next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --against {text.argument(checkpoint.path)}")
 
 
 def average_result(result: AverageResult, session: Session) -> None:
@@ -170,7 +178,7 @@ def average_result(result: AverageResult, session: Session) -> None:
     console, checkpoint = session.out(), result.checkpoint
     if session.quiet:
         for output in result.outputs:
-            console.print(_plain(output.output), soft_wrap=True)
+            console.print(plain(output.output), soft_wrap=True)
         return
     for output in result.outputs:
         console.print(_source_table(output))
@@ -186,22 +194,22 @@ def average_result(result: AverageResult, session: Session) -> None:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
         facts.append(("assets", ", ".join(output.assets) or "none"))
         facts += _written(output, result.dry_run, result.seconds)
-        _print_facts(console, facts)
+        print_facts(console, facts)
         _print_output_notes(session, output)
         console.print()
-    _print_notes(session, result.notes)
-    _print_notes(session, checkpoint.notes)
+    print_notes(session, result.notes)
+    print_notes(session, checkpoint.notes)
     if result.dry_run:
-        _next(session, "run the same command without --dry-run")
+        next_line(session, "run the same command without --dry-run")
     else:
-        _next(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
+        next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
 
 
 def extract_result(result: ExtractResult, session: Session) -> None:
     """What `ckpt extract-state` prints: where training stood, then the files."""
     console = session.out()
     if session.quiet:
-        console.print(_plain(result.output), soft_wrap=True)
+        console.print(plain(result.output), soft_wrap=True)
         return
     described = [result.framework, result.component] if result.component != "model" else [result.framework]
     described += [text.plural(result.ranks, "rank")] if result.ranks else []
@@ -228,23 +236,23 @@ def extract_result(result: ExtractResult, session: Session) -> None:
     total = sum(file.bytes for file in result.files)
     verb = "would write" if result.dry_run else "wrote"
     facts.append((verb, f"{text.path(result.output)}   {text.plural(len(result.files), 'file')}, {text.size(total)}"))
-    _print_facts(console, facts)
+    print_facts(console, facts)
     console.print()
-    table = _table(("file", "size", ""), right=(1,))
+    table = new_table(("file", "size", ""), right=(1,))
     for names, size in _by_rank(result.files):
         count = f"{len(names)} files" if len(names) > 1 else ""
         copied = "copied as they are" if count else "copied as it is"
         remark = ", ".join(filter(None, (count, copied if names[0] in result.copied else "")))
-        table.add_row(*_cells((_file_label(names), text.size(size), remark)))
+        table.add_row(*as_cells((_file_label(names), text.size(size), remark)))
     console.print(table)
     console.print()
-    _print_notes(session, result.notes)
+    print_notes(session, result.notes)
     if result.dry_run:
-        _next(session, "run the same command without --dry-run")
+        next_line(session, "run the same command without --dry-run")
     else:
         loaded = any(file.name == "extra_state_merged.pt" for file in result.files)
         extra = f"{text.path(result.output)}/extra_state_merged.pt"
-        _next(session, f"torch.load({extra!r})" if loaded else f"ls {text.argument(result.output)}")
+        next_line(session, f"torch.load({extra!r})" if loaded else f"ls {text.argument(result.output)}")
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
@@ -290,18 +298,18 @@ def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple
 
 
 def _print_output_notes(session: Session, output: WrittenFolder) -> None:
-    _print_notes(session, output.notes)
+    print_notes(session, output.notes)
     for what in output.lacking:
         session.say(f"warning: the output has no {_bare(what)}: pass --base DIR with the model that training started from", "yellow")
 
 
 def _source_table(output: AveragedComponent) -> Table:
-    table = _table(("step", "source", "component", "size", "weight", "share"), right=(0, 3, 4, 5))
+    table = new_table(("step", "source", "component", "size", "weight", "share"), right=(0, 3, 4, 5))
     for source in output.sources:
         weight = f"{source.weight:.6g}"
         step = "" if source.step is None else str(source.step)
         table.add_row(
-            *_cells((step, text.path(source.path), source.component, text.size(source.bytes), weight, text.share(source.coefficient)))
+            *as_cells((step, text.path(source.path), source.component, text.size(source.bytes), weight, text.share(source.coefficient)))
         )
     return table
 
@@ -321,7 +329,7 @@ def _file_label(names: Sequence[str]) -> str:
 def _component_table(components: Sequence[ComponentInfo], console: Console) -> Table:
     heads = ("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state")
     shown = [head for head in heads if console.width >= NARROW or head not in ("format", "files")]
-    table = _table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("files", "ranks", "tensors", "params", "size")))
+    table = new_table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("files", "ranks", "tensors", "params", "size")))
     for info in components:
         tensors = sum(count.tensors for count in info.kinds.values())
         cells = {
@@ -335,7 +343,7 @@ def _component_table(components: Sequence[ComponentInfo], console: Console) -> T
             "size": text.size(info.bytes) if info.bytes is not None else "",
             "state": info.problem or ("complete" if info.elements is not None else "all files are there"),
         }
-        table.add_row(*_cells(cells[head] for head in shown))
+        table.add_row(*as_cells(cells[head] for head in shown))
     return table
 
 
@@ -345,7 +353,7 @@ def _tensor_table(rows: Sequence[TensorGroup], console: Console, *, counted: boo
     unwanted |= {"layout"} if console.width < NARROW or not any(row.layout for row in rows) else set()
     unwanted |= {""} if not any(row.odd for row in rows) else set()
     shown = [head for head in heads if head not in unwanted]
-    table = _table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("count", "params")))
+    table = new_table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("count", "params")))
     for row in rows:
         cells = {
             "tensor": row.pattern,
@@ -356,7 +364,7 @@ def _tensor_table(rows: Sequence[TensorGroup], console: Console, *, counted: boo
             "params": text.params(row.elements),
             "": "<- differs from its group" if row.odd else "",
         }
-        table.add_row(*_cells(cells[head] for head in shown))
+        table.add_row(*as_cells(cells[head] for head in shown))
     return table
 
 
@@ -392,12 +400,12 @@ def _comparison(comparison: BaseComparison) -> list[tuple[str, str]]:
 
 
 def _drift_table(comparison: BaseComparison) -> Table:
-    table = _table(("tensor", "changed", "max |d|", "mean |d|"), right=(1, 2, 3))
+    table = new_table(("tensor", "changed", "max |d|", "mean |d|"), right=(1, 2, 3))
     for drift in comparison.drifts[:ROWS]:
         share = 100 * drift.changed / drift.elements
-        table.add_row(*_cells((drift.name, f"{share:.1f}%", f"{drift.max_abs:.3g}", f"{drift.mean_abs:.3g}")))
+        table.add_row(*as_cells((drift.name, f"{share:.1f}%", f"{drift.max_abs:.3g}", f"{drift.mean_abs:.3g}")))
     if len(comparison.drifts) > ROWS:
-        table.add_row(*_cells((f"... and {len(comparison.drifts) - ROWS} more, all of them with --json", "", "", "")))
+        table.add_row(*as_cells((f"... and {len(comparison.drifts) - ROWS} more, all of them with --json", "", "", "")))
     return table
 
 
@@ -407,47 +415,3 @@ def _alias(layout: str, alias_of: str | None) -> str:
 
 def _bare(what: str) -> str:
     return what.removeprefix("a ")
-
-
-def _print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, value in facts:
-        if value:
-            grid.add_row(*_cells((label, value)))
-    console.print(grid)
-
-
-def _print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool = False) -> None:
-    for note in notes:
-        if note.level == "warning":
-            session.say(f"warning: {printable(note.text)}", "yellow")
-        elif session.verbose or everything:
-            session.say(f"note: {printable(note.text)}", "dim")
-
-
-def _next(session: Session, command: str) -> None:
-    session.say(f"next: {command}", "bold", wrap=False)
-
-
-def _table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, head in enumerate(heads):
-        flexible = head in ("tensor", "state", "mesh", "layout", "value", "source", "")
-        table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=not flexible)
-    return table
-
-
-def _cells(values: Iterable[str]) -> list[Text]:
-    return [_plain(value) for value in values]
-
-
-def _plain(value: str) -> Text:
-    from rich.text import Text
-
-    return Text(printable(value))

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.render import _next as next_line
-from ckpt_cli.cli.render import _plain as plain
-from ckpt_cli.cli.render import _print_facts as facts_table
+from ckpt_cli.cli.parts import next_line, plain, print_facts
 from ckpt_cli.findings import AGAIN, KINDS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ckpt_cli.cli.session import Session
-    from ckpt_cli.report import Finding, VerifyResult
+    from ckpt_cli.report import Finding, SourceComparison, VerifyResult
 
 ROWS = 8
 """How many findings of one code are shown."""
@@ -29,11 +27,8 @@ def verify_result(result: VerifyResult, session: Session) -> None:
     if session.quiet:
         console.print(plain("ok" if result.exit_code == 0 else "failed"))
         return
-    facts_table(console, verdict(result))
-    shown = [item for item in result.findings if item.severity != "info" or session.verbose]
-    for code in dict.fromkeys(item.code for item in shown):
-        console.print()
-        _print_findings(console, [item for item in shown if item.code == code], everything=session.verbose)
+    print_facts(console, verdict(result))
+    print_findings(console, result.findings, everything=session.verbose)
     console.print()
     next_line(session, _next(result))
 
@@ -54,11 +49,7 @@ def verdict(result: VerifyResult) -> list[tuple[str, str]]:
     if "full" in result.levels or "sample" in result.levels:
         proved = f", {text.plural(result.checksums, 'checksum')} compared" if result.checksums else ""
         facts.append(("values", f"{text.size(result.bytes_read)} read{proved}"))
-    for source in result.against:
-        cast = f", {source.cast} of them after a cast" if source.cast else ""
-        compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)}{cast}"
-        outcome = "identical to" if source.identical else f"{source.different} differ from"
-        facts.append(("against", f"{outcome} {text.path(source.source)} ({source.component}): {compared}"))
+    facts += [("against", source_fact(source)) for source in result.against]
     return facts
 
 
@@ -70,7 +61,23 @@ def _names(result: VerifyResult) -> str:
     return f"{result.naming}: {result.expected - absent} of the {text.plural(result.expected, 'tensor')} of {result.architecture}"
 
 
-def _print_findings(console: Console, findings: Sequence[Finding], *, everything: bool) -> None:
+def source_fact(source: SourceComparison) -> str:
+    """How an output compares with its source, in a line."""
+    cast = f", {source.cast} of them after a cast" if source.cast else ""
+    compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)}{cast}"
+    outcome = "identical to" if source.identical else f"{source.different} differ from"
+    return f"{outcome} {text.path(source.source)} ({source.component}): {compared}"
+
+
+def print_findings(console: Console, findings: Sequence[Finding], *, everything: bool) -> None:
+    """Errors and warnings (with ``everything`` notes as well) in groups of one code, each after a blank line."""
+    shown = [item for item in findings if everything or item.severity != "info"]
+    for code in dict.fromkeys(item.code for item in shown):
+        console.print()
+        _print_group(console, [item for item in shown if item.code == code], everything=everything)
+
+
+def _print_group(console: Console, findings: Sequence[Finding], *, everything: bool) -> None:
     """The findings of one code: what it means, then where it was found."""
     from rich.padding import Padding
 

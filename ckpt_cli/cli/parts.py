@@ -1,0 +1,69 @@
+"""What screens are made of: facts, tables, notes, and the next command.
+
+Names from files only ever become `rich.text.Text`, with control characters escaped: markup in them means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ckpt_cli.descriptor import NoteInfo
+from ckpt_cli.names import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ckpt_cli.cli.session import Session
+
+
+def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+    """Labels and what there is to say; a fact without a value is left out."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in facts:
+        if value:
+            grid.add_row(*as_cells((label, value)))
+    console.print(grid)
+
+
+def print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool = False) -> None:
+    """Warnings, and notes if these are wanted, on stderr."""
+    for note in notes:
+        if note.level == "warning":
+            session.say(f"warning: {printable(note.text)}", "yellow")
+        elif session.verbose or everything:
+            session.say(f"note: {printable(note.text)}", "dim")
+
+
+def next_line(session: Session, command: str) -> None:
+    """The last line of every command: what to do now."""
+    session.say(f"next: {command}", "bold", wrap=False)
+
+
+def new_table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
+    """An empty table without lines; the columns ``right`` are numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, head in enumerate(heads):
+        flexible = head in ("tensor", "state", "mesh", "layout", "value", "source", "")
+        table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=not flexible)
+    return table
+
+
+def as_cells(values: Iterable[str]) -> list[Text]:
+    """The cells of a row."""
+    return [plain(value) for value in values]
+
+
+def plain(value: str) -> Text:
+    """Text in which nothing is markup, safe for a terminal."""
+    from rich.text import Text
+
+    return Text(printable(value))

@@ -1,0 +1,273 @@
+"""What a merge will write: options, components, names, dtypes, side files and place, decided before anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli import plan
+from ckpt_cli.assets import auxiliary_weights, config_notes, tied_pair
+from ckpt_cli.errors import NotFound, UsageError
+from ckpt_cli.files import Files
+from ckpt_cli.formats.base import Naming, ReadOptions, ShardOrder
+from ckpt_cli.formats.registry import describe, recognise
+from ckpt_cli.frameworks import framework_of
+from ckpt_cli.key_map import Rule, read_key_map
+from ckpt_cli.matching import match_base
+from ckpt_cli.model import Component, Note, Tensor
+from ckpt_cli.model_config import Config, ties_embeddings
+from ckpt_cli.opening import Opened, OpenedComponent
+from ckpt_cli.placing import check_target, default_output
+from ckpt_cli.publishing import DEFAULT_SHARD_SIZE, check_writing, model_files
+from ckpt_cli.selecting import Selection, compare_copies, select_tensors
+from ckpt_cli.state_folder import state_files
+from ckpt_cli.states import read_state
+from ckpt_cli.styles import FolderStyle, style_of
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOptions:
+    """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
+
+    ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors".
+    """
+
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    weights_name: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    key_map: str | os.PathLike[str] | None = None
+    match_base: bool = False
+    fill_missing_from_base: bool = False
+    drop_extra: bool = False
+    compare: bool = False
+    names: Naming = "hub"
+    ema_from_model: bool = False
+    with_state: bool = False
+    overwrite: bool = False
+    in_place: bool = False
+    jobs: int | None = None
+    dry_run: bool = False
+    verify: bool = False
+    checksum: bool = False
+    allow_overflow: bool = False
+    allow_unequal_replicas: bool = False
+    shard_order: ShardOrder = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base model: its folder, and its weights if it has any."""
+
+    folder: Path
+    component: Component | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One component on its way into a folder."""
+
+    opened: OpenedComponent
+    selection: Selection
+    plan: plan.Plan
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One output folder: one component, or several that share it."""
+
+    parts: tuple[Part, ...]
+    output: Path
+    plan: plan.Plan
+    side_files: Mapping[str, bytes | Path]
+    state_files: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "+".join(part.opened.name for part in self.parts)
+
+
+def check_options(options: MergeOptions, output: object, base: object) -> None:
+    """Raise UsageError for options that contradict each other."""
+    if options.in_place and output is not None:
+        raise UsageError("--in-place writes into the checkpoint, so --output says nothing", hint="leave one of them out")
+    if options.in_place and options.overwrite:
+        raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
+    check_writing(options.weights_name, options.jobs, options.max_shard_size)
+    wants_base = [name for name in ("match_base", "fill_missing_from_base", "drop_extra", "compare") if getattr(options, name)]
+    if wants_base and base is None:
+        raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
+    if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:
+        raise UsageError("--fill-missing-from-base and --drop-extra belong to --match-base", hint="pass --match-base as well")
+
+
+def open_base(folder: Path, files: Files, options: MergeOptions) -> Base:
+    """The base model, with its weights if it has any. Raises NotFound if it has none and the options need them."""
+    matches = [match for match in recognise(folder) if match.trouble is None]
+    if matches:
+        return Base(folder, describe(matches[0], files, ReadOptions()))
+    if options.match_base or options.compare:
+        hint = "pass the folder of the model with its weights"
+        raise NotFound("the base has no weights to compare with", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
+    return Base(folder, None)
+
+
+def planned_jobs(
+    opened: Opened, output: str | os.PathLike[str] | None, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> list[Job]:
+    """One job per folder that will be written. Raises UsageError, OutputError, and what selecting tensors raises."""
+    style = style_of(opened.found, base.folder if base else None)
+    shared = style.shared or options.in_place
+    groups = [opened.components] if shared else [(component,) for component in opened.components]
+    jobs = [_job(opened, group, output, len(groups) > 1, style, base, rules, options) for group in groups]
+    if len({job.output for job in jobs}) < len(jobs):
+        raise UsageError("two components would go to the same folder", hint="merge them one by one with --type and -o")
+    return jobs
+
+
+def _job(
+    opened: Opened,
+    group: tuple[OpenedComponent, ...],
+    output: str | os.PathLike[str] | None,
+    one_of_many: bool,
+    style: FolderStyle,
+    base: Base | None,
+    rules: tuple[Rule, ...],
+    options: MergeOptions,
+) -> Job:
+    first = group[0]
+    if options.in_place:
+        target = first.place.home
+    elif output is None:
+        target = default_output(opened.found, first.name)
+    else:
+        given = Path(os.path.abspath(output))
+        target = given / first.name if one_of_many else given
+    if not options.in_place:
+        roots = [root for component in group for root in (component.component.root, *component.place.match.more_roots)]
+        sources = [opened.found.path, *roots, *([base.folder] if base else [])]
+        check_target(target, sources, overwrite=options.overwrite)
+    parts = _parts(group, style, base, rules, options)
+    loaded = options.weights_name or style.loaded
+    whole = plan.united(
+        [part.plan for part in parts], INDEX if style.loaded else parts[0].plan.index_name, loaded if style.loaded else None
+    )
+    names = [file.name for file in whole.files]
+    if len(set(names)) < len(names):
+        raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
+    if not options.in_place:
+        read = [Path(source.path) for source in whole.sources]
+        check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
+    return Job(parts, target, whole, _side_files(first, whole, base))
+
+
+def _parts(
+    group: tuple[OpenedComponent, ...], style: FolderStyle, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> tuple[Part, ...]:
+    """The components of one folder, planned."""
+    names = [component.name for component in group]
+    if options.weights_name is not None and len(group) > 1:
+        raise UsageError("one weights name for several components", hint="merge them one by one with --type")
+    return tuple(
+        _part(component, options.weights_name or style.weights_name(component.name, names), style, base, rules, options)
+        for component in group
+    )
+
+
+def planned_parts(opened: Opened, base: Path | None, options: MergeOptions, files: Files) -> list[Part]:
+    """What `merge` would write of an opened checkpoint with these options, without a place to write it: for `verify`."""
+    rules = read_key_map(Path(options.key_map)) if options.key_map is not None else ()
+    reference = open_base(base, files, options) if base is not None else None
+    style = style_of(opened.found, base)
+    shared = style.shared or options.in_place
+    groups = [opened.components] if shared else [(component,) for component in opened.components]
+    return [part for group in groups for part in _parts(group, style, reference, rules, options)]
+
+
+def _part(
+    component: OpenedComponent, weights_name: str, style: FolderStyle, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> Part:
+    config = component.assets.config
+    selection = select_tensors(
+        component.component,
+        config,
+        names=options.names,
+        rules=rules,
+        include=options.include,
+        exclude=options.exclude,
+        allow_unequal_replicas=options.allow_unequal_replicas,
+    )
+    notes = list(selection.notes)
+    dtypes = None
+    if options.match_base and base is not None and base.component is not None:
+        for head, embedding in _lacking_heads(selection, base.component.tensors, config, options).items():
+            selection = selection.with_head(head, embedding)
+            notes.append(Note("info", "tied-head", f"{head} is written as {embedding}, to which it is tied, as the base stores both"))
+        matched = match_base(
+            selection.tensors,
+            base.component.tensors,
+            fill_missing=options.fill_missing_from_base,
+            drop_extra=options.drop_extra,
+        )
+        for name, tensor in matched.tensors.items():
+            if name not in selection.tensors and tensor.check_copies:
+                notes += compare_copies(tensor, options.allow_unequal_replicas)
+        selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})
+        dtypes = matched.dtypes if options.dtype is None else None
+        notes += matched.notes
+    made = plan.make_plan(
+        selection.tensors,
+        dtype=options.dtype or "keep",
+        dtypes=dtypes,
+        max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
+        weights_name=weights_name,
+        quantised="quantization_config" in config,
+        dropped=selection.dropped,
+    )
+    if base is not None and base.component is not None and not set(selection.tensors) & set(base.component.tensors):
+        text = "the base has no tensor of the same name: it is another model, or the names differ (see --key-map)"
+        notes.append(Note("warning", "other-base", text))
+    if weights_name == style.loaded:
+        notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
+    stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
+    notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
+    return Part(component, selection, made, tuple(notes))
+
+
+def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:
+    """Tied tensors that a base stores and the selection lacks because they are tied, not because a filter or a key map left them out."""
+    lacking = {head: embedding for head, embedding in selection.tied.items() if head in base and embedding in base}
+    pair = tied_pair(list(base)) if ties_embeddings(config) else None
+    filtered = options.include or options.exclude
+    if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.dropped} and pair[1] in selection.tensors:
+        lacking[pair[0]] = pair[1]
+    return lacking
+
+
+def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None) -> dict[str, bytes | Path]:
+    side = model_files(component.assets, whole)
+    if base is not None:
+        written = {file.name for file in whole.files}
+        extra = auxiliary_weights(base.folder, base.component.files if base.component else ())
+        side |= {name: path for name, path in extra.items() if name not in written}
+    return side
+
+
+def with_state(job: Job, opened: Opened, files: Files) -> Job:
+    """With the training state of its first component beside the weights. Raises NotFound if there is none."""
+    place = job.parts[0].opened.place
+    state = read_state(opened.found, place, files)
+    if state.is_empty:
+        hint = "leave out --with-state"
+        raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
+    extra = state_files(state, framework_of(opened.found, opened.target.run))
+    first, *others = job.parts
+    parts = (replace(first, notes=(*first.notes, *state.notes)), *others)
+    return replace(job, parts=parts, side_files={**extra, **job.side_files}, state_files=tuple(sorted(extra)))

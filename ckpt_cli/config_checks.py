@@ -48,7 +48,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     """
     path = folder / CONFIG
     if not os.path.isfile(path):
-        return ConfigCheck({}, (finding("no-config", "so names and shapes were not compared"),))
+        return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
     try:
         config = read_config(path)
     except CkptError as error:

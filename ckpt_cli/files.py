@@ -60,6 +60,11 @@ class Source(Protocol):
         ...
 
     @property
+    def origins(self) -> tuple[Source, ...]:
+        """The sources that bytes are read from in the end: itself, or those that it is computed from."""
+        ...
+
+    @property
     def forward_only(self) -> bool:
         """Whether reading backwards starts it anew, so that one worker at a time should read it."""
         ...
@@ -109,6 +114,10 @@ class FileSource:
     @property
     def path(self) -> str:
         return self.identity.path
+
+    @property
+    def origins(self) -> tuple[Source, ...]:
+        return (self,)
 
     def read_at(self, offset: int, buffer: memoryview) -> None:
         with self._files.descriptor(self) as fd:

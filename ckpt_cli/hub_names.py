@@ -27,7 +27,7 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
     Raises Unsupported for an operation that is not known (see `unknown_operations`), Inconsistent if two get one name.
     """
     state = _State(rules)
-    native = _native(tensors, rules)
+    native = native_tensors(tensors, rules)
     gathered: dict[str, tuple[Conversion | None, Held]] = {}
     for name in sorted(native, key=natural_key):
         renamed, conversion, pattern = state.converted(name)
@@ -46,7 +46,7 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
     return result
 
 
-def _native(tensors: Mapping[str, Tensor], rules: HubRules) -> Mapping[str, Tensor]:
+def native_tensors(tensors: Mapping[str, Tensor], rules: HubRules) -> Mapping[str, Tensor]:
     """The tensors under the names of the model in memory: what has names of the hub already, or of older versions, is renamed."""
     state = _State(rules)
     names = {name: state.older(name) for name in sorted(tensors, key=natural_key)}

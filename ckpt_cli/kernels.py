@@ -171,13 +171,13 @@ def is_run(extent: Shape, strides: Shape) -> bool:
 def cast(values: Array, source: Dtype, target: Dtype, out: Array) -> int:
     """Cast to ``target`` with one rounding to nearest even; returns how many finite values became infinite.
 
-    ml_dtypes rounds float64 to bfloat16 by way of float32, twice; so that step is rounded to odd, which keeps what the
-    second rounding needs to know (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    ml_dtypes rounds float64 to bfloat16 by way of float32, twice. That is wrong only where the first rounding ends in the middle
+    of two bfloat16; these are moved to the side on which the value lies.
     """
     import numpy
 
     with numpy.errstate(over="ignore", invalid="ignore"):
-        narrowed = _round_to_odd(values) if (source.code, target.code) == ("F64", "BF16") else values
+        narrowed = _without_ties(values) if (source.code, target.code) == ("F64", "BF16") else values
         numpy.copyto(out, narrowed, casting="unsafe")
         if RANGE[target.code] >= RANGE[source.code]:
             return 0
@@ -192,16 +192,17 @@ def view_as(buffer: bytearray | memoryview, dtype: Dtype, numel: int) -> Array:
     return numpy.frombuffer(buffer, dtype=numpy_dtype(dtype), count=numel)
 
 
-def _round_to_odd(values: Array) -> Array:
-    """float64 -> float32, toward zero, with the last bit set wherever that was inexact."""
+def _without_ties(values: Array) -> Array:
+    """float64 -> float32 to nearest; where that would look like the middle of two bfloat16 and is not, one step off it."""
     import numpy
 
     nearest = values.astype(numpy.float32)
     bits = nearest.view(numpy.uint32)
-    inexact = (nearest.astype(numpy.float64) != values) & ~numpy.isnan(values)
-    too_far = inexact & (numpy.abs(nearest.astype(numpy.float64)) > numpy.abs(values))
-    bits -= too_far.astype(numpy.uint32)
-    bits |= inexact.astype(numpy.uint32)
+    middle = numpy.flatnonzero((bits & 0xFFFF) == 0x8000)
+    if len(middle):
+        exact, rounded = numpy.abs(values[middle]), numpy.abs(nearest[middle].astype(numpy.float64))
+        bits[middle] += (exact > rounded).astype(numpy.uint32)
+        bits[middle] -= (exact < rounded).astype(numpy.uint32)
     return nearest
 
 

@@ -6,27 +6,34 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from ckpt_cli import plan
+from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.assets import auxiliary_weights, config_notes, tied_pair
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files
-from ckpt_cli.formats.base import Naming, ReadOptions, ShardOrder
+from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.key_map import Rule, read_key_map
+from ckpt_cli.lora_merge import ADAPTER_WEIGHTS, exported_adapter, with_adapters_fused
+from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.matching import match_base
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.model_config import Config, ties_embeddings
 from ckpt_cli.opening import Opened, OpenedComponent
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.publishing import DEFAULT_SHARD_SIZE, check_writing, model_files
+from ckpt_cli.report import LoraInfo
 from ckpt_cli.selecting import Selection, compare_copies, select_tensors
 from ckpt_cli.state_folder import state_files
 from ckpt_cli.states import read_state
 from ckpt_cli.styles import FolderStyle, style_of
 
 INDEX = "model.safetensors.index.json"
+MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG)
+"""Assets that make a folder a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class MergeOptions:
     """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
 
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
-    of folder decides, otherwise "keep", 5 GB and "model.safetensors".
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any.
     """
 
     dtype: str | None = None
@@ -48,6 +55,8 @@ class MergeOptions:
     drop_extra: bool = False
     compare: bool = False
     names: Naming = "hub"
+    lora: LoraMode | None = None
+    lora_alpha: float | None = None
     ema_from_model: bool = False
     with_state: bool = False
     overwrite: bool = False
@@ -71,12 +80,13 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One component on its way into a folder."""
+    """One component on its way into a folder; ``lora`` tells what became of its adapters."""
 
     opened: OpenedComponent
     selection: Selection
     plan: plan.Plan
     notes: tuple[Note, ...]
+    lora: LoraInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,8 @@ def check_options(options: MergeOptions, output: object, base: object) -> None:
     wants_base = [name for name in ("match_base", "fill_missing_from_base", "drop_extra", "compare") if getattr(options, name)]
     if wants_base and base is None:
         raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
+    if options.lora is not None and options.lora not in get_args(LoraMode):
+        raise UsageError(f"unknown choice of --lora {options.lora}", expected=", ".join(get_args(LoraMode)))
     if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:
         raise UsageError("--fill-missing-from-base and --drop-extra belong to --match-base", hint="pass --match-base as well")
 
@@ -126,34 +138,55 @@ def planned_jobs(
     style = style_of(opened.found, base.folder if base else None)
     shared = style.shared or options.in_place
     groups = [opened.components] if shared else [(component,) for component in opened.components]
-    jobs = [_job(opened, group, output, len(groups) > 1, style, base, rules, options) for group in groups]
+    jobs: list[Job] = []
+    for group in groups:
+        target = _target(opened, group[0], output, options, one_of_many=len(groups) > 1)
+        adapted = [component for component in group if has_adapters(component.component.tensors)]
+        if options.lora in ("export", "both") and not adapted:
+            raise UsageError(f"--lora {options.lora}: there are no LoRA adapters in {group[0].name}", hint="leave out --lora")
+        if options.lora != "export":
+            jobs.append(_job(opened, group, target, style, base, rules, options))
+        if options.lora in ("export", "both"):
+            beside = target if options.lora == "export" else target.with_name(f"{target.name}_adapter")
+            jobs += [_adapter_job(opened, component, beside, base, options) for component in adapted]
     if len({job.output for job in jobs}) < len(jobs):
         raise UsageError("two components would go to the same folder", hint="merge them one by one with --type and -o")
     return jobs
 
 
+def _target(
+    opened: Opened, first: OpenedComponent, output: str | os.PathLike[str] | None, options: MergeOptions, *, one_of_many: bool
+) -> Path:
+    """The folder that a component is written to."""
+    if options.in_place:
+        return first.place.home
+    if output is None:
+        return default_output(opened.found, first.name)
+    given = Path(os.path.abspath(output))
+    return given / first.name if one_of_many else given
+
+
+def _check_target(
+    opened: Opened, group: tuple[OpenedComponent, ...], target: Path, whole: plan.Plan, base: Base | None, options: MergeOptions
+) -> None:
+    """Raise OutputError for a folder that is there, or that lies in what is read."""
+    if options.in_place:
+        return
+    roots = [root for component in group for root in (component.component.root, *component.place.match.more_roots)]
+    check_target(target, [opened.found.path, *roots, *([base.folder] if base else [])], overwrite=options.overwrite)
+    read = [Path(source.path) for source in whole.sources]
+    check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
+
+
 def _job(
     opened: Opened,
     group: tuple[OpenedComponent, ...],
-    output: str | os.PathLike[str] | None,
-    one_of_many: bool,
+    target: Path,
     style: FolderStyle,
     base: Base | None,
     rules: tuple[Rule, ...],
     options: MergeOptions,
 ) -> Job:
-    first = group[0]
-    if options.in_place:
-        target = first.place.home
-    elif output is None:
-        target = default_output(opened.found, first.name)
-    else:
-        given = Path(os.path.abspath(output))
-        target = given / first.name if one_of_many else given
-    if not options.in_place:
-        roots = [root for component in group for root in (component.component.root, *component.place.match.more_roots)]
-        sources = [opened.found.path, *roots, *([base.folder] if base else [])]
-        check_target(target, sources, overwrite=options.overwrite)
     parts = _parts(group, style, base, rules, options)
     loaded = options.weights_name or style.loaded
     whole = plan.united(
@@ -162,10 +195,27 @@ def _job(
     names = [file.name for file in whole.files]
     if len(set(names)) < len(names):
         raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
-    if not options.in_place:
-        read = [Path(source.path) for source in whole.sources]
-        check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
-    return Job(parts, target, whole, _side_files(first, whole, base))
+    _check_target(opened, group, target, whole, base, options)
+    return Job(parts, target, whole, _side_files(group[0], whole, base))
+
+
+def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base: Base | None, options: MergeOptions) -> Job:
+    """The adapters of a component as a folder that PEFT loads: no config.json, for which loaders would take it for a model."""
+    if options.include or options.exclude:
+        raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint="leave out --lora export")
+    part, config = _adapter_part(component, base, options)
+    whole = plan.united([part.plan], None, None)
+    _check_target(opened, (component,), target, whole, base, options)
+    assets = {name: path for name, path in component.assets.files.items() if name not in MODEL_CONFIGS and not name.endswith(".py")}
+    return Job((part,), target, whole, {**assets, ADAPTER_CONFIG: config})
+
+
+def _adapter_part(component: OpenedComponent, base: Base | None, options: MergeOptions) -> tuple[Part, bytes]:
+    """The adapters of a component, planned, and their config."""
+    adapter = exported_adapter(component, os.path.abspath(base.folder) if base is not None else None, options.lora_alpha)
+    selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), 0, (), {}, "those of PEFT's adapter files")
+    made = plan.make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS)
+    return Part(component, selection, made, adapter.notes, adapter.info), adapter.config
 
 
 def _parts(
@@ -188,23 +238,33 @@ def planned_parts(opened: Opened, base: Path | None, options: MergeOptions, file
     style = style_of(opened.found, base)
     shared = style.shared or options.in_place
     groups = [opened.components] if shared else [(component,) for component in opened.components]
-    return [part for group in groups for part in _parts(group, style, reference, rules, options)]
+    parts = [part for group in groups for part in _parts(group, style, reference, rules, options)] if options.lora != "export" else []
+    if options.lora in ("export", "both"):
+        adapted = [component for component in opened.components if has_adapters(component.component.tensors)]
+        parts += [_adapter_part(component, reference, options)[0] for component in adapted]
+    return parts
 
 
 def _part(
     component: OpenedComponent, weights_name: str, style: FolderStyle, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
 ) -> Part:
     config = component.assets.config
+    chosen, lora = component.component, None
+    lora_notes: tuple[Note, ...] = ()
+    if has_adapters(chosen.tensors) and options.lora != "keep":
+        reference = base.component if base is not None else None
+        chosen, lora, lora_notes = with_adapters_fused(component, reference, options.lora_alpha, cast=options.dtype not in (None, "keep"))
     selection = select_tensors(
-        component.component,
+        chosen,
         config,
         names=options.names,
         rules=rules,
         include=options.include,
         exclude=options.exclude,
         allow_unequal_replicas=options.allow_unequal_replicas,
+        adapters=options.lora == "keep",
     )
-    notes = list(selection.notes)
+    notes = [*lora_notes, *selection.notes]
     dtypes = None
     if options.match_base and base is not None and base.component is not None:
         for head, embedding in _lacking_heads(selection, base.component.tensors, config, options).items():
@@ -238,7 +298,7 @@ def _part(
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
-    return Part(component, selection, made, tuple(notes))
+    return Part(component, selection, made, tuple(notes), lora)
 
 
 def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:

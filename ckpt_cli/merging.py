@@ -116,12 +116,14 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
     if overflows:
         notes.append(Note("warning", "cast-overflow", f"{sum(overflows.values())} finite values became infinite"))
     comparison = None
-    if base is not None and base.component is not None:
+    exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
+    if base is not None and base.component is not None and not exported:
         outputs = job.parts[-1].plan.tensors
         comparison = compare_with_base(outputs, base.component.tensors, str(base.folder), values=options.compare)
     return MergedComponent(
         **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),
         state=job.state_files,
+        lora=job.parts[0].lora,
         naming=job.parts[0].selection.naming,
         component=job.name,
         output=str(job.output),

@@ -25,12 +25,13 @@ FETCH = "get the file from the node that wrote it, or pass that node's folder wi
 
 @dataclass(frozen=True, slots=True)
 class OpenedComponent:
-    """A component that was read and tiles exactly, with the assets that belong to it."""
+    """A component that was read and tiles exactly, with the assets that belong to it; ``homes`` are the folders of its side files."""
 
     name: str
     place: Place
     component: Component
     assets: Assets
+    homes: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,10 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
     place = found.place(name)
     assert place is not None
-    assets = find_assets((place.home, found.path, *place.more_homes), base, code=os.path.isdir(found.path))
+    homes = (place.home, found.path, *place.more_homes)
+    assets = find_assets(homes, base, code=os.path.isdir(found.path))
     component = describe(place.match, files, ReadOptions(assets.config, shard_order))
-    return OpenedComponent(name, place, replace(component, name=name), assets)
+    return OpenedComponent(name, place, replace(component, name=name), assets, homes)
 
 
 def _add_step_hint(error: CkptError, found: Found, target: Target) -> None:

@@ -122,8 +122,9 @@ class Plan:
     @property
     def sources(self) -> list[Source]:
         """Everything that bytes are read from, each once."""
-        origins = (tensor for output in self.tensors for tensor in output.origins)
-        found = {piece.source.identity.path: piece.source for tensor in origins for piece in tensor.pieces}
+        tensors = (tensor for output in self.tensors for tensor in output.origins)
+        sources = {piece.source.identity.path: piece.source for tensor in tensors for piece in tensor.pieces}
+        found = {origin.identity.path: origin for source in sources.values() for origin in source.origins}
         return list(found.values())
 
     @property

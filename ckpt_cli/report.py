@@ -160,6 +160,18 @@ class WrittenFolder(Frozen):
     notes: tuple[NoteInfo, ...] = ()
 
 
+class LoraInfo(Frozen):
+    """What became of LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
+
+    outcome: str
+    modules: int
+    ranks: tuple[int, ...]
+    scales: tuple[float, ...]
+    alpha: float | None
+    origin: str
+    dora: bool = False
+
+
 class MergedComponent(WrittenFolder):
     """A merged component. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written.
 
@@ -169,6 +181,7 @@ class MergedComponent(WrittenFolder):
     covered_elements: int
     source_elements: int
     state: tuple[str, ...] = ()
+    lora: LoraInfo | None = None
     comparison: BaseComparison | None = None
     verified: tuple[VerifyResult, ...] = ()
 

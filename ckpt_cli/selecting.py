@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -13,13 +12,12 @@ from ckpt_cli.formats.base import Naming
 from ckpt_cli.hub_names import hub_tensors, unknown_operations
 from ckpt_cli.hub_rules import HubRules, rules_for
 from ckpt_cli.key_map import Rule, mapped_names, unused_rules
+from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.model_config import architecture
 from ckpt_cli.names import foreign_names, printable, stripped_names
 from ckpt_cli.probe import unequal_copies
 from ckpt_cli.tying import find_ties
-
-LORA = re.compile(r"(^|\.)(lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|base_layer)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,15 @@ def select_tensors(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     allow_unequal_replicas: bool = False,
+    adapters: bool = False,
 ) -> Selection:
-    """Decide names and tensors. ``include`` and ``exclude`` are globs for whole output names; ``names``: those of the hub, or as trained.
+    """Decide names and tensors.
 
-    Raises NotFound if nothing is left, Unsupported for PEFT weights (unless a filter asks for them as they are), Inconsistent
-    for names that collide and replicas that differ.
+    ``include`` and ``exclude`` are globs for whole output names; ``names``: those of the hub, or as trained; ``adapters``: tensors of
+    PEFT are written as they are.
+
+    Raises NotFound if nothing is left, Unsupported for PEFT weights otherwise, Inconsistent for names that collide and replicas
+    that differ.
     """
     notes: list[Note] = []
     dropped: dict[str, str] = {}
@@ -78,13 +80,12 @@ def select_tensors(
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
     patterns = (*include, *exclude)
     notes += [_unused("pattern", pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
-    lora = next((name for name in kept if LORA.search(name)), None)
-    if lora is not None and not (include or exclude):
+    if has_adapters(kept) and not adapters:
         raise Unsupported(
-            "these are weights with PEFT adapters; written as they are, no model class would load them",
-            tensor=lora,
+            "these are weights with LoRA adapters, which cannot be averaged: a mean of products is not the product of means",
+            tensor=next(name for name in kept if has_adapters({name: None})),
             expected="weights without adapters",
-            hint="load lora_adapter/ with PEFT, or pass --include '*' to write the tensors under the names they have",
+            hint="merge each checkpoint first, which fuses them, then average the results",
         )
     # Re-cut tensors share their copies with what they were cut from: each is compared once.
     compared = native.values() if tensors.keys() != native.keys() and not patterns else kept.values()

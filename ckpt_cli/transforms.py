@@ -76,6 +76,10 @@ class InflatedSource:
         return self._source.path
 
     @property
+    def origins(self) -> tuple[Source, ...]:
+        return (self,)
+
+    @property
     def identity(self) -> Identity:
         inner = self._source.identity
         return Identity(f"{inner.path}#{self._start}", self.size, inner.mtime_ns, inner.device, inner.inode)

@@ -19,6 +19,8 @@ from ckpt_cli.folder_checks import FolderCheck, WeightSet, check_folder, is_mode
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
 from ckpt_cli.locate import locate
+from ckpt_cli.lora_merge import adapters_alone
+from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.manifest import Manifest
 from ckpt_cli.merge_plan import MergeOptions, Part, planned_parts
 from ckpt_cli.model import Tensor
@@ -28,7 +30,6 @@ from ckpt_cli.probe import same_values
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import as_tuples
 from ckpt_cli.report import BaseComparison, Finding, SourceComparison, VerifyResult
-from ckpt_cli.selecting import select_tensors
 from ckpt_cli.source_checks import Wanted, compare_with_source
 from ckpt_cli.value_checks import check_values
 
@@ -56,13 +57,17 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is verified: tensors by name of one set of weights (the main one), and what was found by looking at files."""
+    """What is verified: tensors by name of one set of weights (the main one), and what was found by looking at files.
+
+    ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same.
+    """
 
     path: Path
     component: str
     format: str
     files: int
     tensors: Mapping[str, Tensor]
+    stored: Mapping[str, Tensor]
     readable: bool
     folder: FolderCheck | None
     config_home: Path | None
@@ -110,7 +115,7 @@ def verify(
         levels, checksums, read = ["headers"], 0, 0
         if chosen.full or chosen.sample is not None:
             levels.append("full" if chosen.sample is None else "sample")
-            values = check_values(subject.tensors, _checksums(subject), sample=chosen.sample, jobs=chosen.jobs, progress=progress)
+            values = check_values(subject.stored, _checksums(subject), sample=chosen.sample, jobs=chosen.jobs, progress=progress)
             found += values.findings
             found += _ties(subject, config)
             checksums, read = values.checksums, values.bytes_read
@@ -203,10 +208,17 @@ def _subject(path: Path, files: Files, type: str | None, step: int | None, also:
     root = first.component.root
     if first.component.format == FORMAT and os.path.isdir(root):
         return _folder_subject(root, files, first.place.match.component if type is not None else None)
-    component, config = first.component, first.assets.config
-    tensors = select_tensors(component, config, include=("*",), allow_unequal_replicas=True).tensors
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
-    return Subject(opened.found.path, first.name, component.format, len(component.files), tensors, True, None, home, ())
+    tensors, component = _tensors(opened, files), first.component
+    return Subject(opened.found.path, first.name, component.format, len(component.files), tensors, component.tensors, True, None, home, ())
+
+
+def _tensors(opened: Opened, files: Files) -> dict[str, Tensor]:
+    """The tensors of the first component of a checkpoint, as a merge would write them."""
+    alone = adapters_alone(opened.components[0].component.tensors)
+    options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None)
+    part = planned_parts(opened, None, options, files)[0]
+    return {output.name: output.tensor for output in part.plan.tensors}
 
 
 def _folder_subject(folder: Path, files: Files, type: str | None) -> Subject:
@@ -214,13 +226,15 @@ def _folder_subject(folder: Path, files: Files, type: str | None) -> Subject:
     if not checked.sets:
         if not checked.findings:
             raise NotFound("there are no weights to verify", path=folder, expected="safetensors files")
-        return Subject(folder, type or "model", FORMAT, 0, {}, False, checked, folder, checked.findings)
+        return Subject(folder, type or "model", FORMAT, 0, {}, {}, False, checked, folder, checked.findings)
     return _set_subject(folder, checked, _chosen(checked.sets, type, folder))
 
 
 def _set_subject(folder: Path, checked: FolderCheck, weights: WeightSet) -> Subject:
     files_read = len(weights.files) + (weights.index is not None)
-    return Subject(folder, weights.name, FORMAT, files_read, weights.tensors, weights.readable, checked, folder, checked.findings)
+    return Subject(
+        folder, weights.name, FORMAT, files_read, weights.tensors, weights.tensors, weights.readable, checked, folder, checked.findings
+    )
 
 
 def _chosen(sets: Sequence[WeightSet], type: str | None, folder: Path) -> WeightSet:
@@ -238,7 +252,9 @@ def _config(subject: Subject) -> ConfigCheck:
     if not subject.is_model:
         return ConfigCheck({}, ())
     if subject.config_home is None:
-        return ConfigCheck({}, (finding("no-config", "so names and shapes were not compared"),))
+        return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
+    if has_adapters(subject.tensors):
+        return ConfigCheck({}, (finding("not-compared", "these are LoRA adapters, which a model class knows nothing of"),))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
@@ -364,8 +380,7 @@ def _against_base(
     except NotFound:
         path = Path(base)
     opened = open_checkpoint(path, files, shard_order=options.shard_order)
-    first = opened.components[0]
-    reference = select_tensors(first.component, first.assets.config or config.config, include=("*",)).tensors
+    reference = _tensors(opened, files)
     from ckpt_cli.comparing import compare_tensors
 
     return compare_tensors(subject.tensors, reference, str(opened.found.path), jobs=options.jobs, progress=progress)

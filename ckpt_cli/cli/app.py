@@ -9,10 +9,11 @@ import typer
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.text import argument, parse_list, parse_share, parse_size
-from ckpt_cli.formats.base import Naming
+from ckpt_cli.formats.base import LoraMode, Naming
 from ckpt_cli.progress import Progress
 
 BASE_PANEL = "Against a base model"
+LORA_PANEL = "LoRA"
 
 app = typer.Typer(
     name="ckpt",
@@ -144,6 +145,19 @@ def merge(
         bool, typer.Option("--compare", help="Compare the values with the base as well.", rich_help_panel=BASE_PANEL)
     ] = False,
     names: options.Names = "hub",
+    lora: Annotated[
+        Optional[LoraMode],  # noqa: UP045
+        typer.Option(
+            "--lora",
+            help="LoRA adapters: into the weights (default), as a PEFT folder, both (the second beside, _adapter), or as they are.",
+            show_default=False,
+            rich_help_panel=LORA_PANEL,
+        ),
+    ] = None,
+    lora_alpha: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--lora-alpha", metavar="X", help="Where no file says it.", show_default=False, rich_help_panel=LORA_PANEL),
+    ] = None,
     key_map: options.KeyMap = None,
     ema_from_model: Annotated[bool, typer.Option("--ema-from-model", help="Write the model as EMA where a run has none.")] = False,
     with_state: Annotated[bool, typer.Option("--with-state", help="Write what extract-state writes beside the weights as well.")] = False,
@@ -185,6 +199,8 @@ def merge(
             drop_extra=drop_extra,
             compare=compare,
             names=names,
+            lora=lora,
+            lora_alpha=lora_alpha,
             key_map=key_map,
             ema_from_model=ema_from_model,
             with_state=with_state,

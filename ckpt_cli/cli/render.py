@@ -22,6 +22,7 @@ from ckpt_cli.report import (
     ExtractResult,
     FileInfo,
     InspectResult,
+    LoraInfo,
     MergedComponent,
     MergeResult,
     TensorGroup,
@@ -137,6 +138,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         facts.append(("covered", _coverage(output, info)))
         facts.append(("dtype", _dtypes(output)))
         facts.append(("names", _naming(output)))
+        facts.append(("lora", _lora(output.lora)))
         facts += [("dropped", f"{name}: {why}") for name, why in output.dropped.items()]
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
@@ -383,6 +385,16 @@ def _dtypes(output: WrittenFolder) -> str:
 def _naming(output: WrittenFolder) -> str:
     renamed = f", {text.plural(output.renamed, 'tensor')} renamed" if output.renamed else ""
     return f"{output.naming}{renamed}"
+
+
+def _lora(info: LoraInfo | None) -> str:
+    """What became of LoRA adapters."""
+    if info is None:
+        return ""
+    alpha = f", alpha {info.alpha:g} ({info.origin})" if info.alpha is not None else ""
+    ranks, scales = ("-".join(f"{value:.6g}" for value in (min(found), max(found))[: len(found)]) for found in (info.ranks, info.scales))
+    kind = "DoRA" if info.dora else "LoRA"
+    return f"{text.plural(info.modules, 'module')} {info.outcome} ({kind}), r {ranks}{alpha}, scale {scales}"
 
 
 def _comparison(comparison: BaseComparison) -> list[tuple[str, str]]:

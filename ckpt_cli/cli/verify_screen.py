@@ -55,8 +55,9 @@ def verdict(result: VerifyResult) -> list[tuple[str, str]]:
 
 def _names(result: VerifyResult) -> str:
     if result.expected is None:
-        why = next((item.message for item in result.findings if item.code in ("not-compared", "no-config")), "")
-        return f"not compared with a model class{f': {why}' if why else ''}"
+        codes = {item.code: item.message for item in result.findings}
+        why = "there is no config.json" if "no-config" in codes else codes.get("not-compared", "")
+        return "not compared with a model class" + (f": {why}" if why else "")
     absent = sum(item.code == "missing-tensor" for item in result.findings)
     return f"{result.naming}: {result.expected - absent} of the {text.plural(result.expected, 'tensor')} of {result.architecture}"
 

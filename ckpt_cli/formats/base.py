@@ -12,6 +12,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.model import Component
 
 Naming = Literal["hub", "native"]
+LoraMode = Literal["fuse", "export", "both", "keep"]
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 
 

@@ -1,0 +1,179 @@
+"""What is known of a LoRA adapter besides its tensors: alpha and the variant, from the files that trainers leave, and PEFT's own config."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError, reading
+from ckpt_cli.files import read_small
+from ckpt_cli.model import Note
+from ckpt_cli.safetensors_file import parse_json
+
+META = "lora_train_meta.json"
+"""What verl (>= 0.7.1) leaves: r, lora_alpha, task_type."""
+
+CONFIG = "adapter_config.json"
+FOLDER = "lora_adapter"
+"""Where verl puts the adapter in PEFT's own format."""
+
+UNSUPPORTED = ("alora_invocation_tokens", "arrow_config", "layer_replication", "megatron_config", "trainable_token_indices")
+VARIANTS = ("use_qalora", "use_bdlora", "kasa_config", "velora_config", "monteclora_config")
+"""Keys of PEFT's config for other arithmetic than LoRA's or DoRA's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """Alpha (None: not known) and where it comes from; ``config`` is the run's own adapter_config.json, empty without one."""
+
+    alpha: float | None
+    origin: str
+    rank: int | None
+    task_type: str | None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    looked_in: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def scale(self, module: str, rank: int) -> float:
+        """What the product of the factors is multiplied with: alpha / r, or of rank-stabilised LoRA alpha / sqrt(r).
+
+        (Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA", 2023.) Raises Undecidable without alpha.
+        """
+        alpha = self.alpha_of(module)
+        return alpha / math.sqrt(rank) if self.config.get("use_rslora") is True else alpha / rank
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of one module; patterns of the config go before the common one (peft, ``get_pattern_key``)."""
+        patterns = self.config.get("alpha_pattern")
+        for pattern, value in (patterns if isinstance(patterns, Mapping) else {}).items():
+            if _number(value) and _matches(pattern, module):
+                return float(value)
+        if self.alpha is None:
+            raise Undecidable(
+                "nothing says the alpha of these LoRA adapters",
+                expected=f"lora_alpha in {META} or {CONFIG}; looked in {', '.join(self.looked_in) or 'no file'}",
+                hint="pass --lora-alpha with the value of the training",
+            )
+        return self.alpha
+
+    def check_rank(self, module: str, rank: int) -> None:
+        """Raise Inconsistent if the files name another rank than the factors have."""
+        patterns = self.config.get("rank_pattern")
+        for pattern, value in (patterns if isinstance(patterns, Mapping) else {}).items():
+            if type(value) is int and _matches(pattern, module):
+                expected: int | None = value
+                break
+        else:
+            expected = self.rank
+        if expected is not None and expected != rank:
+            hint = "the adapter's files are of another run"
+            raise Inconsistent(f"the factors have rank {rank}, and {self.origin} says {expected}", tensor=module, hint=hint)
+
+
+def adapter_facts(homes: Sequence[Path], given: float | None) -> AdapterFacts:
+    """Read what lies in ``homes`` (component folder, checkpoint): META first, then CONFIG; ``given`` is ``--lora-alpha``, which wins.
+
+    An alpha of 0 counts as not known: some trainers write that whatever was trained. Raises CorruptFile, UsageError.
+    """
+    if given is not None and not (math.isfinite(given) and given > 0):
+        raise UsageError("--lora-alpha is out of range", expected="a number above 0")
+    meta_path = _first(homes, META)
+    config_path = next((path for home in homes for path in (home / FOLDER / CONFIG, home / CONFIG) if os.path.isfile(path)), None)
+    meta = _object(meta_path) if meta_path is not None else {}
+    config = _object(config_path) if config_path is not None else {}
+    _check_kind(config, config_path)
+    known = [(float(said["lora_alpha"]), name) for said, name in ((meta, META), (config, CONFIG)) if _number(said.get("lora_alpha"))]
+    looked_in = tuple(name for said, name in ((meta, META), (config, CONFIG)) if said)
+    notes = []
+    if given is not None:
+        notes = [
+            Note("warning", "lora-alpha", f"{name} says alpha {alpha:g}; --lora-alpha {given:g} was used")
+            for alpha, name in known
+            if alpha != given
+        ]
+        known = [(given, "--lora-alpha")]
+    elif len({alpha for alpha, _ in known}) > 1:
+        text = f"{META} says alpha {known[0][0]:g}, which was used; {CONFIG} says {known[1][0]:g}"
+        notes.append(Note("warning", "lora-alpha", text))
+    if known and not config:
+        notes.append(Note("info", "lora-plain", f"there is no {CONFIG}: the scale is taken to be alpha / r, without rank stabilisation"))
+    rank = next((said["r"] for said in (meta, config) if type(said.get("r")) is int and said["r"] > 0), None)
+    task = next((said["task_type"] for said in (meta, config) if isinstance(said.get("task_type"), str)), None)
+    alpha, origin = known[0] if known else (None, looked_in[0] if looked_in else "nothing")
+    return AdapterFacts(alpha, origin, rank, task, config, looked_in, tuple(notes))
+
+
+def peft_config(
+    facts: AdapterFacts, ranks: Mapping[str, int], saved: Sequence[str], *, base: str | None, dora: bool, transposed: bool
+) -> bytes:
+    """An adapter_config.json for adapters of these modules (name -> rank), with which PEFT loads them.
+
+    Modules are named in full, since names such as "q_proj" would be found in a vision tower as well.
+    """
+    common = max(set(ranks.values()), key=list(ranks.values()).count)
+    alphas = {module: facts.alpha_of(module) for module in ranks}
+    alpha = facts.alpha if facts.alpha is not None else max(set(alphas.values()), key=list(alphas.values()).count)
+    content: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": facts.task_type,
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": transposed,
+        "use_rslora": False,
+        "lora_dropout": 0.0,
+        **facts.config,
+        "inference_mode": True,
+        "r": common,
+        "lora_alpha": _whole(alpha),
+        "rank_pattern": {module: rank for module, rank in ranks.items() if rank != common},
+        "alpha_pattern": {module: _whole(value) for module, value in alphas.items() if value != alpha},
+        "use_dora": dora,
+    }
+    content["base_model_name_or_path"] = content["base_model_name_or_path"] or base
+    if not facts.config.get("target_parameters"):
+        content["target_modules"] = sorted(ranks)
+    if not content.get("modules_to_save"):
+        content["modules_to_save"] = sorted({name.rpartition(".")[0] for name in saved}) or None
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _check_kind(config: Mapping[str, Any], path: Path | None) -> None:
+    kind = config.get("peft_type", "LORA")
+    others = [key for key in (*UNSUPPORTED, *VARIANTS) if config.get(key)]
+    if kind != "LORA" or others:
+        what = f"a {kind} adapter" if kind != "LORA" else f"LoRA with {others[0]}"
+        raise Unsupported(f"this is {what}", path=path, expected="LoRA or DoRA", hint="merge it with PEFT, or pass --lora keep")
+
+
+def _first(homes: Sequence[Path], name: str) -> Path | None:
+    return next((home / name for home in homes if os.path.isfile(home / name)), None)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    with reading(path):
+        content = parse_json(read_small(path))
+        if not isinstance(content, dict):
+            raise CorruptFile("the file is not a JSON object")
+    return content
+
+
+def _number(value: object) -> bool:
+    """A usable alpha: some trainers write 0 whatever was trained."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return re.match(rf"(.*\.)?({pattern})$", module) is not None
+    except re.error:
+        return False
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else value

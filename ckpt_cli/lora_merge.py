@@ -1,0 +1,125 @@
+"""What `merge` does with LoRA: fuses the adapters of a component into its weights, or takes them out as a folder for PEFT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ckpt_cli.adapters import AdapterFacts, adapter_facts, peft_config
+from ckpt_cli.errors import Undecidable
+from ckpt_cli.hub_names import native_tensors
+from ckpt_cli.hub_rules import rules_for
+from ckpt_cli.lora import expert_groups, fuse_adapters, lacks_base, on_base, rank_of
+from ckpt_cli.lora_names import PREFIX, PeftState, has_adapters, parse_peft
+from ckpt_cli.model import Component, Note, Tensor
+from ckpt_cli.model_config import Config, architecture
+from ckpt_cli.opening import OpenedComponent
+from ckpt_cli.report import LoraInfo
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+TASKS = {
+    "ForCausalLM": "CAUSAL_LM",
+    "ForConditionalGeneration": "CAUSAL_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+"""PEFT's word for the task of a class (peft/utils/peft_types.py); others work without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The tensors of an adapter under the names of PEFT's files, and the config that belongs to them."""
+
+    tensors: Mapping[str, Tensor]
+    config: bytes
+    info: LoraInfo
+    notes: tuple[Note, ...]
+
+
+def adapters_alone(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are LoRA adapters without the weights that they are for."""
+    return has_adapters(tensors) and lacks_base(parse_peft(tensors))
+
+
+def with_adapters_fused(
+    opened: OpenedComponent, base: Component | None, alpha: float | None, *, cast: bool
+) -> tuple[Component, LoraInfo, tuple[Note, ...]]:
+    """A component with its adapters in its weights; if it holds adapters alone, in those of ``base``.
+
+    ``cast``: the result will be cast, so it is not rounded to the dtype of the weights before. Raises what `parse_peft`,
+    `adapter_facts` and `fuse_adapters` raise.
+    """
+    component = opened.component
+    state = parse_peft(component.tensors)
+    facts = adapter_facts(opened.homes, alpha)
+    notes = list(facts.notes)
+    if lacks_base(state):
+        if base is None:
+            raise Undecidable(
+                "these are LoRA adapters without the model that they are for",
+                path=component.root,
+                hint="pass --base with the model that training started from to fuse them, or --lora export to write a PEFT folder",
+            )
+        state = on_base(state, _as_in_memory(base.tensors, opened.assets.config))
+        notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
+    result = fuse_adapters(state, facts, once=cast)
+    info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
+    return replace(component, tensors=result.tensors), info, tuple(notes)
+
+
+def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | None) -> Exported:
+    """The adapters of a component as PEFT stores them. Raises what `parse_peft` and `adapter_facts` raise, Undecidable without alpha."""
+    state = parse_peft(opened.component.tensors)
+    facts = adapter_facts(opened.homes, alpha)
+    config = opened.assets.config
+    if facts.task_type is None:
+        kind = architecture(config) or ""
+        facts = replace(facts, task_type=next((task for suffix, task in TASKS.items() if kind.endswith(suffix)), None))
+    ranks = {adapter.path: rank_of(adapter, expert_groups(adapter, state.tensors)) for adapter in state.adapters}
+    for path, rank in ranks.items():
+        facts.check_rank(path, rank)
+    scales = {path: facts.scale(path, rank) for path, rank in ranks.items()}
+    dora = any(adapter.magnitude is not None for adapter in state.adapters)
+    named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
+    content = peft_config(facts, ranks, _saved(state), base=named or None, dora=dora, transposed=_is_transposed(state))
+    info = _info("exported", facts, ranks, scales, dora=dora)
+    return Exported(_exported(state), content, info, facts.notes)
+
+
+def _saved(state: PeftState) -> tuple[str, ...]:
+    """Tensors that were trained as a whole: as PEFT marks them, or all that lie beside adapters without a base."""
+    return state.saved or (tuple(state.tensors) if lacks_base(state) else ())
+
+
+def _exported(state: PeftState) -> dict[str, Tensor]:
+    """With tensors that an adapter file has beside its adapters, whose names have no mark of PEFT."""
+    beside = state.tensors if lacks_base(state) else {}
+    return {**{f"{PREFIX}{name}": tensor for name, tensor in beside.items()}, **state.exported}
+
+
+def _is_transposed(state: PeftState) -> bool:
+    """Whether weights are stored as [in, out], as far as shapes tell."""
+    for adapter in state.adapters:
+        weight = state.tensors.get(f"{adapter.module}.weight")
+        if weight is not None and not adapter.embedding and len(weight.shape) == 2 and weight.shape[0] != weight.shape[1]:
+            return weight.shape == (adapter.a.shape[-1], adapter.b.shape[0])
+    return False
+
+
+def _as_in_memory(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """A base's tensors under the names that the model has in memory, which are those of its adapters."""
+    rules = rules_for(config)
+    return dict(tensors if rules is None else native_tensors(tensors, rules))
+
+
+def _info(outcome: str, facts: AdapterFacts, ranks: Mapping[str, int], scales: Mapping[str, float], *, dora: bool) -> LoraInfo:
+    return LoraInfo(
+        outcome=outcome,
+        modules=len(ranks),
+        ranks=tuple(sorted(set(ranks.values()))),
+        scales=tuple(sorted(set(scales.values()))),
+        alpha=facts.alpha,
+        origin=facts.origin,
+        dora=dora,
+    )

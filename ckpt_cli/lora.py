@@ -119,7 +119,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
     rank = rank_of(adapter)
     out, inner = adapter.b.shape[0], math.prod(adapter.a.shape[1:])
     flat = math.prod(weight.shape[1:])
-    fits = adapter.b.shape == (out, rank, *(1,) * (len(adapter.b.shape) - 2)) and len(weight.shape) >= 2
+    fits = adapter.b.shape == (out, rank, *(1,) * (len(weight.shape) - 2)) and len(adapter.a.shape) == len(weight.shape) >= 2
     straight = fits and not adapter.embedding and (weight.shape[0], flat) == (out, inner)
     turned = fits and len(weight.shape) == 2 and weight.shape == (inner, out)
     if len(weight.shape) == 2 and straight and turned:

@@ -127,6 +127,9 @@ def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
     lacking = sorted(wanted - set(parts))
     if lacking:
         raise Inconsistent(f"the adapter has no {lacking[0]}", tensor=f"{PREFIX}{path}", expected="both factors of every adapter")
+    empty = [part for part in sorted(wanted) if len(parts[part].shape) < 2 or not parts[part].numel]
+    if empty:
+        raise Inconsistent(f"{empty[0]} is no matrix", tensor=f"{PREFIX}{path}", expected="two factors of rank 1 or more")
     return adapter
 
 

@@ -1,0 +1,445 @@
+"""LoRA: fused as PEFT fuses it, exported as PEFT loads it, refused where the files do not say enough."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError
+from tests.architectures import MODELS, build
+from tests.cli import ckpt
+from tests.tensors import load
+from tests.training import shard
+
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning")]
+"""PEFT warns of what transformers will change, and of tied layers."""
+
+ATTENTION = ["q_proj", "o_proj", "down_proj"]
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("qwen2", {"target_modules": ATTENTION}),
+    "every linear module": ("llama", {"target_modules": "all-linear"}),
+    "rank-stabilised": ("qwen2", {"target_modules": ATTENTION, "use_rslora": True}),
+    "DoRA": ("qwen2", {"target_modules": ATTENTION, "use_dora": True}),
+    "modules to save": ("qwen2", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    "a head of its own": ("qwen2, sequence classification", {"target_modules": ["q_proj"], "modules_to_save": ["score"]}),
+    "biases": ("qwen2", {"target_modules": ["q_proj"], "bias": "all"}),
+    "bias of B": ("qwen2", {"target_modules": ["q_proj"], "lora_bias": True}),
+    "patterns": ("qwen2", {"target_modules": ATTENTION, "rank_pattern": {"down_proj": 2}, "alpha_pattern": {"q_proj": 40}}),
+    "embedding": ("llama", {"target_modules": ["embed_tokens", "q_proj"]}),
+    "DoRA of an embedding": ("llama", {"target_modules": ["embed_tokens", "q_proj"], "use_dora": True}),
+    "tied embedding": ("llama, tied", {"target_modules": ["embed_tokens", "q_proj"]}),
+    "fan in, fan out": ("gpt2", {"target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}),
+    "DoRA, fan in, fan out": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True}),
+    "convolutions": ("vit", {"target_modules": ["projection", "q_proj"]}),
+    "mixture of experts": ("qwen3_moe", {"target_modules": ["q_proj", "o_proj"]}),
+    "fused experts": (
+        "qwen3_moe",
+        {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
+    ),
+    "vision and language": ("qwen2_5_vl", {"target_modules": r".*language_model.*(q_proj|down_proj)"}),
+}
+
+
+def adapted(kind: str, options: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    """A model with random adapters, as PEFT makes it; nothing in it is zero or one."""
+    model = build(*MODELS[kind]).to(dtype)
+    made = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=10, **options))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "lora" in name or "modules_to_save" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.2 + (1 if "magnitude" in name else 0))
+    return made.eval()
+
+
+def trained(model: Any, folder: Path, *, config: bool = True) -> Path:
+    """What training leaves of it: files of ranks under PEFT's names, the config of the model, and that of the adapter."""
+    run = folder / "global_step_1"
+    (run / "huggingface").mkdir(parents=True)
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    shard(model.state_dict(), parameters, run)
+    inner = model.get_base_model().config
+    inner.architectures = [type(model.get_base_model()).__name__]
+    inner.save_pretrained(run / "huggingface")
+    if config:
+        (run / "lora_adapter").mkdir()
+        model.peft_config["default"].save_pretrained(run / "lora_adapter")
+    return run
+
+
+def merged_by_peft(model: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """What ``merge_and_unload`` makes of it, as ``save_pretrained`` writes it."""
+    model.merge_and_unload().save_pretrained(folder)
+    return load(folder)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return CASES[request.param]
+
+
+class TestFused:
+    def test_is_what_peft_merges(self, case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+        """Both are within (r + 2) float32 roundings of the exact value, where the terms are about 1."""
+        model = adapted(*case)
+        run = trained(model, tmp_path)
+        result = ckpt_cli.merge(run, tmp_path / "out", verify=True)
+        found, wanted = load(tmp_path / "out"), merged_by_peft(model, tmp_path / "peft")
+        assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == {n: (t.shape, t.dtype) for n, t in wanted.items()}
+        for name, tensor in wanted.items():
+            scale = max(tensor.abs().max().item(), 1.0)
+            assert (found[name] - tensor).abs().max().item() <= 8 * 2**-23 * scale, name
+        assert result.exit_code == 0
+        lora = result.outputs[0].lora
+        assert lora is not None
+        assert lora.outcome == "fused"
+        assert lora.origin == "adapter_config.json"
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_is_rounded_once_to_the_dtype_of_the_weights(self, tmp_path: Path, dtype: torch.dtype) -> None:
+        model = adapted("qwen2", {"target_modules": ATTENTION}, dtype)
+        run = trained(model, tmp_path)
+        state = {name: tensor.double() for name, tensor in model.state_dict().items()}
+        ckpt_cli.merge(run, tmp_path / "out")
+        for name, tensor in load(tmp_path / "out").items():
+            before = name.replace(".weight", "")
+            base = f"base_model.model.{before}.base_layer.weight"
+            if base in state:
+                a, b = (state[f"base_model.model.{before}.lora_{part}.default.weight"] for part in "AB")
+                assert torch.equal(tensor, rounded(state[base] + 2.5 * (b @ a), dtype)), name
+
+    def test_of_float32_is_rounded_once_as_well(self, tmp_path: Path) -> None:
+        model = adapted("qwen2", {"target_modules": ATTENTION})
+        run = trained(model, tmp_path)
+        state = {name: tensor.double() for name, tensor in model.state_dict().items()}
+        ckpt_cli.merge(run, tmp_path / "out")
+        ckpt_cli.merge(run, tmp_path / "half", dtype="bf16")
+        out, half = load(tmp_path / "out"), load(tmp_path / "half")
+        for module in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
+            a, b = (state[f"base_model.model.{module}.lora_{part}.default.weight"] for part in "AB")
+            exact = state[f"base_model.model.{module}.base_layer.weight"] + 2.5 * (b @ a)
+            assert torch.equal(out[f"{module}.weight"], exact.float())
+            assert torch.equal(half[f"{module}.weight"], exact.float().bfloat16())
+
+    def test_of_bf16_weights_keeps_what_a_wider_dtype_can_hold(self, tmp_path: Path) -> None:
+        model = adapted("qwen2", {"target_modules": ATTENTION}, torch.bfloat16)
+        run = trained(model, tmp_path)
+        ckpt_cli.merge(run, tmp_path / "out", dtype="fp32")
+        name = "model.layers.0.self_attn.q_proj.weight"
+        wide = load(tmp_path / "out")[name]
+        assert not torch.equal(wide, wide.bfloat16().float())
+
+    def test_does_not_depend_on_shards_or_jobs(self, tmp_path: Path) -> None:
+        run = trained(adapted("qwen2", {"target_modules": ATTENTION}), tmp_path)
+        ckpt_cli.merge(run, tmp_path / "one", jobs=1)
+        ckpt_cli.merge(run, tmp_path / "two", jobs=8, max_shard_size=5_000)
+        one, two = load(tmp_path / "one"), load(tmp_path / "two")
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+    def test_computes_the_same_logits(self, tmp_path: Path) -> None:
+        model = adapted("qwen2", {"target_modules": ATTENTION, "modules_to_save": ["lm_head"]})
+        run = trained(model, tmp_path)
+        ckpt_cli.merge(run, tmp_path / "out")
+        loaded = type(model.get_base_model()).from_pretrained(tmp_path / "out").eval()
+        words = torch.tensor([[3, 4, 5, 6]])
+        with torch.no_grad():
+            assert torch.allclose(loaded(words).logits, model(words).logits, atol=1e-5)
+
+    def test_large_weights_are_read_in_blocks_that_always_agree(self, tmp_path: Path) -> None:
+        """Wider than a block of rows, cut into parts by a view: every reading gives the same bits."""
+        torch.manual_seed(0)
+        w, a, b = torch.randn(600, 3000), torch.randn(8, 3000), torch.randn(600, 8)
+        path = plain(tmp_path, {"m.base_layer.weight": w, "m.lora_A.default.weight": a, "m.lora_B.default.weight": b})
+        ckpt_cli.merge(path, tmp_path / "out", lora_alpha=4, verify=True)
+        exact = w.double() + 0.5 * (b.double() @ a.double())
+        assert torch.equal(load(tmp_path / "out")["m.weight"], exact.float())
+
+    def test_a_run_of_ema_is_fused_as_well(self, tmp_path: Path) -> None:
+        run = trained(adapted("qwen2", {"target_modules": ATTENTION}), tmp_path)
+        result = ckpt_cli.merge(run, tmp_path / "out", type="ema", ema_from_model=True)
+        assert result.outputs[0].lora is not None
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float64 to a 16-bit dtype with one rounding, by way of numpy's float16 or ml_dtypes' exact comparison of neighbours."""
+    near = values.to(dtype)
+    lower, upper = (torch.nextafter(near, torch.full_like(near, limit)) for limit in (-math.inf, math.inf))
+    best = near
+    for other in (lower, upper):
+        closer = (other.double() - values).abs() < (best.double() - values).abs()
+        best = torch.where(closer, other, best)
+    return best
+
+
+def plain(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
+    """A folder with one safetensors file of these tensors, under PEFT's prefix."""
+    (folder / "run").mkdir()
+    save_file({f"base_model.model.{name}": tensor.clone() for name, tensor in tensors.items()}, folder / "run" / "model.safetensors")
+    return folder / "run"
+
+
+class TestExported:
+    @pytest.mark.parametrize("name", [name for name in CASES if name not in ("fused experts", "bias of B", "biases")])
+    @pytest.mark.parametrize("known", [True, False], ids=["with adapter_config.json", "without"])
+    def test_peft_loads_it_and_computes_the_same(self, tmp_path: Path, name: str, known: bool) -> None:
+        kind, options = CASES[name]
+        if not known and {"use_rslora", "alpha_pattern"} & set(options):
+            return
+        model = adapted(kind, options)
+        run = trained(model, tmp_path, config=known)
+        if not known:
+            (run / "lora_train_meta.json").write_text('{"r": 4, "lora_alpha": 10, "task_type": null}')
+        ckpt_cli.merge(run, tmp_path / "out", lora="export")
+        assert not (tmp_path / "out" / "config.json").exists()
+        loaded = peft.PeftModel.from_pretrained(build(*MODELS[kind]), tmp_path / "out").eval()
+        wanted = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+        found = peft.get_peft_model_state_dict(loaded, save_embedding_layers=False)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+        ours, theirs = loaded.merge_and_unload().state_dict(), model.merge_and_unload().state_dict()
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+    def test_both_are_two_folders(self, tmp_path: Path) -> None:
+        run = trained(adapted("qwen2", {"target_modules": ATTENTION}), tmp_path)
+        result = ckpt_cli.merge(run, tmp_path / "out", lora="both", verify=True)
+        assert [Path(output.output).name for output in result.outputs] == ["out", "out_adapter"]
+        assert [output.lora.outcome for output in result.outputs if output.lora] == ["fused", "exported"]
+        assert result.exit_code == 0
+        for output in result.outputs:
+            assert ckpt_cli.verify(output.output, full=True, against=run).exit_code == 0
+
+    def test_modules_are_named_in_full(self, tmp_path: Path) -> None:
+        run = trained(adapted("qwen2_5_vl", {"target_modules": r".*language_model.*q_proj"}), tmp_path)
+        ckpt_cli.merge(run, tmp_path / "out", lora="export")
+        config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert config["target_modules"] == [f"model.language_model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)]
+
+    def test_the_base_is_named(self, layouts: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(layouts / "verl-lora" / "lora_only", tmp_path / "out", lora="export", base=layouts / "verl-lora" / "base")
+        config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == str(layouts / "verl-lora" / "base")
+        assert (config["r"], config["lora_alpha"], config["task_type"]) == (3, 6, "CAUSAL_LM")
+
+
+class TestLayoutsOfVerl:
+    def test_full_shards_are_fused(self, layouts: Path, tmp_path: Path) -> None:
+        folder = layouts / "verl-lora"
+        ckpt_cli.merge(folder / "full", tmp_path / "out", verify=True)
+        found, wanted = load(tmp_path / "out"), load(folder / "expected.safetensors")
+        assert found.keys() == wanted.keys()
+        assert all((found[name] - wanted[name]).abs().max() < 1e-6 for name in wanted)
+
+    def test_adapters_alone_go_onto_their_base(self, layouts: Path, tmp_path: Path) -> None:
+        folder = layouts / "verl-lora"
+        ckpt_cli.merge(folder / "lora_only", tmp_path / "out", base=folder / "base", verify=True)
+        ckpt_cli.merge(folder / "full", tmp_path / "full")
+        found, wanted = load(tmp_path / "out"), load(tmp_path / "full")
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+    def test_adapters_alone_are_refused_without_it(self, layouts: Path, tmp_path: Path) -> None:
+        done = ckpt("merge", layouts / "verl-lora" / "lora_only", "-o", tmp_path / "out")
+        assert done.code == 4
+        assert "--base" in done.err
+        assert "--lora export" in done.err
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("run", ["full", "lora_only"])
+    def test_adapters_are_exported(self, layouts: Path, tmp_path: Path, run: str) -> None:
+        folder = layouts / "verl-lora"
+        ckpt_cli.merge(folder / run, tmp_path / "out", lora="export", verify=True)
+        found, wanted = load(tmp_path / "out"), load(folder / "expected-lora_only.safetensors")
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+    def test_an_exported_adapter_is_read_again(self, layouts: Path, tmp_path: Path) -> None:
+        folder = layouts / "verl-lora"
+        ckpt_cli.merge(folder / "full", tmp_path / "adapter", lora="export")
+        ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=folder / "base")
+        ckpt_cli.merge(folder / "full", tmp_path / "full")
+        found, wanted = load(tmp_path / "out"), load(tmp_path / "full")
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+    def test_shards_are_verified_with_their_adapters(self, layouts: Path) -> None:
+        full = ckpt_cli.verify(layouts / "verl-lora" / "full", full=True)
+        assert (full.exit_code, full.expected) == (0, 25)
+        alone = ckpt_cli.verify(layouts / "verl-lora" / "lora_only", full=True)
+        assert alone.exit_code == 0
+
+    def test_the_screen_says_what_was_fused(self, layouts: Path, tmp_path: Path) -> None:
+        out = ckpt("merge", layouts / "verl-lora" / "full", "-o", tmp_path / "out").out
+        assert "lora        4 modules fused (LoRA), r 3, alpha 6 (lora_train_meta.json), scale 2\n" in out
+
+    def test_averages_are_refused(self, layouts: Path, tmp_path: Path) -> None:
+        folder = layouts / "verl-lora" / "full"
+        done = ckpt("average", folder, folder, "-o", tmp_path / "out")
+        assert done.code == 3
+        assert "merge each checkpoint first" in done.err
+
+
+SMALL = {"m.base_layer.weight": torch.ones(4, 6), "m.lora_A.default.weight": torch.ones(2, 6), "m.lora_B.default.weight": torch.ones(4, 2)}
+
+
+class TestAlpha:
+    """From lora_train_meta.json, then adapter_config.json, then --lora-alpha; never silently 0."""
+
+    def scale(self, run: Path, out: Path, **options: Any) -> float:
+        lora = ckpt_cli.merge(run, out, **options).outputs[0].lora
+        assert lora is not None
+        factor = (load(out)["m.weight"] - 1) / 2
+        assert torch.equal(factor, torch.full((4, 6), lora.scales[0]))
+        return lora.scales[0]
+
+    def test_is_taken_from_the_first_file_that_has_it(self, tmp_path: Path) -> None:
+        run = plain(tmp_path, SMALL)
+        (run / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 8}')
+        assert self.scale(run, tmp_path / "a") == 4
+        (run / "lora_train_meta.json").write_text('{"r": 2, "lora_alpha": 6}')
+        assert self.scale(run, tmp_path / "b") == 3
+        assert self.scale(run, tmp_path / "c", lora_alpha=2) == 1
+
+    def test_that_is_overruled_is_warned_of(self, tmp_path: Path) -> None:
+        run = plain(tmp_path, SMALL)
+        (run / "lora_train_meta.json").write_text('{"r": 2, "lora_alpha": 6}')
+        result = ckpt_cli.merge(run, tmp_path / "out", lora_alpha=2)
+        assert "lora-alpha" in {note.code for note in result.outputs[0].notes if note.level == "warning"}
+
+    @pytest.mark.parametrize(
+        "content",
+        [None, "{}", '{"lora_alpha": 0}', '{"lora_alpha": "6"}', '{"lora_alpha": NaN}', '{"lora_alpha": true}', '{"lora_alpha": -1}'],
+    )
+    def test_that_is_not_known_is_asked_for(self, tmp_path: Path, content: str | None) -> None:
+        run = plain(tmp_path, SMALL)
+        if content is not None:
+            (run / "adapter_config.json").write_text(content)
+        with pytest.raises(Undecidable) as raised:
+            ckpt_cli.merge(run, tmp_path / "out")
+        assert "--lora-alpha" in str(raised.value.advice)
+        with pytest.raises(Undecidable):
+            ckpt_cli.merge(run, tmp_path / "out", lora="export")
+
+    @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+    def test_must_be_a_number_above_0(self, tmp_path: Path, value: float) -> None:
+        with pytest.raises(UsageError):
+            ckpt_cli.merge(plain(tmp_path, SMALL), tmp_path / "out", lora_alpha=value)
+
+
+class TestRefusals:
+    def merge(self, folder: Path, tensors: Mapping[str, torch.Tensor], **options: Any) -> CkptError:
+        with pytest.raises(CkptError) as raised:
+            ckpt_cli.merge(plain(folder, tensors), folder / "out", **{"lora_alpha": 2, **options})
+        assert not (folder / "out").exists()
+        return raised.value
+
+    @pytest.mark.parametrize("half", ["A", "B"])
+    def test_half_an_adapter(self, tmp_path: Path, half: str) -> None:
+        error = self.merge(tmp_path, {name: tensor for name, tensor in SMALL.items() if f"lora_{half}" not in name})
+        assert isinstance(error, Inconsistent)
+        assert f"lora_{half}" in error.message
+
+    @pytest.mark.parametrize("shape", [(3, 6), (2, 5), (2,), (2, 6, 1), (0, 6)])
+    def test_factors_that_do_not_fit(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
+        assert isinstance(self.merge(tmp_path, {**SMALL, "m.lora_A.default.weight": torch.ones(shape)}), Inconsistent)
+
+    def test_factors_of_rank_0(self, tmp_path: Path) -> None:
+        empty = {"m.lora_A.default.weight": torch.ones(0, 6), "m.lora_B.default.weight": torch.ones(4, 0)}
+        assert isinstance(self.merge(tmp_path, {**SMALL, **empty}), Inconsistent)
+
+    @pytest.mark.parametrize("part", ["A", "B"])
+    def test_factors_without_dimensions(self, tmp_path: Path, part: str) -> None:
+        assert isinstance(self.merge(tmp_path, {**SMALL, f"m.lora_{part}.default.weight": torch.tensor(1.0)}), Inconsistent)
+
+    def test_two_adapters(self, tmp_path: Path) -> None:
+        more = {name.replace("default", "other"): tensor for name, tensor in SMALL.items() if "lora" in name}
+        error = self.merge(tmp_path, {**SMALL, **more})
+        assert isinstance(error, Unsupported)
+        assert "default, other" in error.message
+
+    def test_a_weight_that_is_not_there(self, tmp_path: Path) -> None:
+        more = {name.replace("m.", "n."): tensor for name, tensor in SMALL.items() if "lora" in name}
+        assert isinstance(self.merge(tmp_path, {**SMALL, **more}), Undecidable)
+
+    def test_quantised_weights(self, tmp_path: Path) -> None:
+        error = self.merge(tmp_path, {**SMALL, "m.base_layer.weight": torch.ones(4, 6, dtype=torch.uint8)})
+        assert isinstance(error, Unsupported)
+
+    def test_another_rank_than_the_files_say(self, tmp_path: Path) -> None:
+        run = plain(tmp_path, SMALL)
+        (run / "lora_train_meta.json").write_text('{"r": 16, "lora_alpha": 6}')
+        with pytest.raises(Inconsistent, match="rank 2"):
+            ckpt_cli.merge(run, tmp_path / "out")
+
+    @pytest.mark.parametrize("content", ['{"peft_type": "ADALORA"}', '{"peft_type": "LORA", "use_qalora": true}', '{"peft_type": "IA3"}'])
+    def test_other_kinds_of_adapters(self, tmp_path: Path, content: str) -> None:
+        run = plain(tmp_path, SMALL)
+        (run / "adapter_config.json").write_text(content)
+        with pytest.raises(Unsupported):
+            ckpt_cli.merge(run, tmp_path / "out", lora_alpha=2)
+
+    @pytest.mark.parametrize("name", ["adapter_config.json", "lora_train_meta.json"])
+    @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{"])
+    def test_files_that_are_broken(self, tmp_path: Path, name: str, content: bytes) -> None:
+        run = plain(tmp_path, SMALL)
+        (run / name).write_bytes(content)
+        with pytest.raises(CorruptFile):
+            ckpt_cli.merge(run, tmp_path / "out")
+
+    def test_magnitudes_of_another_module(self, tmp_path: Path) -> None:
+        assert isinstance(self.merge(tmp_path, {**SMALL, "m.lora_magnitude_vector.default.weight": torch.ones(5)}), Inconsistent)
+
+    def test_an_export_where_there_is_nothing(self, tmp_path: Path) -> None:
+        assert isinstance(self.merge(tmp_path, {"m.weight": torch.ones(2, 2)}, lora="export"), UsageError)
+
+    def test_filters_of_an_export(self, tmp_path: Path) -> None:
+        assert isinstance(self.merge(tmp_path, SMALL, lora="export", include="*"), UsageError)
+
+    def test_an_unknown_choice(self, tmp_path: Path) -> None:
+        assert isinstance(self.merge(tmp_path, SMALL, lora="melt"), UsageError)
+
+
+def test_kept_adapters_are_written_as_they_are(tmp_path: Path) -> None:
+    result = ckpt_cli.merge(plain(tmp_path, SMALL), tmp_path / "out", lora="keep", verify=True)
+    assert load(tmp_path / "out").keys() == {f"base_model.model.{name}" for name in SMALL}
+    assert result.exit_code == 0
+
+
+def test_a_changed_factor_is_noticed(tmp_path: Path) -> None:
+    """The manifest lists the files that were read, and the digest of the plan depends on the scale."""
+    run = plain(tmp_path, SMALL)
+    digests = [ckpt_cli.merge(run, tmp_path / f"out{alpha}", lora_alpha=alpha).outputs[0].plan_digest for alpha in (2, 4)]
+    assert digests[0] != digests[1]
+    manifest = json.loads((tmp_path / "out2" / "ckpt-manifest.json").read_text())
+    assert [source["path"] for source in manifest["sources"]] == [str(run / "model.safetensors")]
+
+
+def test_nan_stays_nan(tmp_path: Path) -> None:
+    tensors = {**SMALL, "m.base_layer.weight": torch.full((4, 6), math.nan)}
+    ckpt_cli.merge(plain(tmp_path, tensors), tmp_path / "out", lora_alpha=2)
+    assert numpy.isnan(load_file(tmp_path / "out" / "model.safetensors")["m.weight"].numpy()).all()
+
+
+def test_sources_are_left_alone(layouts: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(layouts / "verl-lora", tmp_path / "copy"))
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    ckpt_cli.merge(copy / "lora_only", tmp_path / "out", base=copy / "base", lora="both")
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer
 
 from ckpt_cli.descriptor import Checkpoint, Frozen, NoteInfo
 
 SCHEMA = 1
 
-Number = float | None
+
+def _json_number(value: float | None) -> float | str | None:
+    """JSON has no word for infinities and NaN: they are text there."""
+    return value if value is None or math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+Number = Annotated[float | None, PlainSerializer(_json_number, when_used="json")]
+"""A measured number, None where there is none."""
 
 
 class TensorGroup(Frozen):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ckpt_cli.patterns import pattern_of, ranged
 from ckpt_cli.report import DriftGroup, FrozenPart, Heatmap, HeatmapBlock, HeatmapRow, TensorDrift
@@ -119,6 +120,46 @@ def _beginnings(name: str) -> list[str]:
     """Every beginning of a name that ends before a dot, the empty one first, the name itself last."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(len(parts) + 1)]
+
+
+# -- colours ---------------------------------------------------------------------------------------------------------
+
+DECADES = 6
+"""Changes this many decades below the largest are as good as the smallest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A log scale from 10**low to 10**high; ``more_below``: there are smaller values, which count as the lowest."""
+
+    low: int
+    high: int
+    more_below: bool
+
+    def place(self, value: float) -> float:
+        """Where a value lies, from 0 to 1."""
+        return min(max((math.log10(value) - self.low) / (self.high - self.low), 0.0), 1.0)
+
+
+def scale_of(values: Iterable[float | None]) -> Scale | None:
+    """Whole decades that hold the changes, at most `DECADES`; None if nothing changed."""
+    known = [value for value in values if value is not None and 0 < value < math.inf]
+    if not known:
+        return None
+    high = math.ceil(math.log10(max(known)))
+    lowest = min(math.floor(math.log10(min(known))), high - 1)
+    low = max(lowest, high - DECADES)
+    return Scale(low, high, more_below=lowest < low)
+
+
+def largest_rows(rows: Sequence[HeatmapRow], limit: int) -> tuple[HeatmapRow, ...]:
+    """At most ``limit`` rows, those with the biggest drift (NaN before all), in their order."""
+
+    def peak(i: int) -> float:
+        return max((math.inf if math.isnan(value) else value for value in rows[i].values if value is not None), default=-1.0)
+
+    chosen = sorted(sorted(range(len(rows)), key=peak, reverse=True)[:limit])
+    return tuple(rows[i] for i in chosen)
 
 
 # -- layers and modules ----------------------------------------------------------------------------------------------

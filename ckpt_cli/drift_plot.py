@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_cli.drift import Scale, largest_rows, scale_of
 from ckpt_cli.errors import NotWritable, OutputExists, UsageError
 from ckpt_cli.execute import write_bytes
 from ckpt_cli.names import printable
@@ -21,7 +22,6 @@ from ckpt_cli.report import BaseComparison, DriftGroup, Heatmap, HeatmapBlock, H
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".html")
@@ -31,9 +31,6 @@ COLOURS = "viridis"
 
 UNCHANGED, MISSING, ODD = "#d9d9d9", "#ffffff", "#d62728"
 LABEL = "relative L2 change, ||new - base|| / ||base|| (log scale)"
-DECADES = 6
-"""Smaller changes than this many decades below the largest have the lowest colour."""
-
 ROWS = 60
 """Rows of one stack of layers; of more, those with the biggest drift are drawn."""
 
@@ -141,9 +138,9 @@ def _figure(comparison: BaseComparison, name: str) -> Figure:
 
     heatmap = comparison.heatmap or Heatmap()
     blocks = [_cut(block) for block in heatmap.blocks]
-    outside = _largest_rows(heatmap.outside, OUTSIDE_ROWS)
+    outside = largest_rows(heatmap.outside, OUTSIDE_ROWS)
     values = [value for row in (*(row for block in blocks for row in block.rows), *outside) for value in row.values]
-    colours = _colours(values)
+    scale = scale_of(values)
     cell = min(WIDE_CELL, MAP_WIDTH / max((len(block.layers) for block in blocks), default=1))
     map_width = max((len(block.layers) * cell for block in blocks), default=0.0)
     left = (
@@ -155,7 +152,7 @@ def _figure(comparison: BaseComparison, name: str) -> Figure:
     heights = [len(block.rows) * CELL for block in blocks] + ([len(outside) * CELL] if outside else [])
     head = 0.35 + 0.19 * len(title)
     body = sum(heights) + GAP * max(len(heights) - 1, 0) + (0.25 if outside else 0.5)
-    body = max(body, BAR_HEIGHT + 0.4) if colours is not None else body
+    body = max(body, BAR_HEIGHT + 0.4) if scale is not None else body
     width = max(left + max(map_width, 1.2) + 0.35 + 1.25, MARGIN + max(_width(line, TITLE_FONT) for line in title) + MARGIN)
     height = head + body + 0.45
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
@@ -169,7 +166,7 @@ def _figure(comparison: BaseComparison, name: str) -> Figure:
 
     for block, high in zip(blocks, heights, strict=False):
         axes = place(left, top - 0.2, len(block.layers) * cell, high)
-        _cells(axes, [row.values for row in block.rows], colours)
+        _cells(axes, [row.values for row in block.rows], scale)
         _name_rows(axes, block.rows)
         step = next((step for step in STEPS if step * cell >= TICK), STEPS[-1])
         ticks = [i for i, layer in enumerate(block.layers) if layer % step == 0]
@@ -179,15 +176,15 @@ def _figure(comparison: BaseComparison, name: str) -> Figure:
         top -= high + GAP
     if outside:
         axes = place(left, top - 0.2, WIDE_CELL, heights[-1])
-        _cells(axes, [row.values for row in outside], colours)
+        _cells(axes, [row.values for row in outside], scale)
         _name_rows(axes, outside)
         axes.set_xticks([])
         axes.set_title("outside of the layers" if blocks else "all tensors", fontsize=FONT, fontweight="bold", loc="left", pad=4)
         for i, row in enumerate(outside):
             axes.text(1.25, i + 0.5, _text(row.values[0]), va="center")
-    if colours is not None:
+    if scale is not None:
         axes = place(left + max(map_width, 1.2) + 0.35, height - head - 0.2, BAR, BAR_HEIGHT)
-        _colour_bar(figure, axes, colours, values)
+        _colour_bar(figure, axes, scale)
     _legend(figure, values, left / width, 0.2 / height)
     return figure
 
@@ -200,37 +197,23 @@ def _title(comparison: BaseComparison, name: str) -> list[str]:
     return ["Drift of weights", f"new: {_short(name, 110)}", f"base: {_short(comparison.base, 110)}", counted]
 
 
-def _colours(values: Iterable[float | None]) -> ScalarMappable | None:
-    """Colours for the changes that are there, in whole decades; None if nothing changed."""
+def _cells(axes: Axes, rows: Sequence[Sequence[float | None]], scale: Scale | None) -> None:
     import matplotlib
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
-
-    known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
-    if not known:
-        return None
-    high = math.ceil(math.log10(max(known)))
-    low = max(min(math.floor(math.log10(min(known))), high - 1), high - DECADES)
-    scale = LogNorm(10.0**low, 10.0**high, clip=True)
-    return ScalarMappable(scale, matplotlib.colormaps[COLOURS])
-
-
-def _cells(axes: Axes, rows: Sequence[Sequence[float | None]], colours: ScalarMappable | None) -> None:
-    from matplotlib.colors import to_rgba
     from matplotlib.patches import Rectangle
+
+    colours = matplotlib.colormaps[COLOURS]
 
     axes.set_xlim(0, max(map(len, rows), default=1))
     axes.set_ylim(len(rows), 0)
     for y, values in enumerate(rows):
         for x, value in enumerate(values):
+            colour: str | tuple[float, ...] = ODD
             if value is None:
-                colour = to_rgba(MISSING)
-            elif not math.isfinite(value):
-                colour = to_rgba(ODD)
-            elif not value or colours is None:
-                colour = to_rgba(UNCHANGED)
-            else:
-                colour = colours.cmap(colours.norm(value))
+                colour = MISSING
+            elif value == 0:
+                colour = UNCHANGED
+            elif scale is not None and math.isfinite(value):
+                colour = tuple(colours(scale.place(value)))
             axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white", linewidth=0.35))
     for side in axes.spines.values():
         side.set_color("#808080")
@@ -241,11 +224,13 @@ def _name_rows(axes: Axes, rows: Sequence[HeatmapRow]) -> None:
     axes.tick_params(axis="both", length=2, width=0.6, pad=2, labelsize=FONT)
 
 
-def _colour_bar(figure: Figure, axes: Axes, colours: ScalarMappable, values: Iterable[float | None]) -> None:
+def _colour_bar(figure: Figure, axes: Axes, scale: Scale) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    below = any(value is not None and 0 < value and colours.norm(value) == 0 for value in values)
-    bar = figure.colorbar(colours, cax=axes, extend="min" if below else "neither")
+    colours = ScalarMappable(LogNorm(10.0**scale.low, 10.0**scale.high), COLOURS)
+    bar = figure.colorbar(colours, cax=axes, extend="min" if scale.more_below else "neither")
     bar.set_label(LABEL)
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
     bar.ax.yaxis.set_minor_locator(NullLocator())
@@ -305,15 +290,7 @@ def _width(text: str, size: float = FONT) -> float:
 
 
 def _cut(block: HeatmapBlock) -> HeatmapBlock:
-    return block.model_copy(update={"rows": _largest_rows(block.rows, ROWS)})
-
-
-def _largest_rows(rows: Sequence[HeatmapRow], limit: int) -> tuple[HeatmapRow, ...]:
-    """Those with the biggest drift, in their order."""
-    if len(rows) <= limit:
-        return tuple(rows)
-    peaks = sorted(range(len(rows)), key=lambda i: -max((value for value in rows[i].values if value is not None), default=-1.0))
-    return tuple(rows[i] for i in sorted(peaks[:limit]))
+    return block.model_copy(update={"rows": largest_rows(block.rows, ROWS)})
 
 
 # -- the page --------------------------------------------------------------------------------------------------------

@@ -332,7 +332,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
         approve=None if options.allow_overflow else refuse_overflows,
         progress=progress,
     )
-    return _result(job, base, options, published)
+    return _result(job, base, options, published, progress)
 
 
 def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written) -> bytes:
@@ -350,7 +350,7 @@ def _manifest(job: Job, opened: Opened, options: MergeOptions, written: Written)
     return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, side, facts)
 
 
-def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication) -> MergedComponent:
+def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication, progress: Progress | None) -> MergedComponent:
     tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
     notes = [note for part in job.parts for note in part.notes]
     overflows = published.written.overflows
@@ -359,7 +359,9 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
     comparison = None
     if base is not None and base.component is not None:
         outputs = job.parts[-1].plan.tensors
-        comparison = compare_with_base(outputs, base.component.tensors, str(base.folder), values=options.compare)
+        comparison = compare_with_base(
+            outputs, base.component.tensors, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress
+        )
     return MergedComponent(
         **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),
         state=job.state_files,

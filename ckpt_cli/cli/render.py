@@ -10,6 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
+from ckpt_cli.cli.heatmap import drift_table
+from ckpt_cli.cli.tables import NARROW, ROWS
+from ckpt_cli.cli.tables import cells as _cells
+from ckpt_cli.cli.tables import plain as _plain
+from ckpt_cli.cli.tables import table as _table
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo
 from ckpt_cli.names import printable
 from ckpt_cli.report import (
@@ -29,21 +34,14 @@ from ckpt_cli.report import (
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from ckpt_cli.cli.session import Session
 
 SHOWN = 4
 """How many names of a list are shown."""
 
-ROWS = 20
-"""How many rows a table of differences has."""
-
 RANK = r"(?<=_)[0-9]+(?=\.\w+$)"
 """The rank in the name of a file."""
-
-NARROW = 100
-"""Below this many columns the tables drop what is needed least."""
 
 
 def detect_result(result: DetectResult, session: Session) -> None:
@@ -155,7 +153,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
             _print_facts(console, _comparison(output.comparison))
             if output.comparison.drifts:
                 console.print()
-                console.print(_drift_table(output.comparison))
+                console.print(drift_table(output.comparison.groups, console.width))
         _print_output_notes(session, output)
         console.print()
     _print_notes(session, checkpoint.notes)
@@ -388,17 +386,9 @@ def _comparison(comparison: BaseComparison) -> list[tuple[str, str]]:
             facts.append((label, f"{text.plural(len(names), 'tensor')}: {', '.join(names[:SHOWN])}{more}"))
     if comparison.unchanged is not None:
         facts.append(("values", f"{comparison.unchanged} tensors are unchanged, {len(comparison.drifts)} differ"))
-    return facts
-
-
-def _drift_table(comparison: BaseComparison) -> Table:
-    table = _table(("tensor", "changed", "max |d|", "mean |d|"), right=(1, 2, 3))
-    for drift in comparison.drifts[:ROWS]:
-        share = 100 * drift.changed / drift.elements
-        table.add_row(*_cells((drift.name, f"{share:.1f}%", f"{drift.max_abs:.3g}", f"{drift.mean_abs:.3g}")))
-    if len(comparison.drifts) > ROWS:
-        table.add_row(*_cells((f"... and {len(comparison.drifts) - ROWS} more, all of them with --json", "", "", "")))
-    return table
+        parts = [f"{part.part}: {text.plural(part.tensors, 'tensor')}" for part in comparison.frozen if part.tensors > 1]
+        facts.append(("frozen", ", ".join(parts[:SHOWN]) + (f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else "")))
+    return facts + [(fact.what, fact.mine if fact.mine == fact.base else f"{fact.mine}; base: {fact.base}") for fact in comparison.formats]
 
 
 def _alias(layout: str, alias_of: str | None) -> str:
@@ -431,23 +421,3 @@ def _print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: boo
 
 def _next(session: Session, command: str) -> None:
     session.say(f"next: {command}", "bold", wrap=False)
-
-
-def _table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, head in enumerate(heads):
-        flexible = head in ("tensor", "state", "mesh", "layout", "value", "source", "")
-        table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=not flexible)
-    return table
-
-
-def _cells(values: Iterable[str]) -> list[Text]:
-    return [_plain(value) for value in values]
-
-
-def _plain(value: str) -> Text:
-    from rich.text import Text
-
-    return Text(printable(value))

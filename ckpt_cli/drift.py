@@ -91,24 +91,22 @@ def frozen_parts(drifts: Iterable[TensorDrift], others: Iterable[str] = ()) -> t
     ``others`` are tensors that could not be compared: a part with one of them is not frozen. Layers that are frozen alike are
     one entry: ``model.layers.{0..25}.*``.
     """
-    frozen: dict[str, int] = {}
+    frozen: list[str] = []
     moved: set[str] = set()
     for drift in drifts:
         if drift.changed:
             moved.update(_beginnings(drift.name))
         else:
-            frozen[drift.name] = 1
+            frozen.append(drift.name)
     for name in others:
         moved.update(_beginnings(name))
-    parts: dict[str, int] = {}
+    parts: dict[str, list[str]] = {}
     for name in frozen:
-        part = next((start for start in _beginnings(name) if start not in moved), name)
-        label = "*" if not part else part if part == name else f"{part}.*"
-        parts[label] = parts.get(label, 0) + 1
+        parts.setdefault(next((start for start in _beginnings(name) if start not in moved), name), []).append(name)
     alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
-    for label, count in parts.items():
-        pattern, numbers = pattern_of(label)
-        alike.setdefault(pattern, []).append((numbers, count))
+    for part, names in parts.items():
+        pattern, numbers = pattern_of(names[0] if len(names) == 1 else f"{part}.*" if part else "*")
+        alike.setdefault(pattern, []).append((numbers, len(names)))
     found = [
         FrozenPart(part=ranged(pattern, [numbers for numbers, _ in members]), tensors=sum(count for _, count in members))
         for pattern, members in alike.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 
 from ckpt_cli.assets import resolve_base
@@ -14,6 +13,7 @@ from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import component_names, locate
 from ckpt_cli.opening import describe_checkpoint, listed_component, open_checkpoint, step_info
+from ckpt_cli.patterns import pattern_of, ranged
 from ckpt_cli.report import DetectResult, InspectResult, TensorGroup
 
 
@@ -74,9 +74,6 @@ def inspect(
     return InspectResult(checkpoint=checkpoint, groups=groups)
 
 
-NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
-
-
 def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
     """Group names that differ in numeric parts only, where shape, dtype and layout agree and the numbers leave no gap.
 
@@ -85,8 +82,8 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
     """
     patterns: dict[str, list[tuple[TensorInfo, tuple[int, ...]]]] = {}
     for tensor in tensors:
-        numbers = tuple(int(number) for number in NUMBER.findall(tensor.name))
-        patterns.setdefault(NUMBER.sub("{}", tensor.name), []).append((tensor, numbers))
+        pattern, numbers = pattern_of(tensor.name)
+        patterns.setdefault(pattern, []).append((tensor, numbers))
     rows: list[TensorGroup] = []
     for pattern, members in patterns.items():
         alike: dict[tuple[object, ...], list[tuple[TensorInfo, tuple[int, ...]]]] = {}
@@ -129,14 +126,8 @@ def _is_product(numbers: Sequence[tuple[int, ...]]) -> bool:
 
 def _row(pattern: str, members: Sequence[tuple[TensorInfo, tuple[int, ...]]], odd: bool) -> TensorGroup:
     first = members[0][0]
-    ranges = []
-    for column in zip(*(numbers for _, numbers in members), strict=True):
-        low, high = min(column), max(column)
-        ranges.append(str(low) if low == high else f"{{{low}..{high}}}")
-    parts = pattern.split("{}")
-    name = "".join(part + (ranges[i] if i < len(ranges) else "") for i, part in enumerate(parts))
     return TensorGroup(
-        pattern=name,
+        pattern=ranged(pattern, [numbers for _, numbers in members]),
         count=len(members),
         shape=first.shape,
         dtype=first.dtype,

@@ -86,7 +86,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
         approve=None if options.allow_overflow else refuse_overflows,
         progress=progress,
     )
-    result = _result(job, base, options, published)
+    result = _result(job, base, options, published, progress)
     if options.verify and not options.dry_run:
         verified = verify_written(job.output, job.parts, opened.found.path, jobs=options.jobs, progress=progress)
         return result.model_copy(update={"verified": verified})
@@ -109,7 +109,7 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
     return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, written.checksums, side, facts)
 
 
-def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication) -> MergedComponent:
+def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication, progress: Progress | None) -> MergedComponent:
     tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
     notes = [note for part in job.parts for note in part.notes]
     overflows = published.written.overflows
@@ -119,7 +119,9 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
     if base is not None and base.component is not None and not exported:
         outputs = job.parts[-1].plan.tensors
-        comparison = compare_with_base(outputs, base.component.tensors, str(base.folder), values=options.compare)
+        comparison = compare_with_base(
+            outputs, base.component.tensors, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress
+        )
     return MergedComponent(
         **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),
         state=job.state_files,

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 
 from ckpt_cli.descriptor import Checkpoint, Frozen, NoteInfo
 
 SCHEMA = 1
+
+
+def _json_number(value: float | None) -> float | str | None:
+    """JSON has no word for infinities and NaN: they are text there."""
+    return value if value is None or math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+Number = Annotated[float | None, PlainSerializer(_json_number, when_used="json")]
+"""A measured number, None where there is none."""
 
 
 class TensorGroup(Frozen):
@@ -50,17 +60,102 @@ class FileInfo(Frozen):
 
 
 class TensorDrift(Frozen):
-    """How far a tensor is from the base: elements that changed, largest and mean absolute difference (in float64)."""
+    """How far a tensor is from the base, in float64; `ckpt_cli.distances` says what each number is.
+
+    ``changed`` of ``compared`` elements differ (``compared`` is less than ``elements`` for a sample). ``cosine_distance`` is 1 - cosine
+    with all its digits. The numbers are None for packed dtypes, of which only the bytes are compared; the cosine also where a
+    norm is 0.
+    """
 
     name: str
     elements: int
+    compared: int
     changed: int
-    max_abs: float
-    mean_abs: float
+    max_abs: Number = None
+    mean_abs: Number = None
+    l2: Number = None
+    base_norm: Number = None
+    relative_l2: Number = None
+    cosine: Number = None
+    cosine_distance: Number = None
+
+
+class DriftGroup(Frozen):
+    """The drift of tensors whose names differ in numbers only.
+
+    ``mean_abs`` is over all elements, ``l2``, ``base_norm`` and ``relative_l2`` are of all tensors as one vector, ``cosine`` is the
+    smallest.
+    """
+
+    pattern: str
+    tensors: int
+    changed_tensors: int
+    elements: int
+    compared: int
+    changed: int
+    max_abs: Number = None
+    mean_abs: Number = None
+    l2: Number = None
+    base_norm: Number = None
+    relative_l2: Number = None
+    cosine: Number = None
+    cosine_distance: Number = None
+
+
+class FrozenPart(Frozen):
+    """A part of the model, such as ``visual.*``, in which every tensor is as in the base."""
+
+    part: str
+    tensors: int
+
+
+class HeatmapRow(Frozen):
+    """Relative L2 of one module in every layer: None where there is no such module (or no number), 0 where nothing changed."""
+
+    module: str
+    values: tuple[Number, ...]
+
+
+class HeatmapBlock(Frozen):
+    """A stack of layers, such as ``model.layers``: the numbers of its layers, and one row per module."""
+
+    stack: str
+    layers: tuple[int, ...]
+    rows: tuple[HeatmapRow, ...]
+
+
+class Heatmap(Frozen):
+    """Relative L2 per layer and module; rows of ``outside`` (embeddings, head) have one value."""
+
+    blocks: tuple[HeatmapBlock, ...] = ()
+    outside: tuple[HeatmapRow, ...] = ()
+
+
+class FormChange(Frozen):
+    """A tensor that has another shape or dtype than in the base."""
+
+    name: str
+    shape: tuple[int, ...]
+    base_shape: tuple[int, ...]
+    dtype: str
+    base_dtype: str
+
+
+class FormatFact(Frozen):
+    """In which form each side has some part of the model."""
+
+    what: str
+    mine: str
+    base: str
 
 
 class BaseComparison(Frozen):
-    """An output against a base: names that only one has, tensors of other shape or dtype; values if they were compared."""
+    """Tensors against a base: names that only one has, tensors of other shape or dtype; values if they were compared.
+
+    ``changes`` gives both shapes and dtypes. ``unchanged`` and what follows it is about tensors that both have in one shape:
+    ``drifts`` lists those that changed, ``groups`` all of them, both with the biggest drift first. ``sample`` is the share of the
+    elements that was to be compared, None for all.
+    """
 
     base: str
     common: int
@@ -68,8 +163,14 @@ class BaseComparison(Frozen):
     extra: tuple[str, ...]
     reshaped: tuple[str, ...]
     other_dtype: tuple[str, ...]
+    changes: tuple[FormChange, ...] = ()
+    formats: tuple[FormatFact, ...] = ()
+    sample: float | None = None
     unchanged: int | None = None
     drifts: tuple[TensorDrift, ...] = ()
+    groups: tuple[DriftGroup, ...] = ()
+    frozen: tuple[FrozenPart, ...] = ()
+    heatmap: Heatmap | None = None
 
 
 class Finding(Frozen):

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.assets import CONFIG, resolve_base
+from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
+from ckpt_cli.drift_plot import check_plot, draw
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.findings import finding
@@ -90,6 +92,7 @@ def verify(
     also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     against: str | os.PathLike[str] | None = None,
     base: str | os.PathLike[str] | None = None,
+    plot: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> VerifyResult:
@@ -97,7 +100,8 @@ def verify(
 
     Always: headers, index, sizes, manifest, and whether config.json, tokenizer and tensors belong together; no weight byte is
     read. ``full=True`` reads every byte; ``against`` names the source that the output must equal, bit for bit; ``base`` a model
-    to compare with, whose differences are information. ``options`` are the fields of `VerifyOptions`.
+    or checkpoint to compare with, whose differences are information; ``plot`` a picture of these (.png, .svg, .html).
+    ``options`` are the fields of `VerifyOptions`.
 
     Raises InputError and IncompleteError for what cannot be opened at all, UsageError.
     """
@@ -106,6 +110,10 @@ def verify(
     except TypeError as error:
         raise UsageError(f"unknown option: {error}", expected=", ".join(VerifyOptions.__slots__)) from None
     _check_options(chosen)
+    if plot is not None:
+        if base is None:
+            raise UsageError("--plot draws how far tensors moved from a base", hint="pass --base as well")
+        check_plot(plot)
     started = time.monotonic()
     with Files() as files:
         subject = _subject(Path(path), files, type, step, as_paths(also), chosen.shard_order)
@@ -129,7 +137,9 @@ def verify(
         comparison = None
         if base is not None:
             levels.append("base")
-            comparison = _against_base(subject, config, base, files, chosen, progress)
+            comparison = _against_base(subject, base, files, chosen, progress)
+            if plot is not None:
+                draw(comparison, plot, name=str(subject.path))
     return _report(subject, config, found, levels, started, checksums=checksums, bytes_read=read, against=sources, comparison=comparison)
 
 
@@ -368,7 +378,6 @@ def _made_from(manifest: Manifest | None) -> str | None:
 
 def _against_base(
     subject: Subject,
-    config: ConfigCheck,
     base: str | os.PathLike[str],
     files: Files,
     options: VerifyOptions,
@@ -381,6 +390,4 @@ def _against_base(
         path = Path(base)
     opened = open_checkpoint(path, files, shard_order=options.shard_order)
     reference = _tensors(opened, files)
-    from ckpt_cli.comparing import compare_tensors
-
     return compare_tensors(subject.tensors, reference, str(opened.found.path), jobs=options.jobs, progress=progress)

@@ -457,7 +457,7 @@ SOURCE_PANEL = "How the source was merged (the manifest says it for outputs of c
         "ckpt verify ./merged --full",
         "ckpt verify ./merged --against ./run",
         "ckpt verify ./merged --base ./base --plot drift.png",
-        "ckpt verify ./run --full --sample 5%",
+        "ckpt verify ./run --sample 5%",
     ),
 )
 def verify(
@@ -474,6 +474,10 @@ def verify(
     base: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--base", metavar="DIR", help="Compare the values with this model or checkpoint.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--plot", metavar="FILE", help="Draw how far tensors moved from the base: .png, .svg or .html.", show_default=False),
     ] = None,
     type: options.Type = None,
     step: options.Step = None,
@@ -514,6 +518,7 @@ def verify(
             also=tuple(also or ()),
             against=against,
             base=base,
+            plot=plot,
             progress=shown,
             full=full,
             sample=parse_share(sample) if sample is not None else None,

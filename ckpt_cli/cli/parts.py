@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
     from ckpt_cli.cli.session import Session
 
+ROWS = 20
+"""How many rows a table of differences has."""
+
+NARROW = 100
+"""Below this many columns the tables drop what is needed least."""
+
 
 def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
     """Labels and what there is to say; a fact without a value is left out."""

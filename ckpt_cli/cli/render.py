@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.parts import as_cells, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.base_screen import comparison_facts
+from ckpt_cli.cli.heatmap import drift_table
+from ckpt_cli.cli.parts import NARROW, ROWS, as_cells, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.cli.verify_screen import print_findings, source_fact
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo
 from ckpt_cli.names import printable
 from ckpt_cli.report import (
     AveragedComponent,
     AverageResult,
-    BaseComparison,
     DetectResult,
     ExtractResult,
     FileInfo,
@@ -35,17 +36,8 @@ if TYPE_CHECKING:
 
     from ckpt_cli.cli.session import Session
 
-SHOWN = 4
-"""How many names of a list are shown."""
-
-ROWS = 20
-"""How many rows a table of differences has."""
-
 RANK = r"(?<=_)[0-9]+(?=\.\w+$)"
 """The rank in the name of a file."""
-
-NARROW = 100
-"""Below this many columns the tables drop what is needed least."""
 
 
 def detect_result(result: DetectResult, session: Session) -> None:
@@ -158,10 +150,10 @@ def merge_result(result: MergeResult, session: Session) -> None:
             console.print(table)
         if output.comparison is not None:
             console.print()
-            print_facts(console, _comparison(output.comparison))
+            print_facts(console, comparison_facts(output.comparison))
             if output.comparison.drifts:
                 console.print()
-                console.print(_drift_table(output.comparison))
+                console.print(drift_table(output.comparison.groups, console.width))
         _print_output_notes(session, output)
         console.print()
     print_notes(session, checkpoint.notes)
@@ -395,30 +387,6 @@ def _lora(info: LoraInfo | None) -> str:
     ranks, scales = ("-".join(f"{value:.6g}" for value in (min(found), max(found))[: len(found)]) for found in (info.ranks, info.scales))
     kind = "DoRA" if info.dora else "LoRA"
     return f"{text.plural(info.modules, 'module')} {info.outcome} ({kind}), r {ranks}{alpha}, scale {scales}"
-
-
-def _comparison(comparison: BaseComparison) -> list[tuple[str, str]]:
-    """How an output differs from its base, in lines; a line that would say nothing is left out."""
-    alike = comparison.common - len(comparison.reshaped)
-    facts = [("base", f"{text.path(comparison.base)}   {text.plural(comparison.common, 'tensor')} in common, {alike} of the same shape")]
-    listed = (("only in base", comparison.missing), ("only here", comparison.extra), ("other shape", comparison.reshaped))
-    for label, names in (*listed, ("other dtype", comparison.other_dtype)):
-        if names:
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            facts.append((label, f"{text.plural(len(names), 'tensor')}: {', '.join(names[:SHOWN])}{more}"))
-    if comparison.unchanged is not None:
-        facts.append(("values", f"{comparison.unchanged} tensors are unchanged, {len(comparison.drifts)} differ"))
-    return facts
-
-
-def _drift_table(comparison: BaseComparison) -> Table:
-    table = new_table(("tensor", "changed", "max |d|", "mean |d|"), right=(1, 2, 3))
-    for drift in comparison.drifts[:ROWS]:
-        share = 100 * drift.changed / drift.elements
-        table.add_row(*as_cells((drift.name, f"{share:.1f}%", f"{drift.max_abs:.3g}", f"{drift.mean_abs:.3g}")))
-    if len(comparison.drifts) > ROWS:
-        table.add_row(*as_cells((f"... and {len(comparison.drifts) - ROWS} more, all of them with --json", "", "", "")))
-    return table
 
 
 def _alias(layout: str, alias_of: str | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
+from ckpt_cli.cli.base_screen import print_comparison
 from ckpt_cli.cli.parts import next_line, plain, print_facts
 from ckpt_cli.findings import AGAIN, KINDS
 
@@ -29,6 +30,9 @@ def verify_result(result: VerifyResult, session: Session) -> None:
         return
     print_facts(console, verdict(result))
     print_findings(console, result.findings, everything=session.verbose)
+    if result.comparison is not None:
+        console.print()
+        print_comparison(result.comparison, session)
     console.print()
     next_line(session, _next(result))
 

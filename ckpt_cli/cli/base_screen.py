@@ -1,0 +1,45 @@
+"""How a model compares with its base, as people read it: facts, groups with the biggest drift first, and a map of layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpt_cli.cli import text
+from ckpt_cli.cli.heatmap import drift_table, heatmap
+from ckpt_cli.cli.parts import print_facts
+from ckpt_cli.report import BaseComparison
+
+if TYPE_CHECKING:
+    from ckpt_cli.cli.session import Session
+
+SHOWN = 4
+"""How many names of a list are shown."""
+
+
+def print_comparison(comparison: BaseComparison, session: Session) -> None:
+    """Everything about a comparison that was made with values."""
+    console = session.out()
+    print_facts(console, comparison_facts(comparison))
+    if comparison.drifts:
+        console.print()
+        console.print(drift_table(comparison.groups, console.width))
+    if comparison.drifts and comparison.heatmap is not None:
+        console.print()
+        for line in heatmap(comparison.heatmap, console.width, ascii_only=console.options.ascii_only):
+            console.print(line, soft_wrap=True)
+
+
+def comparison_facts(comparison: BaseComparison) -> list[tuple[str, str]]:
+    """How an output differs from its base, in lines; a line that would say nothing is left out."""
+    alike = comparison.common - len(comparison.reshaped)
+    facts = [("base", f"{text.path(comparison.base)}   {text.plural(comparison.common, 'tensor')} in common, {alike} of the same shape")]
+    listed = (("only in base", comparison.missing), ("only here", comparison.extra), ("other shape", comparison.reshaped))
+    for label, names in (*listed, ("other dtype", comparison.other_dtype)):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            facts.append((label, f"{text.plural(len(names), 'tensor')}: {', '.join(names[:SHOWN])}{more}"))
+    if comparison.unchanged is not None:
+        facts.append(("values", f"{comparison.unchanged} tensors are unchanged, {len(comparison.drifts)} differ"))
+        parts = [f"{part.part}: {text.plural(part.tensors, 'tensor')}" for part in comparison.frozen if part.tensors > 1]
+        facts.append(("frozen", ", ".join(parts[:SHOWN]) + (f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else "")))
+    return facts + [(fact.what, fact.mine if fact.mine == fact.base else f"{fact.mine}; base: {fact.base}") for fact in comparison.formats]

@@ -38,9 +38,9 @@ KINDS: dict[str, Kind] = {
     "duplicate-tensor": Kind("error", "headers", "two files of one model hold the same tensor", "move the older file away"),
     "index-total": Kind("warning", "headers", "the index names another total size (bytes) than the tensors have"),
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, and the weights lack it", AGAIN),
-    "wrong-shape": Kind("error", "headers", "a tensor has another shape than the config asks for", "compare with the base's config.json"),
+    "wrong-shape": Kind("error", "headers", "a tensor has another shape than the config asks for", "restore config.json from the run"),
     "extra-tensor": Kind("info", "headers", "the model class has no place for this tensor: loaders ignore it"),
-    "config-dtype": Kind("error", "headers", "config.json names another dtype than most weights have: loaders cast to it"),
+    "config-dtype": Kind("error", "headers", "config.json names another dtype than most weights have: loaders cast to it", "correct the dtype in config.json"),
     "vocabulary": Kind("error", "headers", "the tokenizer makes ids for which the embedding has no row", "take both from one model"),
     "added-tokens": Kind("info", "headers", "added tokens of the tokenizer have ids beyond the rows of the embedding"),
     "tied-stored": Kind("info", "headers", "a tensor is stored although the config ties it to another"),
@@ -57,10 +57,10 @@ KINDS: dict[str, Kind] = {
     "tied-differ": Kind("warning", "full", "the config ties two tensors whose values differ: a loader ignores one of them"),
     # -- against: every byte is compared with the source
     "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),
-    "different-shape": Kind("error", "against", "a tensor has another shape than in the source"),
-    "different-dtype": Kind("error", "against", "a tensor has another dtype than was asked for, or one that no cast leads to"),
+    "different-shape": Kind("error", "against", "a tensor has another shape than in the source", AGAIN),
+    "different-dtype": Kind("error", "against", "a tensor has another dtype than was asked for, or one that no cast leads to", AGAIN),
     "lost-tensor": Kind("error", "against", "the source has this tensor, and the output lacks it", AGAIN),
-    "unproved-tensor": Kind("error", "against", "the source has no such tensor, so nothing proves it"),
+    "unproved-tensor": Kind("error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"),
 }  # fmt: skip
 
 

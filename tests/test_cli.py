@@ -17,7 +17,7 @@ import pytest
 from tests.cli import ROOT, Outcome, ckpt
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
-COMMANDS = ("detect", "inspect", "merge", "average", "extract-state")
+COMMANDS = ("detect", "inspect", "merge", "average", "extract-state", "verify")
 
 
 @pytest.fixture
@@ -255,7 +255,10 @@ class TestJson:
         assert set(document) == self.KEYS
         assert (document["schema"], document["command"], document["status"], document["exit_code"]) == (1, command, "success", 0)
         assert document["errors"] == []
-        assert document["data"].get("checkpoint", document["data"])["step"] == 200
+        if command == "verify":
+            assert document["data"]["findings"]
+        else:
+            assert document["data"].get("checkpoint", document["data"])["step"] == 200
         assert outcome.err == ""
 
     def test_failure_is_the_same_document(self, run: Path) -> None:
@@ -294,6 +297,9 @@ class TestHelp:
         text = ckpt(command, "--help").out
         examples = [line.strip() for line in text.split("Examples:")[1].splitlines() if line.strip().startswith("ckpt ")]
         assert len(examples) >= 2
+        if command == "verify":
+            for folder in ("merged", "base"):
+                assert ckpt("merge", run, "-o", folder, cwd=run.parent).code == 0
         for example in examples:
             outcome = ckpt(*example.split()[1:], cwd=run.parent)
             assert outcome.code == 0, (example, outcome)
@@ -402,13 +408,13 @@ class TestMergeOptions:
         assert "2 tensors renamed" in outcome.out
         assert ckpt("inspect", out, "-q").out.split() == ["model.layers.0.w", "model.b"]
 
-    def test_peft_weights_are_refused_unless_asked_for_as_they_are(self, tmp_path: Path) -> None:
+    def test_adapters_without_an_alpha_are_refused_unless_asked_for_as_they_are(self, tmp_path: Path) -> None:
         torch = pytest.importorskip("torch")
-        names = ["base_model.model.q_proj.base_layer.weight", "base_model.model.q_proj.lora_A.default.weight"]
+        names = [f"base_model.model.q_proj.{part}.weight" for part in ("base_layer", "lora_A.default", "lora_B.default")]
         torch.save({name: torch.ones(2, 2) for name in names}, tmp_path / "model_world_size_1_rank_0.pt")
         out = tmp_path.parent / f"{tmp_path.name}_out"
-        assert_told(ckpt("merge", tmp_path, "-o", out), 3, "unsupported", "PEFT", "--include '*'")
-        assert ckpt("merge", tmp_path, "-o", out, "--include", "*").code == 0
+        assert_told(ckpt("merge", tmp_path, "-o", out), 4, "undecidable", "alpha", "--lora-alpha")
+        assert ckpt("merge", tmp_path, "-o", out, "--lora", "keep").code == 0
 
 
 class TestSignals:

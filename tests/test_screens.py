@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from ckpt_cli.averaging import average
-from ckpt_cli.cli import render, session
+from ckpt_cli.cli import render, session, verify_screen
 from ckpt_cli.extracting import extract_state
 from ckpt_cli.inspection import detect, inspect
 from ckpt_cli.merging import merge
+from ckpt_cli.verification import verify
 from tests.cli import ROOT
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
@@ -86,3 +87,22 @@ class TestScreens:
         result = extract_state("examples/tiny-run", optimizer=True, dry_run=True)
         text = screen(monkeypatch, width, lambda s: render.extract_result(result, s))
         self.check("extract-state", width, text)
+
+    def test_verify(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+        monkeypatch.chdir(ROOT)
+        result = verify("examples/tiny-run", full=True, base="examples/tiny-run/checkpoint-100")
+        text = screen(monkeypatch, width, lambda s: verify_screen.verify_result(result, s))
+        self.check("verify", width, text)
+
+    def test_verify_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int | None) -> None:
+        monkeypatch.chdir(ROOT)
+        merge("examples/tiny-run", tmp_path / "out", type="ema", dtype="bf16")
+        path = tmp_path / "out" / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        config = tmp_path / "out" / "config.json"
+        config.write_text(config.read_text().replace('"bfloat16"', '"float32"'))
+        result = verify(tmp_path / "out", full=True, against="examples/tiny-run").model_copy(update={"path": "tiny-ema"})
+        text = screen(monkeypatch, width, lambda s: verify_screen.verify_result(result, s))
+        self.check("verify-failed", width, text)

@@ -28,7 +28,7 @@ def verify_result(result: VerifyResult, session: Session) -> None:
     if session.quiet:
         console.print(plain("ok" if result.exit_code == 0 else "failed"))
         return
-    print_facts(console, verdict(result))
+    print_facts(console, verdict(result, verbose=session.verbose))
     print_findings(console, result.findings, everything=session.verbose)
     if result.comparison is not None:
         console.print()
@@ -37,17 +37,18 @@ def verify_result(result: VerifyResult, session: Session) -> None:
     next_line(session, _next(result))
 
 
-def verdict(result: VerifyResult) -> list[tuple[str, str]]:
+def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, str]]:
     """The facts: what was looked at, how deep, and what came out."""
     errors, warnings, notes = (len(result.of_severity(name)) for name in ("error", "warning", "info"))
     counted = [text.plural(errors, "error")] if errors else []
     counted += [text.plural(warnings, "warning")] if warnings else []
-    counted += [f"{text.plural(notes, 'note')} (-v shows {'it' if notes == 1 else 'them'})"] if notes else []
+    hidden = "" if verbose else f" (-v shows {'it' if notes == 1 else 'them'})"
+    counted += [f"{text.plural(notes, 'note')}{hidden}"] if notes else []
     described = f"{text.plural(result.files, 'file')}, {text.plural(result.tensors, 'tensor')}, {text.size(result.bytes)}"
     facts = [
         ("verified", f"{text.path(result.path)}   {result.component}, {described}"),
         ("result", ("failed: " if errors else "ok: " if counted else "ok") + ", ".join(counted)),
-        ("headers", "every file, its header and the index were checked"),
+        ("headers", _headers(result)),
         ("names", _names(result)),
     ]
     if "full" in result.levels or "sample" in result.levels:
@@ -55,6 +56,12 @@ def verdict(result: VerifyResult) -> list[tuple[str, str]]:
         facts.append(("values", f"{text.size(result.bytes_read)} read{proved}"))
     facts += [("against", source_fact(source)) for source in result.against]
     return facts
+
+
+def _headers(result: VerifyResult) -> str:
+    """What looking at files, headers and the index came to."""
+    codes = [item.code for item in result.of_severity("error") if KINDS[item.code].level == "headers"]
+    return f"wrong: {', '.join(dict.fromkeys(codes))}" if codes else "every file, its header, the index and the config are in order"
 
 
 def _names(result: VerifyResult) -> str:
@@ -70,7 +77,8 @@ def source_fact(source: SourceComparison) -> str:
     """How an output compares with its source, in a line."""
     cast = f", {source.cast} of them after a cast" if source.cast else ""
     compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)}{cast}"
-    outcome = "identical to" if source.identical else f"{source.different} differ from"
+    verb = "differs" if source.different == 1 else "differ"
+    outcome = "identical to" if source.identical else f"{text.plural(source.different, 'tensor')} {verb} from"
     return f"{outcome} {text.path(source.source)} ({source.component}): {compared}"
 
 

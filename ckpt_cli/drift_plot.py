@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from ckpt_cli.drift import Scale, largest_rows, scale_of
 from ckpt_cli.errors import NotWritable, OutputExists, UsageError
 from ckpt_cli.execute import write_bytes
 from ckpt_cli.names import printable
-from ckpt_cli.report import BaseComparison, DriftGroup, Heatmap, HeatmapBlock, HeatmapRow
+from ckpt_cli.report import BaseComparison, DriftGroup, Heatmap, HeatmapRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,6 +48,9 @@ MAP_WIDTH = 9.2
 """Width of the widest stack of layers, in inches."""
 
 MARGIN, GAP, BAR, BAR_HEIGHT = 0.3, 0.62, 0.16, 3.1
+LINE, BOLD = 0.19, 1.15
+"""Inches from line to line of the title; how much wider bold text is."""
+
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 TICK = 0.3
 """The least space between two layer numbers, in inches."""
@@ -132,61 +136,78 @@ def _style() -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One map of the picture. ``layers`` is empty for what lies outside of layers: one cell per row, and its value as text."""
+
+    title: str
+    rows: tuple[HeatmapRow, ...]
+    layers: tuple[int, ...] = ()
+
+    @property
+    def height(self) -> float:
+        return len(self.rows) * CELL
+
+
+def _panels(heatmap: Heatmap) -> list[Panel]:
+    panels = [_panel(_short(block.stack), block.rows, ROWS, block.layers) for block in heatmap.blocks]
+    if heatmap.outside:
+        panels.append(_panel("outside of the layers" if panels else "all tensors", heatmap.outside, OUTSIDE_ROWS))
+    return panels
+
+
+def _panel(title: str, rows: tuple[HeatmapRow, ...], limit: int, layers: tuple[int, ...] = ()) -> Panel:
+    cut = f", {limit} of {len(rows)} rows, those with the biggest drift" if len(rows) > limit else ""
+    return Panel(title + cut, largest_rows(rows, limit), layers)
+
+
 def _figure(comparison: BaseComparison, name: str) -> Figure:
-    """All sizes are computed: a cell is equally high everywhere, and equally wide in every stack."""
+    """All sizes are computed, in inches: a cell is equally high everywhere, and equally wide in every stack."""
     from matplotlib.figure import Figure
 
-    heatmap = comparison.heatmap or Heatmap()
-    blocks = [_cut(block) for block in heatmap.blocks]
-    outside = largest_rows(heatmap.outside, OUTSIDE_ROWS)
-    values = [value for row in (*(row for block in blocks for row in block.rows), *outside) for value in row.values]
-    scale = scale_of(values)
-    cell = min(WIDE_CELL, MAP_WIDTH / max((len(block.layers) for block in blocks), default=1))
-    map_width = max((len(block.layers) * cell for block in blocks), default=0.0)
-    left = (
-        MARGIN
-        + max([_width(_label(row.module)) for row in (*(row for block in blocks for row in block.rows), *outside)], default=1.0)
-        + 0.1
-    )
-    title = _title(comparison, name)
-    heights = [len(block.rows) * CELL for block in blocks] + ([len(outside) * CELL] if outside else [])
-    head = 0.35 + 0.19 * len(title)
-    body = sum(heights) + GAP * max(len(heights) - 1, 0) + (0.25 if outside else 0.5)
+    panels = _panels(comparison.heatmap or Heatmap())
+    values = [value for panel in panels for row in panel.rows for value in row.values]
+    scale, title = scale_of(values), _title(comparison, name)
+    cell = min(WIDE_CELL, MAP_WIDTH / max((len(panel.layers) or 1 for panel in panels), default=1))
+    left = MARGIN + max((_width(_label(row.module)) for panel in panels for row in panel.rows), default=1.0) + 0.1
+    right = left + max((max(len(panel.layers) * cell, _width(panel.title) * BOLD) for panel in panels), default=1.2) + 0.35
+    head = 0.35 + LINE * len(title)
+    body = sum(panel.height for panel in panels) + GAP * max(len(panels) - 1, 0) + (0.5 if panels and panels[-1].layers else 0.25)
     body = max(body, BAR_HEIGHT + 0.4) if scale is not None else body
-    width = max(left + max(map_width, 1.2) + 0.35 + 1.25, MARGIN + max(_width(line, TITLE_FONT) for line in title) + MARGIN)
+    width = max(right + 1.25, MARGIN + max(_width(line, TITLE_FONT) for line in title) + MARGIN)
     height = head + body + 0.45
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+
+    def place(x: float, top: float, wide: float, high: float) -> Axes:
+        return figure.add_axes((x / width, (top - high) / height, wide / width, high / height))
+
     for i, line in enumerate(title):
         size, weight = (TITLE_FONT, "bold") if i == 0 else (FONT, "normal")
-        figure.text(MARGIN / width, 1 - (0.28 + 0.19 * i) / height, line, fontsize=size, fontweight=weight, va="center")
-    top = height - head
-
-    def place(x: float, upper: float, w: float, h: float) -> Axes:
-        return figure.add_axes((x / width, (upper - h) / height, w / width, h / height))
-
-    for block, high in zip(blocks, heights, strict=False):
-        axes = place(left, top - 0.2, len(block.layers) * cell, high)
-        _cells(axes, [row.values for row in block.rows], scale)
-        _name_rows(axes, block.rows)
-        step = next((step for step in STEPS if step * cell >= TICK), STEPS[-1])
-        ticks = [i for i, layer in enumerate(block.layers) if layer % step == 0]
-        axes.set_xticks([i + 0.5 for i in ticks], [str(block.layers[i]) for i in ticks])
-        axes.set_xlabel("layer", labelpad=2)
-        axes.set_title(_short(block.stack), fontsize=FONT, fontweight="bold", loc="left", pad=4)
-        top -= high + GAP
-    if outside:
-        axes = place(left, top - 0.2, WIDE_CELL, heights[-1])
-        _cells(axes, [row.values for row in outside], scale)
-        _name_rows(axes, outside)
-        axes.set_xticks([])
-        axes.set_title("outside of the layers" if blocks else "all tensors", fontsize=FONT, fontweight="bold", loc="left", pad=4)
-        for i, row in enumerate(outside):
-            axes.text(1.25, i + 0.5, _text(row.values[0]), va="center")
+        figure.text(MARGIN / width, 1 - (0.28 + LINE * i) / height, line, fontsize=size, fontweight=weight, va="center")
+    top = height - head - 0.2
     if scale is not None:
-        axes = place(left + max(map_width, 1.2) + 0.35, height - head - 0.2, BAR, BAR_HEIGHT)
-        _colour_bar(figure, axes, scale)
+        _colour_bar(figure, place(right, top, BAR, BAR_HEIGHT), scale)
+    for panel in panels:
+        _draw_panel(place(left, top, len(panel.layers) * cell or WIDE_CELL, panel.height), panel, cell, scale)
+        top -= panel.height + GAP
     _legend(figure, values, left / width, 0.2 / height)
     return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel, cell: float, scale: Scale | None) -> None:
+    _cells(axes, [row.values for row in panel.rows], scale)
+    axes.set_yticks([i + 0.5 for i in range(len(panel.rows))], [_label(row.module) for row in panel.rows])
+    axes.tick_params(axis="both", length=2, width=0.6, pad=2, labelsize=FONT)
+    axes.set_title(panel.title, fontsize=FONT, fontweight="bold", loc="left", pad=4)
+    if panel.layers:
+        step = next((step for step in STEPS if step * cell >= TICK), STEPS[-1])
+        ticks = [i for i, layer in enumerate(panel.layers) if layer % step == 0]
+        axes.set_xticks([i + 0.5 for i in ticks], [str(panel.layers[i]) for i in ticks])
+        axes.set_xlabel("layer", labelpad=2)
+    else:
+        axes.set_xticks([])
+        for i, row in enumerate(panel.rows):
+            axes.text(1.25, i + 0.5, _text(row.values[0]), va="center")
 
 
 def _title(comparison: BaseComparison, name: str) -> list[str]:
@@ -217,11 +238,6 @@ def _cells(axes: Axes, rows: Sequence[Sequence[float | None]], scale: Scale | No
             axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white", linewidth=0.35))
     for side in axes.spines.values():
         side.set_color("#808080")
-
-
-def _name_rows(axes: Axes, rows: Sequence[HeatmapRow]) -> None:
-    axes.set_yticks([i + 0.5 for i in range(len(rows))], [_label(row.module) for row in rows])
-    axes.tick_params(axis="both", length=2, width=0.6, pad=2, labelsize=FONT)
 
 
 def _colour_bar(figure: Figure, axes: Axes, scale: Scale) -> None:
@@ -287,10 +303,6 @@ def _width(text: str, size: float = FONT) -> float:
         if text.strip()
         else 0.0
     )
-
-
-def _cut(block: HeatmapBlock) -> HeatmapBlock:
-    return block.model_copy(update={"rows": largest_rows(block.rows, ROWS)})
 
 
 # -- the page --------------------------------------------------------------------------------------------------------

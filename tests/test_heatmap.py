@@ -41,8 +41,7 @@ class TestMap:
     def test_no_line_is_wider_than_the_screen_and_columns_line_up(self, width: int, count: int) -> None:
         shown = lines([*EDGES, *layers(count), *layers(3, "a.very.long.name.of.some.vision_tower.encoder.blocks")], width)
         assert max(map(len, shown)) <= width
-        cells = [line for line in shown[2 : 2 + len(MODULES)]]
-        assert len({len(line) for line in cells}) == 1
+        assert len({len(line) for line in shown[2 : 2 + len(MODULES)]}) == 1
 
     def test_every_layer_has_a_column_where_there_is_room(self) -> None:
         shown = lines(layers(80), 120)

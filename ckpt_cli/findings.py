@@ -40,7 +40,9 @@ KINDS: dict[str, Kind] = {
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, and the weights lack it", AGAIN),
     "wrong-shape": Kind("error", "headers", "a tensor has another shape than the config asks for", "restore config.json from the run"),
     "extra-tensor": Kind("info", "headers", "the model class has no place for this tensor: loaders ignore it"),
-    "config-dtype": Kind("error", "headers", "config.json names another dtype than most weights have: loaders cast to it", "correct the dtype in config.json"),
+    "config-dtype": Kind(
+        "error", "headers", "config.json names another dtype than most weights have: loaders cast to it", "correct the dtype in config.json"
+    ),
     "vocabulary": Kind("error", "headers", "the tokenizer makes ids for which the embedding has no row", "take both from one model"),
     "added-tokens": Kind("info", "headers", "added tokens of the tokenizer have ids beyond the rows of the embedding"),
     "tied-stored": Kind("info", "headers", "a tensor is stored although the config ties it to another"),
@@ -60,8 +62,10 @@ KINDS: dict[str, Kind] = {
     "different-shape": Kind("error", "against", "a tensor has another shape than in the source", AGAIN),
     "different-dtype": Kind("error", "against", "a tensor has another dtype than was asked for, or one that no cast leads to", AGAIN),
     "lost-tensor": Kind("error", "against", "the source has this tensor, and the output lacks it", AGAIN),
-    "unproved-tensor": Kind("error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"),
-}  # fmt: skip
+    "unproved-tensor": Kind(
+        "error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"
+    ),
+}
 
 
 def finding(code: str, message: str, *, tensor: str | None = None, file: str | None = None, **numbers: float | str) -> Finding:

@@ -61,6 +61,7 @@ KINDS: dict[str, Kind] = {
     "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),
     "different-shape": Kind("error", "against", "a tensor has another shape than in the source", AGAIN),
     "different-dtype": Kind("error", "against", "a tensor has another dtype than was asked for, or one that no cast leads to", AGAIN),
+    "changed-source": Kind("info", "against", "a file that the output was made from has another size or time now, or is gone"),
     "lost-tensor": Kind("error", "against", "the source has this tensor, and the output lacks it", AGAIN),
     "unproved-tensor": Kind(
         "error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"

@@ -43,7 +43,7 @@ STATE = "extract-state"
 class VerifyOptions:
     """The options of `verify`, with the meaning that ``ckpt verify --help`` gives them.
 
-    ``sample`` is a share of the blocks (0 to 1); ``names``, ``key_map``, ``include`` and ``exclude`` say how tensors of ``against`` were
+    ``sample`` is a share of the values (0 to 1), which is then read instead of all; ``names``, ``key_map``, ``include`` and ``exclude`` say how tensors of ``against`` were
     named and chosen, where the manifest of the output does not.
     """
 
@@ -200,8 +200,6 @@ def _report(
 def _check_options(options: VerifyOptions) -> None:
     if options.sample is not None and not 0 < options.sample <= 1:
         raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
-    if options.full and options.sample is not None:
-        raise UsageError("--full reads everything, so --sample says nothing", hint="leave one of them out")
     if options.jobs is not None and not 1 <= options.jobs <= 256:
         raise UsageError("--jobs is out of range", expected="1 to 256")
 
@@ -318,7 +316,24 @@ def _against(
         if head in subject.tensors and partner in wanted:
             wanted[head] = wanted[partner]
     found, compared = compare_with_source(subject.tensors, wanted, jobs=options.jobs, progress=progress)
-    return found, _summary(opened.found.path, part, subject.tensors, wanted, compared, found)
+    changed = _changed_sources(manifest) if known else []
+    return [*found, *changed], _summary(opened.found.path, part, subject.tensors, wanted, compared, found)
+
+
+def _changed_sources(manifest: Manifest | None) -> list[Finding]:
+    """Files that the manifest names and that are no longer as they were: a hint where values differ."""
+    listed = manifest.facts.get("sources") if manifest is not None else None
+    found = []
+    for source in listed if isinstance(listed, list) else []:
+        if isinstance(source, dict) and isinstance(source.get("path"), str):
+            try:
+                status = os.stat(source["path"])
+            except (OSError, ValueError):
+                found.append(finding("changed-source", "is not where it was", file=source["path"]))
+                continue
+            if (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
+                found.append(finding("changed-source", "has another size or time than when it was merged", file=source["path"]))
+    return found
 
 
 def _summary(
@@ -390,4 +405,5 @@ def _against_base(
         path = Path(base)
     opened = open_checkpoint(path, files, shard_order=options.shard_order)
     reference = _tensors(opened, files)
-    return compare_tensors(subject.tensors, reference, str(opened.found.path), jobs=options.jobs, progress=progress)
+    name = str(opened.found.path)
+    return compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)

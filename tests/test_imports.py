@@ -18,8 +18,10 @@ CALLS = {
     "dry run with a cast": "ckpt_cli.merge(run, out, dtype='bf16', dry_run=True)",
     "merge": "ckpt_cli.merge(run, out, type='both')",
     "merge with a cast": "ckpt_cli.merge(run, out, type='both', dtype='bf16')",
+    "merge and verify": "ckpt_cli.merge(run, out, type='both', verify=True)",
+    "verify": "ckpt_cli.verify(run, full=True, against=run, base=run)",
 }
-LIGHT = [name for name in CALLS if not name.startswith("merge")]
+LIGHT = [name for name in CALLS if not name.startswith(("merge", "verify"))]
 
 
 @pytest.fixture

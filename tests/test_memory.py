@@ -1,6 +1,6 @@
 """Memory is bounded by buffers, not by the model: a merge of 1 GB stays under 100 MB, whatever has to be done to it.
 
-An average stays under 150 MB, however many checkpoints it reads.
+An average stays under 150 MB, however many checkpoints it reads, and so do fused adapters; verifying stays under 120 MB.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ LIMIT = 100_000_000
 
 AVERAGE_LIMIT = 150_000_000
 """The same for an average: two workers keep sums beside their tiles."""
+
+VERIFY_LIMIT = 120_000_000
+"""The same for all levels of `verify` at once."""
+
+LORA_LIMIT = 150_000_000
+"""The same for fused adapters: blocks of float64, and the factors of a few modules."""
 
 
 def save_ranks(folder: Path, shape: tuple[int, int], tensors: int, dim: int) -> None:
@@ -71,7 +77,22 @@ def test_a_merge_of_a_gigabyte_stays_under_100_mb(tmp_path: Path, dim: int) -> N
         out = tmp_path / dtype
         assert peak_of("merge", str(run), "-o", str(out), "--dtype", dtype, "--jobs", "2") < LIMIT
         assert (out / "model.safetensors").stat().st_size > (1 << 30) / (2 if dtype == "bf16" else 1)
+        assert peak_of("verify", str(out), "--full", "--against", str(run), "--base", str(run), "--jobs", "2") < VERIFY_LIMIT
         (out / "model.safetensors").unlink()
+
+
+@pytest.mark.slow
+def test_lora_is_fused_into_a_gigabyte_under_150_mb(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    state: dict[str, Any] = {}
+    for i in range(16):
+        state[f"base_model.model.{i}.base_layer.weight"] = torch.full((8192, 4096), float(i), dtype=torch.bfloat16)
+        state[f"base_model.model.{i}.lora_A.default.weight"] = torch.ones(16, 4096)
+        state[f"base_model.model.{i}.lora_B.default.weight"] = torch.ones(8192, 16)
+    (tmp_path / "run").mkdir()
+    save_file(state, tmp_path / "run" / "model.safetensors")
+    assert peak_of("merge", str(tmp_path / "run"), "-o", str(tmp_path / "out"), "--lora-alpha", "16", "--jobs", "2") < LORA_LIMIT
 
 
 @pytest.mark.slow

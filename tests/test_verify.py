@@ -367,6 +367,9 @@ class TestSamples:
         make_it_nan(out)
         assert "non-finite" in codes(ckpt_cli.verify(out, sample=1.0))
 
+    def test_take_the_place_of_everything(self, merged: Path) -> None:
+        assert ckpt_cli.verify(merged, full=True, sample=0.05).levels == ("headers", "sample")
+
     @pytest.mark.parametrize("sample", ["0%", "101%", "x", "-5%", "nan"])
     def test_need_a_share(self, merged: Path, sample: str) -> None:
         assert ckpt("verify", merged, "--sample", sample).code == 2
@@ -394,6 +397,17 @@ class TestWhatIsSaid:
         swap_two_tensors(out)
         found = {item.tensor: item.message for item in ckpt_cli.verify(out, against=run / "global_step_1").findings}
         assert found[QUERY] == "holds the values of model.layers.1.self_attn.q_proj.weight"
+
+    def test_of_a_source_that_changed_since_is_a_note(self, run: Path, tmp_path: Path) -> None:
+        source = Path(shutil.copytree(run / "global_step_1", tmp_path / "global_step_1"))
+        out = ckpt_cli.merge(source, tmp_path / "out").outputs[0].output
+        assert "changed-source" not in codes(ckpt_cli.verify(out, against=source))
+        (source / "model_world_size_2_rank_0.pt").touch()
+        result = ckpt_cli.verify(out, against=source)
+        assert codes(result) == {"changed-source"}
+        assert result.exit_code == 0
+        moved = source.rename(tmp_path / "elsewhere")
+        assert codes(ckpt_cli.verify(out, against=moved)) == {"changed-source"}
 
     def test_of_a_flipped_bit_says_how_many_elements_and_where(self, out: Path, run: Path) -> None:
         change(owner(out, QUERY), lambda held: held[QUERY][5, 7].add_(1.0))
@@ -423,10 +437,6 @@ class TestRefusals:
         assert ckpt_cli.verify(tmp_path / "mean", full=True).exit_code == 0
         with pytest.raises(UsageError, match="average of 2 checkpoints"):
             ckpt_cli.verify(tmp_path / "mean", against=run)
-
-    def test_full_and_sample_at_once(self, merged: Path) -> None:
-        with pytest.raises(UsageError):
-            ckpt_cli.verify(merged, full=True, sample=0.5)
 
     def test_a_single_file_that_is_damaged_ends_with_3(self, out: Path) -> None:
         truncate(out)

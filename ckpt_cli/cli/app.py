@@ -457,7 +457,7 @@ SOURCE_PANEL = "How the source was merged (the manifest says it for outputs of c
         "ckpt verify ./merged --full",
         "ckpt verify ./merged --against ./run",
         "ckpt verify ./merged --base ./base --plot drift.png",
-        "ckpt verify ./run --sample 5%",
+        "ckpt verify ./run --full --sample 5%",
     ),
 )
 def verify(
@@ -465,7 +465,7 @@ def verify(
     full: Annotated[bool, typer.Option("--full", help="Read every byte: NaN, zeros, checksums, replicas.")] = False,
     sample: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--sample", metavar="SHARE", help="Like --full, but only this share of the values: 5%.", show_default=False),
+        typer.Option("--sample", metavar="SHARE", help="Of --full and --base only this share of the values: 5%.", show_default=False),
     ] = None,
     against: Annotated[
         Optional[str],  # noqa: UP045

@@ -43,8 +43,8 @@ STATE = "extract-state"
 class VerifyOptions:
     """The options of `verify`, with the meaning that ``ckpt verify --help`` gives them.
 
-    ``sample`` is a share of the values (0 to 1), which is then read instead of all; ``names``, ``key_map``, ``include`` and ``exclude`` say how tensors of ``against`` were
-    named and chosen, where the manifest of the output does not.
+    ``sample`` is a share of the values (0 to 1), which is then read instead of all; ``names``, ``key_map``, ``include`` and
+    ``exclude`` say how tensors of ``against`` were named and chosen, where the manifest of the output does not.
     """
 
     full: bool = False

@@ -92,16 +92,25 @@ def _publish(content: bytes, path: Path, overwrite: bool) -> None:
     try:
         write_bytes(temporary, content)
         try:
-            if overwrite:
-                os.replace(temporary, path)
-            else:
-                os.link(temporary, path)
+            _place(temporary, path, overwrite)
         finally:
             temporary.unlink(missing_ok=True)
     except FileExistsError as error:
         raise OutputExists("something of this name is there already", path=path, hint="choose another name for the plot") from error
     except OSError as error:
         raise NotWritable(f"the plot cannot be written: {error.strerror}", path=path, hint="choose another place for it") from error
+
+
+def _place(temporary: Path, path: Path, overwrite: bool) -> None:
+    """Give the file its name; a link, unlike a renaming, replaces nothing. Not every file system has links."""
+    if not overwrite:
+        try:
+            os.link(temporary, path)
+            return
+        except OSError:
+            if os.path.lexists(path):
+                raise
+    os.replace(temporary, path)
 
 
 # -- the picture -----------------------------------------------------------------------------------------------------

@@ -18,12 +18,14 @@ PARAMETERS = (".weight", ".bias")
 """Parameters of one module: they share its row."""
 
 
-def by_drift(drift: TensorDrift | DriftGroup) -> tuple[bool, bool, bool, float]:
-    """Sorts the biggest relative change first: NaN, then numbers, then what has no numbers, then what has not changed."""
+def by_drift(drift: TensorDrift | DriftGroup) -> tuple[int, float]:
+    """Sorts the biggest relative change first: NaN, then numbers, then changes without numbers, then what has not changed."""
     value = drift.relative_l2
+    if not drift.changed:
+        return 3, 0.0
     if value is None:
-        return True, not drift.changed, False, 0.0
-    return not drift.changed and not value > 0, False, not math.isnan(value), -value if not math.isnan(value) else 0.0
+        return 2, 0.0
+    return (0, 0.0) if math.isnan(value) else (1, -value)
 
 
 def group_drifts(drifts: Iterable[TensorDrift]) -> tuple[DriftGroup, ...]:

@@ -35,7 +35,7 @@ LABEL = "relative L2 change, ||new - base|| / ||base|| (log scale)"
 ROWS = 60
 """Rows of one stack of layers; of more, those with the biggest drift are drawn."""
 
-OUTSIDE_ROWS = 30
+OUTSIDE_ROWS, STACKS = 30, 12
 TABLE_ROWS = 20
 LONGEST = 56
 """Characters of a row's label."""
@@ -92,16 +92,25 @@ def _publish(content: bytes, path: Path, overwrite: bool) -> None:
     try:
         write_bytes(temporary, content)
         try:
-            if overwrite:
-                os.replace(temporary, path)
-            else:
-                os.link(temporary, path)
+            _place(temporary, path, overwrite)
         finally:
             temporary.unlink(missing_ok=True)
     except FileExistsError as error:
         raise OutputExists("something of this name is there already", path=path, hint="choose another name for the plot") from error
     except OSError as error:
         raise NotWritable(f"the plot cannot be written: {error.strerror}", path=path, hint="choose another place for it") from error
+
+
+def _place(temporary: Path, path: Path, overwrite: bool) -> None:
+    """Give the file its name; a link, unlike a renaming, replaces nothing. Not every file system has links."""
+    if not overwrite:
+        try:
+            os.link(temporary, path)
+            return
+        except OSError:
+            if os.path.lexists(path):
+                raise
+    os.replace(temporary, path)
 
 
 # -- the picture -----------------------------------------------------------------------------------------------------
@@ -150,7 +159,7 @@ class Panel:
 
 
 def _panels(heatmap: Heatmap) -> list[Panel]:
-    panels = [_panel(_short(block.stack), block.rows, ROWS, block.layers) for block in heatmap.blocks]
+    panels = [_panel(_short(block.stack), block.rows, ROWS, block.layers) for block in heatmap.blocks[:STACKS]]
     if heatmap.outside:
         panels.append(_panel("outside of the layers" if panels else "all tensors", heatmap.outside, OUTSIDE_ROWS))
     return panels
@@ -215,6 +224,9 @@ def _title(comparison: BaseComparison, name: str) -> list[str]:
     counted = f"{compared} tensors compared, {len(comparison.drifts)} changed, {comparison.unchanged or 0} unchanged"
     if comparison.sample is not None:
         counted += f"; about {100 * comparison.sample:g}% of their elements"
+    hidden = len(comparison.heatmap.blocks) - STACKS if comparison.heatmap is not None else 0
+    if hidden > 0:
+        counted += f"; {hidden} more stacks of layers are not drawn"
     return ["Drift of weights", f"new: {_short(name, 110)}", f"base: {_short(comparison.base, 110)}", counted]
 
 

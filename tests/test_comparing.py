@@ -26,6 +26,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.geometry import Box, contiguous_strides
 from ckpt_cli.model import Piece, Tensor
+from ckpt_cli.opening import open_checkpoint
 from ckpt_cli.report import TensorDrift
 
 BIG = 2**53
@@ -229,14 +230,14 @@ class TestNumbersAreThoseOfNumpy:
     def test_for_every_float_dtype(self, files: Files, tmp_path: Path, code: str) -> None:
         mine, base = random(code, 5000, 1), random(code, 5000, 2)
         drift = drift_of(files, tmp_path, mine, base, (code, code))
-        assert numbers(drift) == pytest.approx(by_numpy(mine, base), rel=1e-12)
+        assert numbers(drift) == pytest.approx(by_numpy(mine, base), rel=1e-12, abs=0)
         bits = [values.view(np.uint8).reshape(5000, -1) for values in (mine, base)]
         assert drift.changed == (bits[0] != bits[1]).any(axis=1).sum()
 
     @pytest.mark.parametrize("codes", [("F32", "BF16"), ("BF16", "F32"), ("F64", "F16"), ("F8_E4M3", "BF16"), ("F16", "F8_E5M2")])
     def test_between_two_dtypes(self, files: Files, tmp_path: Path, codes: tuple[str, str]) -> None:
         mine, base = random(codes[0], 5000, 1), random(codes[1], 5000, 2)
-        assert numbers(drift_of(files, tmp_path, mine, base, codes)) == pytest.approx(by_numpy(mine, base), rel=1e-12)
+        assert numbers(drift_of(files, tmp_path, mine, base, codes)) == pytest.approx(by_numpy(mine, base), rel=1e-12, abs=0)
 
     @pytest.mark.parametrize(
         ("code", "scale"),
@@ -244,13 +245,13 @@ class TestNumbersAreThoseOfNumpy:
     )
     def test_however_large_or_small_the_values_are(self, files: Files, tmp_path: Path, code: str, scale: float) -> None:
         mine, base = random(code, 3000, 1, scale), random(code, 3000, 2, scale)
-        assert numbers(drift_of(files, tmp_path, mine, base, (code, code))) == pytest.approx(by_numpy(mine, base), rel=1e-9)
+        assert numbers(drift_of(files, tmp_path, mine, base, (code, code))) == pytest.approx(by_numpy(mine, base), rel=1e-9, abs=0)
 
     def test_blocks_of_very_different_size_add_up(self) -> None:
         scales = np.repeat([1e-250, 1.0, 1e250, 1e-320], 1000)
         mine, base = random("F64", 4000, 1) * scales, random("F64", 4000, 2) * scales
         expected, found = by_numpy(mine, base), apart(mine, base)
-        assert found.relative_l2 == pytest.approx(expected["relative_l2"], rel=1e-12)
+        assert found.relative_l2 == pytest.approx(expected["relative_l2"], rel=1e-12, abs=0)
         assert found.max_abs == expected["max_abs"]
 
     @pytest.mark.parametrize("kind", ["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"])
@@ -258,8 +259,8 @@ class TestNumbersAreThoseOfNumpy:
         limits = np.iinfo(kind)
         mine, base = (np.random.default_rng(seed).integers(limits.min, limits.max, 3000, kind, endpoint=True) for seed in (1, 2))
         found, expected = apart(mine, base), by_numpy(mine, base)
-        assert (found.max_abs, found.mean_abs) == pytest.approx((expected["max_abs"], expected["mean_abs"]), rel=1e-12)
-        assert found.relative_l2 == pytest.approx(expected["relative_l2"], rel=1e-12)
+        assert (found.max_abs, found.mean_abs) == pytest.approx((expected["max_abs"], expected["mean_abs"]), rel=1e-12, abs=0)
+        assert found.relative_l2 == pytest.approx(expected["relative_l2"], rel=1e-12, abs=0)
 
     @pytest.mark.parametrize("kind", ["int64", "uint64"])
     def test_large_integers_that_float64_cannot_tell_apart_differ_by_one(self, kind: str) -> None:
@@ -274,7 +275,7 @@ class TestNumbersAreThoseOfNumpy:
     @pytest.mark.parametrize(("code", "kind"), [("C64", np.complex64), ("C128", np.complex128)])
     def test_for_complex_numbers(self, files: Files, tmp_path: Path, code: str, kind: type) -> None:
         mine, base = ((random("F64", 2000, seed) + 1j * random("F64", 2000, seed + 9)).astype(kind) for seed in (1, 2))
-        assert numbers(drift_of(files, tmp_path, mine, base, (code, code))) == pytest.approx(by_numpy(mine, base), rel=1e-12)
+        assert numbers(drift_of(files, tmp_path, mine, base, (code, code))) == pytest.approx(by_numpy(mine, base), rel=1e-12, abs=0)
 
     def test_complex_halves_are_numbers_too(self, files: Files, tmp_path: Path) -> None:
         mine, base = (random("F16", 2000, seed).reshape(1000, 2) for seed in (1, 2))
@@ -284,7 +285,7 @@ class TestNumbersAreThoseOfNumpy:
             sides.append(Tensor("w", BY_CODE["C32"], (1000,), (Piece(files.source(tmp_path / name), 0, (1,), Box((0,), (1000,))),)))
         (drift,) = compare_tensors({"w": sides[0]}, {"w": sides[1]}, "base").drifts
         pairs = [values.astype(np.float32).view(np.complex64).ravel() for values in (mine, base)]
-        assert numbers(drift) == pytest.approx(by_numpy(*pairs), rel=1e-12)
+        assert numbers(drift) == pytest.approx(by_numpy(*pairs), rel=1e-12, abs=0)
 
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(st.tuples(st.floats(allow_nan=False, width=64), st.floats(allow_nan=False, width=64)), min_size=1, max_size=20))
@@ -307,17 +308,17 @@ class TestSmallChanges:
         product = sum(x * y for x, y in zip(a, b, strict=True))
         exact = 1 - product / (sum(x * x for x in a).sqrt() * sum(y * y for y in b).sqrt())
         found = apart(mine, base, block=64)
-        assert found.cosine_distance == pytest.approx(float(exact), rel=1e-6)
+        assert found.cosine_distance == pytest.approx(float(exact), rel=1e-6, abs=0)
 
     def test_scaling_alone_changes_no_angle(self) -> None:
         base = random("F64", 1000, 1)
         found = apart(base * 1.125, base)
-        assert found.relative_l2 == pytest.approx(0.125, rel=1e-12)
+        assert found.relative_l2 == pytest.approx(0.125, rel=1e-12, abs=0)
         assert found.cosine_distance == pytest.approx(0, abs=1e-15)
 
     @pytest.mark.parametrize(("mine", "expected"), [([0.0, 3.0], 1.0), ([-2.0, 0.0], 2.0), ([1e-200, 1e-200], 1 - math.sqrt(0.5))])
     def test_an_angle_far_from_zero(self, mine: list[float], expected: float) -> None:
-        assert apart(np.array(mine), np.array([1.0, 0.0])).cosine_distance == pytest.approx(expected, rel=1e-12)
+        assert apart(np.array(mine), np.array([1.0, 0.0])).cosine_distance == pytest.approx(expected, rel=1e-12, abs=0)
 
     def test_one_element_of_many_is_seen(self) -> None:
         base = random("BF16", 3 * BLOCK, 1)
@@ -325,7 +326,7 @@ class TestSmallChanges:
         mine[2 * BLOCK + 5] = 0.5 if float(base[2 * BLOCK + 5]) != 0.5 else 0.25
         found = apart(mine, base, BLOCK)
         assert found.changed == 1
-        assert found.mean_abs == pytest.approx(found.max_abs / (3 * BLOCK), rel=1e-12)
+        assert found.mean_abs == pytest.approx(found.max_abs / (3 * BLOCK), rel=1e-12, abs=0)
 
 
 class TestSpecialValues:
@@ -377,7 +378,7 @@ class TestStreaming:
     @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7])
     def test_borders_of_blocks_do_not_matter(self, files: Files, tmp_path: Path, count: int) -> None:
         mine, base = random("F32", count, 1), random("F32", count, 2)
-        assert numbers(drift_of(files, tmp_path, mine, base, ("F32", "F32"))) == pytest.approx(by_numpy(mine, base), rel=1e-11)
+        assert numbers(drift_of(files, tmp_path, mine, base, ("F32", "F32"))) == pytest.approx(by_numpy(mine, base), rel=1e-11, abs=0)
 
     def test_sharded_against_whole_is_whole_against_whole(self, files: Files, tmp_path: Path) -> None:
         mine, base = (random("BF16", 700 * 512, seed).reshape(700, 512) for seed in (1, 2))
@@ -433,6 +434,20 @@ class TestStreaming:
         assert caught.value.tensor == "w"
 
 
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_a_sharded_checkpoint_is_what_was_merged_from_it(layouts: Path, tmp_path: Path, jobs: int) -> None:
+    run = layouts / "verl-run" / "run"
+    ckpt_cli.merge(run, tmp_path / "out", names="native")
+    with Files() as files:
+        sharded = open_checkpoint(run, files).components[0].component
+        whole = open_checkpoint(tmp_path / "out", files).components[0].component
+        found = compare_tensors(sharded.tensors, whole.tensors, "merged", jobs=jobs)
+        assert sum(len(tensor.pieces) > 1 for tensor in sharded.tensors.values()) > 10
+    assert found.unchanged == found.common == len(whole.tensors) > 10
+    assert [part.part for part in found.frozen] == ["*"]
+    assert found.extra == found.missing == ()
+
+
 class TestSample:
     def test_it_reads_a_share_that_lies_evenly(self, files: Files, tmp_path: Path) -> None:
         mine, base = random("F32", 20 * BLOCK, 1), random("F32", 20 * BLOCK, 2)
@@ -440,8 +455,8 @@ class TestSample:
         assert (drift.elements, drift.compared) == (20 * BLOCK, 2 * BLOCK)
         read = np.r_[0:BLOCK, 10 * BLOCK : 11 * BLOCK]
         expected = by_numpy(mine[read], base[read])
-        assert (drift.max_abs, drift.relative_l2) == pytest.approx((expected["max_abs"], expected["relative_l2"]), rel=1e-11)
-        assert drift.base_norm == pytest.approx(expected["base_norm"] * math.sqrt(10), rel=1e-11)
+        assert (drift.max_abs, drift.relative_l2) == pytest.approx((expected["max_abs"], expected["relative_l2"]), rel=1e-11, abs=0)
+        assert drift.base_norm == pytest.approx(expected["base_norm"] * math.sqrt(10), rel=1e-11, abs=0)
 
     def test_small_tensors_are_read_whole(self, files: Files, tmp_path: Path) -> None:
         drift = drift_of(files, tmp_path, random("F32", 100, 1), random("F32", 100, 2), ("F32", "F32"), sample=0.01)

@@ -107,6 +107,16 @@ class TestPicture:
         assert "part299" in found
         assert "part000" not in found
 
+    def test_of_very_many_stacks_the_first_are_drawn_and_the_rest_is_counted(self, tmp_path: Path) -> None:
+        found = drawn(tmp_path, comparison([drift(f"s{i:02d}.layers.{layer}.w.weight", 0.1) for i in range(20) for layer in (0, 1)]))
+        assert {"s00.layers", "s11.layers"} <= set(found)
+        assert "s12.layers" not in found
+        assert any(text.endswith("; 8 more stacks of layers are not drawn") for text in found)
+
+    def test_what_is_left_out_is_said(self, tmp_path: Path) -> None:
+        found = drawn(tmp_path, comparison([drift(f"h.{layer}.m{i}.weight", (i + 1) / 100) for layer in (0, 1) for i in range(70)]))
+        assert "h, 60 of 70 rows, those with the biggest drift" in found
+
     @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
     def test_equal_input_gives_equal_bytes(self, tmp_path: Path, suffix: str) -> None:
         for name in ("a", "b"):

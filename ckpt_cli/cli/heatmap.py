@@ -23,8 +23,8 @@ LEVELS = "▁▂▃▄▅▆▇█"
 ASCII_LEVELS = "12345678"
 UNCHANGED, ASCII_UNCHANGED = "·", "."
 MISSING, ODD = " ", "!"
-COLOURS = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
-"""Eight steps of viridis."""
+COLOURS = ("#3b528b", "#2e6e8e", "#24878e", "#1fa187", "#3aba76", "#73d056", "#b8de29", "#fde725")
+"""Viridis without its darkest quarter, which cannot be read on black."""
 
 LONGEST = 26
 """Characters of a module's name in 80 columns; wider screens give a third of theirs."""

@@ -24,6 +24,15 @@ FOLDER = "lora_adapter"
 """Where verl puts the adapter in PEFT's own format."""
 
 UNSUPPORTED = ("alora_invocation_tokens", "arrow_config", "layer_replication", "megatron_config", "trainable_token_indices")
+PATTERN = re.compile(r"[\w.|^$\\*\-]{1,300}", re.ASCII)
+"""Expressions without groups, which match in no time."""
+
+CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
+"""Model types whose linear layers are stored as [in, out] (transformers, ``pytorch_utils.Conv1D``)."""
+
+CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of ``init_lora_weights`` that change the weights of the base, which an adapter alone does not have."""
+
 VARIANTS = ("use_qalora", "use_bdlora", "kasa_config", "velora_config", "monteclora_config")
 """Keys of PEFT's config for other arithmetic than LoRA's or DoRA's."""
 
@@ -39,6 +48,19 @@ class AdapterFacts:
     config: Mapping[str, Any] = field(default_factory=dict)
     looked_in: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
+    model_type: str | None = None
+
+    @property
+    def transposed(self) -> bool:
+        """Whether weights are stored as [in, out], where shapes do not tell."""
+        said = self.config.get("fan_in_fan_out")
+        return said if isinstance(said, bool) else self.model_type in CONV1D
+
+    @property
+    def changed_base(self) -> str | None:
+        """The way of initialising that changed the base's weights, None for the usual ones."""
+        said = self.config.get("init_lora_weights")
+        return said if isinstance(said, str) and said.startswith(CHANGING) else None
 
     def scale(self, module: str, rank: int) -> float:
         """What the product of the factors is multiplied with: alpha / r, or of rank-stabilised LoRA alpha / sqrt(r).
@@ -76,7 +98,7 @@ class AdapterFacts:
             raise Inconsistent(f"the factors have rank {rank}, and {self.origin} says {expected}", tensor=module, hint=hint)
 
 
-def adapter_facts(homes: Sequence[Path], given: float | None) -> AdapterFacts:
+def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object = None) -> AdapterFacts:
     """Read what lies in ``homes`` (component folder, checkpoint): META first, then CONFIG; ``given`` is ``--lora-alpha``, which wins.
 
     An alpha of 0 counts as not known: some trainers write that whatever was trained. Raises CorruptFile, UsageError.
@@ -106,7 +128,7 @@ def adapter_facts(homes: Sequence[Path], given: float | None) -> AdapterFacts:
     rank = next((said["r"] for said in (meta, config) if type(said.get("r")) is int and said["r"] > 0), None)
     task = next((said["task_type"] for said in (meta, config) if isinstance(said.get("task_type"), str)), None)
     alpha, origin = known[0] if known else (None, looked_in[0] if looked_in else "nothing")
-    return AdapterFacts(alpha, origin, rank, task, config, looked_in, tuple(notes))
+    return AdapterFacts(alpha, origin, rank, task, config, looked_in, tuple(notes), model_type if isinstance(model_type, str) else None)
 
 
 def peft_config(
@@ -169,10 +191,14 @@ def _number(value: object) -> bool:
 
 
 def _matches(pattern: str, module: str) -> bool:
+    """Whether a pattern of the config means a module. Expressions that could take for ever are refused, not tried."""
+    if not PATTERN.fullmatch(pattern) or pattern.count("*") > 3:
+        hint = "merge it with PEFT, or pass --lora keep"
+        raise Undecidable("a pattern of the adapter's config is no simple expression", tensor=pattern[:100], hint=hint)
     try:
         return re.match(rf"(.*\.)?({pattern})$", module) is not None
     except re.error:
-        return False
+        raise CorruptFile("a pattern of the adapter's config is no expression", tensor=pattern) from None
 
 
 def _whole(value: float) -> float | int:

@@ -237,13 +237,12 @@ def _cosine_distance(total: dict[str, Scaled]) -> float | None:
         return 0.0
     if not aa[0] or not bb[0]:
         return None
-    near = _ratio(dd, bb)
-    if near > NEAR:
+    near, length = _ratio(dd, bb), math.sqrt(_ratio(aa, bb))
+    if near > NEAR or not length:
         product, scale = total["ab"]
         cosine = _scale(product / math.sqrt(aa[0] * bb[0]), scale - (aa[1] + bb[1]) // 2)
         distance = 1.0 - cosine
     else:
-        length = math.sqrt(_ratio(aa, bb))
         stretch = (2 * _ratio(total["db"], bb) + near) / (length + 1)
         distance = (near - stretch * stretch) / (2 * length)
     return min(max(distance, 0.0), 2.0)

@@ -30,14 +30,14 @@ class Fused:
     transposed: bool
 
 
-def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool) -> Fused:
+def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool, allow_overflow: bool = False) -> Fused:
     """The tensors of a model with every adapter in its weight.
 
     ``once``: they will be cast, so the sum is kept in float32 (or float64) until then; otherwise it has the dtype of the weight.
     Raises Undecidable for adapters without the weights that they are for, or without alpha; Inconsistent for factors that do not
     fit; Unsupported for weights that are no numbers.
     """
-    tensors, kept = dict(state.tensors), Kept()
+    tensors, kept = dict(state.tensors), Kept(allow_overflow=allow_overflow)
     ranks: dict[str, int] = {}
     scales: dict[str, float] = {}
     transposed: set[bool] = set()
@@ -124,13 +124,14 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
     turned = fits and len(weight.shape) == 2 and weight.shape == (inner, out)
     if len(weight.shape) == 2 and straight and turned:
         # A square weight: only the config tells that it is stored as [in, out], as GPT-2's are.
-        turned = facts.config.get("fan_in_fan_out") is True
+        turned = facts.transposed
         straight = not turned
     if not straight and not turned:
         raise Inconsistent(
             f"factors {_shape(adapter.a)} and {_shape(adapter.b)} do not fit a weight {_shape(weight)}",
             tensor=f"{PREFIX}{adapter.path}",
             expected="the factors of the same module (grouped convolutions are not supported)",
+            hint="the adapters are of another model: check --base",
         )
     facts.check_rank(adapter.path, rank)
     rows, columns = (out, inner) if straight else (inner, out)

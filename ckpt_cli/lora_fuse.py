@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
-from ckpt_cli.errors import CorruptFile
+from ckpt_cli.errors import CastOverflow, CorruptFile
 from ckpt_cli.files import Identity, Source
 from ckpt_cli.geometry import contiguous_strides, whole
 from ckpt_cli.kernels import PieceIndex, cast, read_range, view_as
@@ -53,9 +53,10 @@ class Update:
 
 
 class Kept:
-    """What was computed last, up to a number of bytes: the one memory of all fused tensors."""
+    """What was computed last, up to a number of bytes: the one memory of all fused tensors, and whether they may overflow."""
 
-    def __init__(self, limit: int = KEPT) -> None:
+    def __init__(self, limit: int = KEPT, *, allow_overflow: bool = False) -> None:
+        self.allow_overflow = allow_overflow
         self._limit = limit
         self._held: OrderedDict[tuple[Any, ...], Array] = OrderedDict()
         self._size = 0
@@ -143,7 +144,14 @@ class FusedSource:
         if norm is not None:
             values *= norm
         rounded = numpy.empty(values.size, numpy_dtype(self._dtype))
-        cast(values.reshape(-1), F64, self._dtype, rounded)
+        infinite = cast(values.reshape(-1), F64, self._dtype, rounded)
+        if infinite and not self._kept.allow_overflow:
+            raise CastOverflow(
+                f"with its LoRA adapter, values are too large for {self._dtype}",
+                tensor=self._update.weight.name,
+                expected="values that stay finite",
+                hint="use a wider --dtype, or pass --allow-overflow to write infinities",
+            )
         return rounded.view(numpy.uint8)
 
     def _values(self, start: int, count: int) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckpt_cli.adapters import AdapterFacts, adapter_facts, peft_config
-from ckpt_cli.errors import Undecidable
+from ckpt_cli.errors import Undecidable, Unsupported
 from ckpt_cli.hub_names import native_tensors
 from ckpt_cli.hub_rules import rules_for
 from ckpt_cli.lora import expert_groups, fuse_adapters, lacks_base, on_base, rank_of
@@ -43,7 +43,7 @@ def adapters_alone(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def with_adapters_fused(
-    opened: OpenedComponent, base: Component | None, alpha: float | None, *, cast: bool
+    opened: OpenedComponent, base: Component | None, alpha: float | None, *, cast: bool, allow_overflow: bool = False
 ) -> tuple[Component, LoraInfo, tuple[Note, ...]]:
     """A component with its adapters in its weights; if it holds adapters alone, in those of ``base``.
 
@@ -52,9 +52,15 @@ def with_adapters_fused(
     """
     component = opened.component
     state = parse_peft(component.tensors)
-    facts = adapter_facts(opened.homes, alpha)
+    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
     notes = list(facts.notes)
+    if "quantization_config" in opened.assets.config:
+        hint = "pass --lora export, and --base with the model in 16 bits to fuse it"
+        raise Unsupported("the config says that the model is quantised: LoRA cannot be fused into it", path=component.root, hint=hint)
     if lacks_base(state):
+        if facts.changed_base is not None:
+            what = f"the adapters were initialised with {facts.changed_base}, which changed the base's weights"
+            raise Unsupported(what, path=component.root, hint="fuse them with PEFT, which makes the same change first")
         if base is None:
             raise Undecidable(
                 "these are LoRA adapters without the model that they are for",
@@ -63,7 +69,7 @@ def with_adapters_fused(
             )
         state = on_base(state, _as_in_memory(base.tensors, opened.assets.config))
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
-    result = fuse_adapters(state, facts, once=cast)
+    result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
     return replace(component, tensors=result.tensors), info, tuple(notes)
 
@@ -71,7 +77,7 @@ def with_adapters_fused(
 def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | None) -> Exported:
     """The adapters of a component as PEFT stores them. Raises what `parse_peft` and `adapter_facts` raise, Undecidable without alpha."""
     state = parse_peft(opened.component.tensors)
-    facts = adapter_facts(opened.homes, alpha)
+    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
     config = opened.assets.config
     if facts.task_type is None:
         kind = architecture(config) or ""

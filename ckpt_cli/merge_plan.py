@@ -144,6 +144,9 @@ def planned_jobs(
         adapted = [component for component in group if has_adapters(component.component.tensors)]
         if options.lora in ("export", "both") and not adapted:
             raise UsageError(f"--lora {options.lora}: there are no LoRA adapters in {group[0].name}", hint="leave out --lora")
+        if options.lora_alpha is not None and (not adapted or options.lora == "keep"):
+            why = "with --lora keep nothing is scaled" if adapted else f"there are no LoRA adapters in {group[0].name}"
+            raise UsageError(f"--lora-alpha says nothing: {why}", hint="leave it out")
         if options.lora != "export":
             jobs.append(_job(opened, group, target, style, base, rules, options))
         if options.lora in ("export", "both"):
@@ -253,7 +256,13 @@ def _part(
     lora_notes: tuple[Note, ...] = ()
     if has_adapters(chosen.tensors) and options.lora != "keep":
         reference = base.component if base is not None else None
-        chosen, lora, lora_notes = with_adapters_fused(component, reference, options.lora_alpha, cast=options.dtype not in (None, "keep"))
+        chosen, lora, lora_notes = with_adapters_fused(
+            component,
+            reference,
+            options.lora_alpha,
+            cast=options.dtype not in (None, "keep"),
+            allow_overflow=options.allow_overflow,
+        )
     selection = select_tensors(
         chosen,
         config,

@@ -74,7 +74,10 @@ def select_tensors(
         else:
             native[new] = component.tensors[old]
     hub = rules_for(config)
-    tensors, naming = _named(native, hub, config, names)
+    kept_adapters = adapters and has_adapters(native)
+    tensors, naming = (dict(native), "PEFT's, as they are") if kept_adapters else _named(native, hub, config, names)
+    if kept_adapters:
+        notes.append(Note("warning", "lora-kept", "these are the names of PEFT, which no model class loads: for tools that know LoRA"))
     kept = {name: tensor for name, tensor in tensors.items() if _wanted(name, include, exclude)}
     if not kept:
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")

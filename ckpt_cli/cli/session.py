@@ -155,6 +155,11 @@ class _Trimmed(io.TextIOBase):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream behind it: rich asks whether it can show more than ASCII."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
     def write(self, text: str) -> int:
         self._stream.write(TRAILING.sub("", text))
         return len(text)

@@ -21,11 +21,15 @@ from ckpt_cli.hub_names import renamed_for_hub
 from ckpt_cli.hub_rules import rules_for
 from ckpt_cli.model import Tensor
 from ckpt_cli.model_config import Config
+from ckpt_cli.patterns import pattern_of
 from ckpt_cli.report import Finding
 from ckpt_cli.safetensors_file import parse_json
 
 TRL = "pretrained_model."
 """What TRL's models with a value head put in front of the names of the model inside."""
+
+WORDS = {"gamma": "weight", "beta": "bias"}
+"""TensorFlow's words for a norm's parameters, in files of BERT's time."""
 
 VALUE_HEAD = re.compile(r"v_head\..*")
 
@@ -99,7 +103,7 @@ def _compared(shapes: Mapping[str, Shape], expected: Expected, config: Config) -
     choices: list[tuple[str, Mapping[str, Shape], Mapping[str, Shape]]] = [
         ("those of the hub", shapes, expected.hub),
         ("as trained", shapes, expected.native),
-        ("those of an older version", older, expected.hub),
+        *(("those of an older version", held, expected.hub) for held in _older_forms(older, expected.prefix)),
     ]
     compared = [(naming, held, *_differences(held, wanted, expected)) for naming, held, wanted in choices]
     naming, held, missing, reshaped, extra = min(compared, key=lambda item: len(item[2]) + len(item[3]) + len(item[4]))
@@ -110,11 +114,26 @@ def _compared(shapes: Mapping[str, Shape], expected: Expected, config: Config) -
         found.append(
             finding("wrong-shape", f"{shape_text(stored)}, and the class has {shape_text(wanted)} ({expected.origin})", tensor=name)
         )
-    found += [finding("extra-tensor", f"the class has none of this name (shape {shape_text(held[name])})", tensor=name) for name in extra]
+    patterns = {pattern_of(name)[0] for name in expected.hub} | {pattern_of(name)[0] for name in expected.native}
+    for name in extra:
+        code = "extra-layer" if pattern_of(name)[0] in patterns else "extra-tensor"
+        found.append(finding(code, f"the class has none of this name (shape {shape_text(held[name])})", tensor=name))
     found += [finding("extra-tensor", "a value head of TRL beside the model", tensor=name) for name in heads]
     tied = [name for name in shapes if name in expected.tied and name not in expected.hub] if naming != "as trained" else []
     found += [finding("tied-stored", f"the config ties it to {expected.tied[name]}", tensor=name) for name in tied]
     return naming, found
+
+
+def _older_forms(shapes: Mapping[str, Shape], prefix: str) -> Iterator[Mapping[str, Shape]]:
+    """The same under other names that loaders understand: with or without the prefix of the base model, and TensorFlow's words."""
+    words = {name: re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{WORDS[m[1]]}", name) for name in shapes}
+    for renamed in (
+        words,
+        {name: f"{prefix}.{new}" for name, new in words.items()},
+        {name: new.removeprefix(f"{prefix}.") for name, new in words.items()},
+    ):
+        if len(set(renamed.values())) == len(shapes):
+            yield {renamed[name]: shape for name, shape in shapes.items()}
 
 
 def _differences(

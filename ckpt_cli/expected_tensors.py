@@ -10,18 +10,19 @@ from ckpt_cli.model_config import Config, architecture
 from ckpt_cli.names import printable
 from ckpt_cli.transformers_child import asked_child, installed_version
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Shapes by name, as in memory (``native``) and as saved (``hub``).
 
-    ``tied`` maps names in memory that saving leaves out to those that share their storage; ``optional`` and ``ignored`` are
+    ``prefix`` is the name of the base model inside, which older files may lack or have. ``tied`` maps names in memory that saving leaves out to those that share their storage; ``optional`` and ``ignored`` are
     expressions for names that a loader may lack, or find without a place for them.
     """
 
     origin: str
+    prefix: str
     native: Mapping[str, Shape]
     hub: Mapping[str, Shape]
     tied: Mapping[str, str]
@@ -43,6 +44,7 @@ def expected_tensors(config: Config) -> Expected | str:
         return f"transformers {version} cannot build {printable(kind)} from this config"
     return Expected(
         f"transformers {answer['transformers']}",
+        str(answer.get("prefix") or ""),
         _shapes(answer["native"]),
         _shapes(answer["hub"]),
         answer["tied"],

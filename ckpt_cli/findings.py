@@ -9,7 +9,7 @@ from ckpt_cli.geometry import Shape
 from ckpt_cli.report import Finding
 
 Severity = Literal["error", "warning", "info"]
-Level = Literal["headers", "full", "against"]
+Level = Literal["headers", "full", "against", "base"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Kind:
 
 
 AGAIN = "merge again, or copy the folder again"
+MOVE = "move it away"
 
 KINDS: dict[str, Kind] = {
     # -- headers: names, sizes, headers and JSON; no weight byte is read
@@ -33,13 +34,18 @@ KINDS: dict[str, Kind] = {
     "missing-file": Kind("error", "headers", "a file that the index or the manifest names is not there", AGAIN),
     "missing-index": Kind("error", "headers", "parts of a model without an index: nothing says that they are all", AGAIN),
     "changed-size": Kind("error", "headers", "a weights file has another size than when it was written", AGAIN),
-    "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", "move it away"),
+    "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", MOVE),
     "misplaced-tensor": Kind("error", "headers", "index and files disagree about which file holds a tensor", AGAIN),
     "duplicate-tensor": Kind("error", "headers", "two files of one model hold the same tensor", "move the older file away"),
     "index-total": Kind("warning", "headers", "the index names another total size (bytes) than the tensors have"),
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, and the weights lack it", AGAIN),
     "wrong-shape": Kind("error", "headers", "a tensor has another shape than the config asks for", "restore config.json from the run"),
     "extra-tensor": Kind("info", "headers", "the model class has no place for this tensor: loaders ignore it"),
+    "extra-layer": Kind(
+        "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
+    ),
+    "left-out": Kind("info", "headers", "the model class has this tensor, and it was left out on purpose (--include, --exclude)"),
+    "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not belong together", "export the adapter again"),
     "config-dtype": Kind(
         "error", "headers", "config.json names another dtype than most weights have: loaders cast to it", "correct the dtype in config.json"
     ),
@@ -61,11 +67,14 @@ KINDS: dict[str, Kind] = {
     "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),
     "different-shape": Kind("error", "against", "a tensor has another shape than in the source", AGAIN),
     "different-dtype": Kind("error", "against", "a tensor has another dtype than was asked for, or one that no cast leads to", AGAIN),
+    "different-scale": Kind("error", "against", "adapter_config.json scales LoRA otherwise than the run did", "export the adapter again"),
     "changed-source": Kind("info", "against", "a file that the output was made from has another size or time now, or is gone"),
     "lost-tensor": Kind("error", "against", "the source has this tensor, and the output lacks it", AGAIN),
     "unproved-tensor": Kind(
         "error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"
     ),
+    # -- base: differences are no findings, but for those that are no numbers
+    "not-a-number": Kind("warning", "base", "a difference is NaN or infinite: one side holds such values", "pass --full, which finds them"),
 }
 
 

@@ -24,6 +24,8 @@ SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 PART = re.compile(r"(?P<stem>.+)-[0-9]+-of-[0-9]+\.safetensors", re.ASCII)
 
+OTHER_FORMAT = re.compile(r"pytorch_model.*\.bin|tf_model\.h5|.*\.gguf|flax_model\.msgpack|consolidated.*\.pth", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightSet:
@@ -94,6 +96,9 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         if not listed and weights.name != "ema":
             held = f"{len(weights.tensors)} tensors" if weights.readable else "unreadable"
             found.append(finding("other-weights", f"beside the model ({held})", file=few([path.name for path in weights.files], 2)))
+    if sets:
+        others = [path.name for path in files_in(folder) if OTHER_FORMAT.fullmatch(path.name)]
+        found += [finding("other-weights", "weights in another format, which were not looked at", file=name) for name in others]
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
 
 

@@ -29,7 +29,8 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
     """Names and shapes of the tensors of the model that a config describes: as they are in memory, and as it would be saved.
 
     ``tied`` lists the names in memory that saving leaves out, with one that has the same storage; ``optional`` are expressions
-    for names that loading may lack, ``ignored`` for those that it may find without a place for them.
+    for names that loading may lack, ``ignored`` for those that it may find without a place for them; ``prefix`` is what older files may
+    leave out of names.
     """
     import torch
     from transformers.core_model_loading import revert_weight_conversion
@@ -47,6 +48,7 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
         "native": {name: list(tensor.shape) for name, tensor in state.items()},
         "hub": {name: list(tensor.shape) for name, tensor in revert_weight_conversion(model, dict(kept)).items()},
         "tied": {name: owners[id(model.get_parameter_or_buffer(name))] for name in state if name not in kept},
+        "prefix": model.base_model_prefix,
         "optional": sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()),
         "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
     }

@@ -93,6 +93,13 @@ def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | N
     return Exported(_exported(state), content, info, facts.notes)
 
 
+def exported_scales(opened: OpenedComponent, alpha: float | None) -> dict[str, float]:
+    """What a run scales each module of its adapters with."""
+    state = parse_peft(opened.component.tensors)
+    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
+    return {adapter.path: facts.scale(adapter.path, rank_of(adapter)) for adapter in state.adapters}
+
+
 def _saved(state: PeftState) -> tuple[str, ...]:
     """Tensors that were trained as a whole: as PEFT marks them, or all that lie beside adapters without a base."""
     return state.saved or (tuple(state.tensors) if lacks_base(state) else ())

@@ -184,8 +184,23 @@ class Finding(Frozen):
     numbers: dict[str, float | int | str] = Field(default_factory=dict)
 
 
+class LoraInfo(Frozen):
+    """What became of LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
+
+    outcome: str
+    modules: int
+    ranks: tuple[int, ...]
+    scales: tuple[float, ...]
+    alpha: float | None
+    origin: str
+    dora: bool = False
+
+
 class SourceComparison(Frozen):
-    """Output tensors against those of a source: how many were compared, how many of them after a cast, and how many differ."""
+    """Output tensors against those of a source: how many were compared, how many of them after a cast, and how many differ.
+
+    ``lora``: adapters were fused before.
+    """
 
     source: str
     component: str
@@ -193,6 +208,7 @@ class SourceComparison(Frozen):
     bytes: int
     cast: int
     different: int
+    lora: LoraInfo | None = None
 
     @property
     def identical(self) -> bool:
@@ -202,7 +218,8 @@ class SourceComparison(Frozen):
 class VerifyResult(Frozen):
     """What `verify` found. ``levels`` are the checks that ran; ``naming`` says with whose names the tensors were compared.
 
-    ``made_from`` is the checkpoint that the manifest names, if it is still there; ``expected`` counts the tensors that the model
+    ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_by`` the command that would merge it
+    again; ``expected`` counts the tensors that the model
     class has, None if that is not known; ``bytes_read`` of ``bytes`` were read for ``full``.
     """
 
@@ -217,6 +234,7 @@ class VerifyResult(Frozen):
     architecture: str | None
     levels: tuple[str, ...]
     made_from: str | None = None
+    made_by: tuple[str, ...] = ()
     expected: int | None = None
     naming: str | None = None
     checksums: int = 0
@@ -259,18 +277,6 @@ class WrittenFolder(Frozen):
     peak_memory: int
     plan_digest: str
     notes: tuple[NoteInfo, ...] = ()
-
-
-class LoraInfo(Frozen):
-    """What became of LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
-
-    outcome: str
-    modules: int
-    ranks: tuple[int, ...]
-    scales: tuple[float, ...]
-    alpha: float | None
-    origin: str
-    dora: bool = False
 
 
 class MergedComponent(WrittenFolder):

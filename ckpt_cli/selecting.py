@@ -78,7 +78,7 @@ def select_tensors(
     tensors, naming = (dict(native), "PEFT's, as they are") if kept_adapters else _named(native, hub, config, names)
     if kept_adapters:
         notes.append(Note("warning", "lora-kept", "these are the names of PEFT, which no model class loads: for tools that know LoRA"))
-    kept = {name: tensor for name, tensor in tensors.items() if _wanted(name, include, exclude)}
+    kept = {name: tensor for name, tensor in tensors.items() if is_wanted(name, include, exclude)}
     if not kept:
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
     patterns = (*include, *exclude)
@@ -152,6 +152,7 @@ def _unused(kind: str, pattern: str) -> Note:
     return Note("warning", f"unused-{kind}", f"the {kind} {printable(pattern)} matches no tensor name (it must match a whole name)")
 
 
-def _wanted(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+def is_wanted(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Whether filters leave a name in."""
     included = not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include)
     return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.adapter_checks import check_adapter
+from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
+from ckpt_cli.against import changed_sources, different_scales, made_by, made_from, open_source, planned_source, summary_of
 from ckpt_cli.assets import CONFIG, resolve_base
 from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
@@ -17,10 +21,9 @@ from ckpt_cli.drift_plot import check_plot, draw
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.findings import finding
-from ckpt_cli.folder_checks import FolderCheck, WeightSet, check_folder, is_model_folder
+from ckpt_cli.folder_checks import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
-from ckpt_cli.locate import locate
 from ckpt_cli.lora_merge import adapters_alone
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.manifest import Manifest
@@ -32,10 +35,10 @@ from ckpt_cli.probe import same_values
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import as_tuples
 from ckpt_cli.report import BaseComparison, Finding, SourceComparison, VerifyResult
+from ckpt_cli.selecting import is_wanted
 from ckpt_cli.source_checks import Wanted, compare_with_source
 from ckpt_cli.value_checks import check_values
 
-AVERAGE = "average"
 STATE = "extract-state"
 
 
@@ -53,8 +56,15 @@ class VerifyOptions:
     key_map: str | os.PathLike[str] | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    lora_alpha: float | None = None
     shard_order: ShardOrder = "auto"
     jobs: int | None = None
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the user says about how the output was made."""
+        names = ("names", "key_map", "include", "exclude", "lora_alpha")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +126,11 @@ def verify(
         check_plot(plot)
     started = time.monotonic()
     with Files() as files:
-        subject = _subject(Path(path), files, type, step, as_paths(also), chosen.shard_order)
+        of_source = against is not None and _is_output(Path(path))
+        subject = _subject(Path(path), files, type, None if of_source else step, as_paths(also), chosen)
         found = list(subject.findings)
         config = _config(subject)
-        found += config.findings
+        found += _left_out(subject, config.findings, chosen)
         levels, checksums, read = ["headers"], 0, 0
         if chosen.full or chosen.sample is not None:
             levels.append("full" if chosen.sample is None else "sample")
@@ -130,7 +141,7 @@ def verify(
         sources: tuple[SourceComparison, ...] = ()
         if against is not None:
             levels.append("against")
-            different, source = _against(subject, Path(against), files, type, chosen, progress)
+            different, source = _against(subject, Path(against), files, type, step if of_source else None, chosen, progress)
             wrong = {item.tensor for item in different}
             found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
             sources = (source,)
@@ -138,6 +149,7 @@ def verify(
         if base is not None:
             levels.append("base")
             comparison = _against_base(subject, base, files, chosen, progress)
+            found += _not_numbers(comparison)
             if plot is not None:
                 draw(comparison, plot, name=str(subject.path))
     return _report(subject, config, found, levels, started, checksums=checksums, bytes_read=read, against=sources, comparison=comparison)
@@ -158,8 +170,8 @@ def verify_written(
             config = _config(subject)
             wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
             different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
-            summary = _summary(source, part, subject.tensors, wanted, compared, different)
-            found = [*subject.findings, *config.findings, *different]
+            summary = summary_of(source, part, subject.tensors, wanted, compared, different)
+            found = [*subject.findings, *_left_out(subject, config.findings, VerifyOptions()), *different]
             results.append(_report(subject, config, found, ["headers", "against"], started, against=(summary,)))
     return tuple(results)
 
@@ -187,7 +199,8 @@ def _report(
         bytes=sum(tensor.nbytes for tensor in tensors if tensor.alias_of is None),
         dtypes=dict(dtypes),
         architecture=architecture(config.config),
-        made_from=_made_from(subject.manifest),
+        made_from=made_from(subject.manifest),
+        made_by=made_by(subject.manifest, subject.path),
         levels=tuple(levels),
         expected=config.expected,
         naming=config.naming,
@@ -207,26 +220,46 @@ def _check_options(options: VerifyOptions) -> None:
 # -- what is verified ------------------------------------------------------------------------------------------------
 
 
-def _subject(path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...], order: ShardOrder) -> Subject:
+def _is_output(path: Path) -> bool:
+    """Whether a path is a model folder, or a file in one: --step then means the source."""
+    return is_model_folder(path) if os.path.isdir(path) else path.name.endswith((SUFFIX, INDEX_SUFFIX))
+
+
+def _subject(path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...], options: VerifyOptions) -> Subject:
     """The weights that a path means. Folders of safetensors files are taken as they are, damaged or not."""
     if step is None and os.path.isdir(path) and is_model_folder(path):
         return _folder_subject(path, files, type)
-    opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
+    if os.path.isfile(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
+        return _file_subject(path, files)
+    opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=options.shard_order)
     first = opened.components[0]
     root = first.component.root
     if first.component.format == FORMAT and os.path.isdir(root):
         return _folder_subject(root, files, first.place.match.component if type is not None else None)
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
-    tensors, component = _tensors(opened, files), first.component
+    tensors, component = _tensors(opened, files, options.lora_alpha), first.component
     return Subject(opened.found.path, first.name, component.format, len(component.files), tensors, component.tensors, True, None, home, ())
 
 
-def _tensors(opened: Opened, files: Files) -> dict[str, Tensor]:
+def _tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:
     """The tensors of the first component of a checkpoint, as a merge would write them."""
-    alone = adapters_alone(opened.components[0].component.tensors)
-    options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None)
+    tensors = opened.components[0].component.tensors
+    alone, adapted = adapters_alone(tensors), has_adapters(tensors)
+    options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None, lora_alpha=alpha if adapted and not alone else None)
     part = planned_parts(opened, None, options, files)[0]
     return {output.name: output.tensor for output in part.plan.tensors}
+
+
+def _file_subject(path: Path, files: Files) -> Subject:
+    """One file of a model folder: all files that are loaded with it, and what was found about these."""
+    folder = path.parent
+    checked = check_folder(folder, files)
+    for weights in checked.sets:
+        own = {file.name for file in (*weights.files, *([weights.index] if weights.index else []))}
+        if path.name in own:
+            about = tuple(item for item in checked.findings if item.file in own or (item.tensor is not None and item.file is None))
+            return _set_subject(folder, replace(checked, findings=about), weights)
+    return _set_subject(folder, checked, checked.sets[0]) if checked.sets else _folder_subject(folder, files, None)
 
 
 def _folder_subject(folder: Path, files: Files, type: str | None) -> Subject:
@@ -259,16 +292,35 @@ def _chosen(sets: Sequence[WeightSet], type: str | None, folder: Path) -> Weight
 def _config(subject: Subject) -> ConfigCheck:
     if not subject.is_model:
         return ConfigCheck({}, ())
+    if subject.config_home is None and has_adapters(subject.tensors):
+        return ConfigCheck({}, (finding("not-compared", "these are LoRA adapters, which a model class knows nothing of"),))
     if subject.config_home is None:
         return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
     if has_adapters(subject.tensors):
-        return ConfigCheck({}, (finding("not-compared", "these are LoRA adapters, which a model class knows nothing of"),))
+        known = check_adapter(subject.config_home, subject.tensors) if os.path.isfile(subject.config_home / ADAPTER_CONFIG) else []
+        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
     if not subject.readable:
         return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code == "damaged-config"))
     return checked
+
+
+def _left_out(subject: Subject, findings: Sequence[Finding], options: VerifyOptions) -> list[Finding]:
+    """Findings, in which tensors that filters left out on purpose are not missing."""
+    made = subject.manifest.options if subject.manifest is not None else {}
+    include, exclude = (getattr(options, key) or _patterns(made.get(key)) for key in ("include", "exclude"))
+    return [
+        finding("left-out", item.message, tensor=item.tensor)
+        if item.code == "missing-tensor" and item.tensor is not None and not is_wanted(item.tensor, include, exclude)
+        else item
+        for item in findings
+    ]
+
+
+def _patterns(value: object) -> tuple[str, ...]:
+    return tuple(pattern for pattern in value if isinstance(pattern, str)) if isinstance(value, list) else ()
 
 
 def _checksums(subject: Subject) -> dict[str, int]:
@@ -295,97 +347,25 @@ def _ties(subject: Subject, config: ConfigCheck) -> list[Finding]:
 
 
 def _against(
-    subject: Subject, path: Path, files: Files, type: str | None, options: VerifyOptions, progress: Progress | None
+    subject: Subject, path: Path, files: Files, type: str | None, step: int | None, options: VerifyOptions, progress: Progress | None
 ) -> tuple[list[Finding], SourceComparison]:
-    """Compare with the checkpoint that the output was made from, planned anew with the options that the manifest names."""
+    """Compare with the checkpoint that the output was made from."""
     manifest = subject.manifest
-    opened = _source(path, files, type, manifest, options)
-    plain = all(component.component.format == FORMAT for component in opened.components)
-    if manifest is not None and manifest.command == AVERAGE and not plain:
-        count = len(manifest.facts.get("averaged") or ())
-        hint = "compare it with another average, or pass --full, which uses its checksums"
-        raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=subject.path, hint=hint)
-    merged = _merge_options(None if plain else manifest, options)
-    base = manifest.facts.get("base") if manifest is not None and not plain else None
-    parts = planned_parts(opened, Path(base) if isinstance(base, str) else None, merged, files)
-    names = {Path(tensor.pieces[0].source.path).name for tensor in subject.tensors.values() if tensor.pieces}
-    part = next((part for part in parts if names & {file.name for file in part.plan.files} and len(parts) > 1), parts[0])
-    known = manifest is not None and not plain
-    wanted = {output.name: Wanted(output.tensor, output.dtype if known else None) for output in part.plan.tensors}
-    for head, partner in part.selection.tied.items():
-        if head in subject.tensors and partner in wanted:
-            wanted[head] = wanted[partner]
+    opened = open_source(path, files, manifest, type=type, step=step, shard_order=options.shard_order)
+    part, wanted = planned_source(subject.path, subject.tensors, manifest, opened, options.said, files)
+    if not subject.readable:
+        # What lies in a file that cannot be read is known to be lost.
+        wanted = {name: tensor for name, tensor in wanted.items() if name in subject.tensors}
     found, compared = compare_with_source(subject.tensors, wanted, jobs=options.jobs, progress=progress)
-    changed = _changed_sources(manifest) if known else []
-    return [*found, *changed], _summary(opened.found.path, part, subject.tensors, wanted, compared, found)
-
-
-def _changed_sources(manifest: Manifest | None) -> list[Finding]:
-    """Files that the manifest names and that are no longer as they were: a hint where values differ."""
-    listed = manifest.facts.get("sources") if manifest is not None else None
-    found = []
-    for source in listed if isinstance(listed, list) else []:
-        if isinstance(source, dict) and isinstance(source.get("path"), str):
-            try:
-                status = os.stat(source["path"])
-            except (OSError, ValueError):
-                found.append(finding("changed-source", "is not where it was", file=source["path"]))
-                continue
-            if (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
-                found.append(finding("changed-source", "has another size or time than when it was merged", file=source["path"]))
-    return found
-
-
-def _summary(
-    source: Path, part: Part, tensors: Mapping[str, Tensor], wanted: Mapping[str, Wanted], compared: int, found: Sequence[Finding]
-) -> SourceComparison:
-    common = [name for name in wanted if name in tensors]
-    cast = sum(wanted[name].tensor.dtype != tensors[name].dtype for name in common)
-    return SourceComparison(
-        source=str(source), component=part.opened.name, tensors=len(common), bytes=compared, cast=cast, different=len(found)
-    )
+    if subject.folder is not None:
+        found += different_scales(subject.path, subject.tensors, part, options.lora_alpha)
+    summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
+    return [*found, *changed_sources(manifest)], summary
 
 
 def _as_in_source(item: Finding) -> Finding:
     """A matrix of zeros that the source has as well is what was trained."""
     return finding("zeros", item.message, tensor=item.tensor, file=item.file, **item.numbers) if item.code == "all-zero" else item
-
-
-def _source(path: Path, files: Files, type: str | None, manifest: Manifest | None, options: VerifyOptions) -> Opened:
-    """The source: of a run the step that the manifest names, and the components that it names."""
-    step = manifest.facts.get("step") if manifest is not None else None
-    target = locate(path, None)
-    known = {found.step for found in target.checkpoints} if target.run is not None else set()
-    component = str(manifest.facts.get("component")) if manifest is not None and manifest.command == "merge" else None
-    places = {place.name for found in target.checkpoints for place in found.places}
-    wanted = type or (component if component in places else "both" if component == "model+ema" else None)
-    ema_from_model = manifest is not None and manifest.options.get("ema_from_model") is True
-    return open_checkpoint(
-        path,
-        files,
-        type=wanted,
-        step=step if isinstance(step, int) and step in known else None,
-        shard_order=options.shard_order,
-        ema_from_model=ema_from_model,
-    )
-
-
-def _merge_options(manifest: Manifest | None, options: VerifyOptions) -> MergeOptions:
-    """How the output was made: by its manifest, and by what the user says."""
-    known = {field.name for field in fields(MergeOptions)} - {"in_place", "verify"}
-    made = {name: value for name, value in (manifest.options if manifest is not None else {}).items() if name in known}
-    made |= {name: tuple(made[name]) for name in ("include", "exclude") if isinstance(made.get(name), list)}
-    said = {name: getattr(options, name) for name in ("names", "key_map", "include", "exclude") if getattr(options, name)}
-    try:
-        return MergeOptions(**{**made, **said, "compare": False, "max_shard_size": None, "allow_unequal_replicas": True})
-    except TypeError:
-        return MergeOptions(**said)
-
-
-def _made_from(manifest: Manifest | None) -> str | None:
-    """The checkpoint that an output was merged from, if it still is where it was."""
-    source = manifest.facts.get("checkpoint") if manifest is not None and manifest.command == "merge" else None
-    return source if isinstance(source, str) and os.path.exists(source) else None
 
 
 # -- against a base --------------------------------------------------------------------------------------------------
@@ -404,6 +384,18 @@ def _against_base(
     except NotFound:
         path = Path(base)
     opened = open_checkpoint(path, files, shard_order=options.shard_order)
-    reference = _tensors(opened, files)
+    if has_adapters(subject.tensors):
+        hint = "fuse them first: ckpt merge with --base, then verify the result"
+        raise UsageError("these are LoRA adapters alone, of which a base has none", path=subject.path, hint=hint)
+    reference = _tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
     return compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+
+
+def _not_numbers(comparison: BaseComparison) -> list[Finding]:
+    """Tensors whose distance to the base is no number."""
+    return [
+        finding("not-a-number", f"the largest difference is {drift.max_abs}", tensor=drift.name)
+        for drift in comparison.drifts
+        if drift.max_abs is not None and not math.isfinite(drift.max_abs)
+    ]

@@ -498,6 +498,10 @@ def verify(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--exclude", metavar="GLOB", help="These were left out.", show_default=False, rich_help_panel=SOURCE_PANEL),
     ] = None,
+    lora_alpha: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--lora-alpha", metavar="X", help="Of LoRA adapters.", show_default=False, rich_help_panel=SOURCE_PANEL),
+    ] = None,
     jobs: options.Jobs = None,
     shard_order: options.Order = "auto",
     json: options.Json = False,
@@ -526,6 +530,7 @@ def verify(
             key_map=key_map,
             include=tuple(include or ()),
             exclude=tuple(exclude or ()),
+            lora_alpha=lora_alpha,
             shard_order=shard_order,
             jobs=jobs,
         )

@@ -162,7 +162,9 @@ def merge_result(result: MergeResult, session: Session) -> None:
     elif result.exit_code:
         next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
     elif any(output.verified for output in result.outputs):
-        next_line(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
+        loader = checkpoint.architecture
+        written = result.outputs[0].output
+        next_line(session, f'{loader}.from_pretrained("{text.path(written)}")' if loader else f"ckpt inspect {text.argument(written)}")
     else:
         next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --against {text.argument(checkpoint.path)}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.cli.base_screen import print_comparison
 from ckpt_cli.cli.parts import next_line, plain, print_facts
-from ckpt_cli.findings import AGAIN, KINDS
+from ckpt_cli.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +53,8 @@ def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, s
     ]
     if "full" in result.levels or "sample" in result.levels:
         proved = f", {text.plural(result.checksums, 'checksum')} compared" if result.checksums else ""
-        facts.append(("values", f"{text.size(result.bytes_read)} read{proved}"))
+        share = "" if "full" in result.levels else f" of {text.size(result.bytes)}, a sample that proves no checksum"
+        facts.append(("values", f"{text.size(result.bytes_read)} read{share}{proved}"))
     facts += [("against", source_fact(source)) for source in result.against]
     return facts
 
@@ -76,6 +77,9 @@ def _names(result: VerifyResult) -> str:
 def source_fact(source: SourceComparison) -> str:
     """How an output compares with its source, in a line."""
     cast = f", {source.cast} of them after a cast" if source.cast else ""
+    if source.lora is not None:
+        alpha = f"alpha {source.lora.alpha:g} ({source.lora.origin})" if source.lora.alpha is not None else "alpha by patterns"
+        cast += f", {text.plural(source.lora.modules, 'module')} with LoRA fused, {alpha}"
     compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)}{cast}"
     verb = "differs" if source.different == 1 else "differ"
     outcome = "identical to" if source.identical else f"{text.plural(source.different, 'tensor')} {verb} from"
@@ -111,9 +115,11 @@ def _next(result: VerifyResult) -> str:
     for item in result.findings:
         if item.severity == "error":
             advice = KINDS[item.code].advice
-            if advice == AGAIN and result.made_from is not None:
-                return f"ckpt merge {text.argument(result.made_from)} -o {text.argument(result.path)} --overwrite --verify"
-            return advice or f"look up {item.code} in docs/findings.md"
+            if advice == AGAIN and result.made_by:
+                return " ".join(text.argument(word) for word in result.made_by)
+            if advice == AGAIN:
+                return "get the folder again from where it came"
+            return f"move {item.file} away" if advice == MOVE and item.file else advice
     if result.made_from is not None and not result.against:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}"
     if "full" not in result.levels and not result.against:

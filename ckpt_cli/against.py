@@ -1,0 +1,162 @@
+"""What an output is compared with by ``verify --against``: its source, planned anew with the options that the manifest names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.adapter_checks import scales
+from ckpt_cli.errors import UsageError
+from ckpt_cli.files import Files
+from ckpt_cli.findings import finding
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.hub_folder import FORMAT
+from ckpt_cli.locate import locate
+from ckpt_cli.lora_merge import exported_scales
+from ckpt_cli.manifest import Manifest
+from ckpt_cli.merge_plan import MergeOptions, Part, planned_parts
+from ckpt_cli.model import Tensor
+from ckpt_cli.opening import Opened, open_checkpoint
+from ckpt_cli.report import Finding, SourceComparison
+from ckpt_cli.source_checks import Wanted
+
+AVERAGE = "average"
+MERGE = "merge"
+UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "checksum"})
+"""Options that do not change what is written."""
+
+
+def planned_source(
+    folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest | None, opened: Opened, said: Mapping[str, Any], files: Files
+) -> tuple[Part, dict[str, Wanted]]:
+    """The part of a merge that made these tensors of a folder, and what it would write, by name.
+
+    ``said`` are options of the user. The manifest counts where the source is what was merged; another Hugging Face folder is
+    taken as it is. Raises UsageError for an average, which equals none of its checkpoints, and what planning a merge raises.
+    """
+    plain = all(component.component.format == FORMAT for component in opened.components)
+    merged = manifest is not None and manifest.command == MERGE
+    known = merged and (not plain or os.path.abspath(opened.found.path) == (manifest and manifest.facts.get("checkpoint")))
+    if manifest is not None and manifest.command == AVERAGE and not plain:
+        count = len(manifest.facts.get("averaged") or ())
+        hint = "compare it with another average, or pass --full, which uses its checksums"
+        raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=folder, hint=hint)
+    base = manifest.facts.get("base") if manifest is not None and known else None
+    options = remade_options(manifest if known else None, said)
+    parts = planned_parts(opened, Path(base) if isinstance(base, str) else None, options, files)
+    names = {Path(tensor.pieces[0].source.path).name for tensor in tensors.values() if tensor.pieces}
+    part = next((part for part in parts if names & {file.name for file in part.plan.files} and len(parts) > 1), parts[0])
+    wanted = {output.name: Wanted(output.tensor, output.dtype if known else None) for output in part.plan.tensors}
+    for head, partner in part.selection.tied.items():
+        if head in tensors and partner in wanted:
+            wanted[head] = wanted[partner]
+    return part, wanted
+
+
+def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Part, alpha: float | None) -> list[Finding]:
+    """Modules that an exported adapter's config scales otherwise than the run."""
+    if part.lora is None or part.lora.outcome != "exported":
+        return []
+    mine, theirs = scales(folder, tensors), exported_scales(part.opened, alpha)
+    return [
+        finding("different-scale", f"{mine[module]:.6g}, and the run says {scale:.6g}", tensor=module, file="adapter_config.json")
+        for module, scale in theirs.items()
+        if module in mine and mine[module] != scale
+    ]
+
+
+def open_source(
+    path: Path, files: Files, manifest: Manifest | None, *, type: str | None, step: int | None, shard_order: ShardOrder
+) -> Opened:
+    """The source of an output: of a run the step (and the components) that the manifest names, where nothing else is asked for."""
+    said = manifest.facts.get("step") if manifest is not None else None
+    target = locate(path, None)
+    known = {found.step for found in target.checkpoints} if target.run is not None else set()
+    component = str(manifest.facts.get("component")) if manifest is not None and manifest.command == "merge" else None
+    places = {place.name for found in target.checkpoints for place in found.places}
+    wanted = type or (component if component in places else "both" if component == "model+ema" else None)
+    ema_from_model = manifest is not None and manifest.options.get("ema_from_model") is True
+    return open_checkpoint(
+        path,
+        files,
+        type=wanted,
+        step=step if step is not None else said if isinstance(said, int) and said in known else None,
+        shard_order=shard_order,
+        ema_from_model=ema_from_model,
+    )
+
+
+def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeOptions:
+    """How an output was made: by its manifest, and by what the user says. What only matters for writing is left out."""
+    known = {field.name for field in fields(MergeOptions)} - {"in_place", "verify"}
+    made = {name: value for name, value in (manifest.options if manifest is not None else {}).items() if name in known}
+    made |= {name: tuple(made[name]) for name in ("include", "exclude") if isinstance(made.get(name), list)}
+    try:
+        return MergeOptions(**{**made, **said, "compare": False, "max_shard_size": None, "allow_unequal_replicas": True})
+    except TypeError:
+        return MergeOptions(**said)
+
+
+def summary_of(
+    source: Path, part: Part, tensors: Mapping[str, Tensor], wanted: Mapping[str, Wanted], compared: int, found: Sequence[Finding]
+) -> SourceComparison:
+    """What was compared with a planned component, in numbers."""
+    common = [name for name in wanted if name in tensors]
+    cast = sum(wanted[name].tensor.dtype != tensors[name].dtype for name in common)
+    lora = part.lora if part.lora is not None and part.lora.outcome == "fused" else None
+    return SourceComparison(
+        source=str(source),
+        component=part.opened.name,
+        tensors=len(common),
+        bytes=compared,
+        cast=cast,
+        different=len({item.tensor for item in found if item.tensor is not None}),
+        lora=lora,
+    )
+
+
+def changed_sources(manifest: Manifest | None) -> list[Finding]:
+    """Files that the manifest names and that are no longer as they were: a hint where values differ."""
+    listed = manifest.facts.get("sources") if manifest is not None else None
+    found = []
+    for source in listed if isinstance(listed, list) else []:
+        if isinstance(source, dict) and isinstance(source.get("path"), str):
+            try:
+                status = os.stat(source["path"])
+            except (OSError, ValueError):
+                found.append(finding("changed-source", "is not where it was", file=source["path"]))
+                continue
+            if (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
+                found.append(finding("changed-source", "has another size or time than when it was merged", file=source["path"]))
+    return found
+
+
+def made_from(manifest: Manifest | None) -> str | None:
+    """The checkpoint that an output was merged from, if it still is where it was."""
+    source = manifest.facts.get("checkpoint") if manifest is not None and manifest.command == MERGE else None
+    return source if isinstance(source, str) and os.path.exists(source) else None
+
+
+def made_by(manifest: Manifest | None, folder: Path) -> tuple[str, ...]:
+    """The command, word by word, that would write an output again; empty if it was not merged, or its source is gone."""
+    source = made_from(manifest)
+    if manifest is None or source is None or manifest.options.get("in_place"):
+        return ()
+    words = ["ckpt", "merge", source, "-o", str(folder)]
+    component, base = manifest.facts.get("component"), manifest.facts.get("base")
+    if isinstance(component, str):
+        words += ["--type", "both" if component == "model+ema" else component]
+    if isinstance(base, str):
+        words += ["--base", base]
+    for field in fields(MergeOptions):
+        value = manifest.options.get(field.name)
+        if field.name in UNSAID or value in (None, False, [], field.default):
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        words += (
+            [flag] if value is True else [word for item in (value if isinstance(value, list) else [value]) for word in (flag, str(item))]
+        )
+    return (*words, "--overwrite", "--verify")

@@ -17,8 +17,9 @@ SCHEMA = 2
 class Expected:
     """Shapes by name, as in memory (``native``) and as saved (``hub``).
 
-    ``prefix`` is the name of the base model inside, which older files may lack or have. ``tied`` maps names in memory that saving leaves out to those that share their storage; ``optional`` and ``ignored`` are
-    expressions for names that a loader may lack, or find without a place for them.
+    ``prefix`` is the name of the base model inside, which older files may lack or have. ``tied`` maps names in memory that
+    saving leaves out to those that share their storage; ``optional`` and ``ignored`` are expressions for names that a loader
+    may lack, or find without a place for them.
     """
 
     origin: str

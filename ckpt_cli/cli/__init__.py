@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    # Workers are threads of ours; a BLAS that starts its own in each of them only makes them wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _handle_signals()
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
     try:

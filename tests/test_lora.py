@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError
+from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError
 from tests.architectures import MODELS, build
 from tests.cli import ckpt
 from tests.tensors import load
@@ -407,14 +407,63 @@ class TestRefusals:
     def test_magnitudes_of_another_module(self, tmp_path: Path) -> None:
         assert isinstance(self.merge(tmp_path, {**SMALL, "m.lora_magnitude_vector.default.weight": torch.ones(5)}), Inconsistent)
 
+    def test_a_model_that_the_config_calls_quantised(self, tmp_path: Path) -> None:
+        run = plain(tmp_path, SMALL)
+        (run / "config.json").write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
+        with pytest.raises(Unsupported, match="quantised"):
+            ckpt_cli.merge(run, tmp_path / "out", lora_alpha=2)
+
+    @pytest.mark.parametrize("way", ["pissa", "pissa_niter_16", "olora", "loftq"])
+    def test_adapters_alone_that_changed_their_base(self, tmp_path: Path, way: str) -> None:
+        run = plain(tmp_path, {name: tensor for name, tensor in SMALL.items() if "lora" in name})
+        (run / "adapter_config.json").write_text(json.dumps({"lora_alpha": 2, "init_lora_weights": way}))
+        (tmp_path / "base").mkdir()
+        save_file({"m.weight": torch.ones(4, 6)}, tmp_path / "base" / "model.safetensors")
+        with pytest.raises(Unsupported, match=way):
+            ckpt_cli.merge(run, tmp_path / "out", base=tmp_path / "base")
+
+    def test_values_too_large_for_float16(self, tmp_path: Path) -> None:
+        huge = {**SMALL, "m.base_layer.weight": torch.full((4, 6), 65504.0, dtype=torch.float16)}
+        huge["m.lora_A.default.weight"] = torch.full((2, 6), 100.0)
+        assert isinstance(self.merge(tmp_path, huge), CastOverflow)
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "infinite", lora_alpha=2, allow_overflow=True)
+        assert load(tmp_path / "infinite")["m.weight"].isinf().all()
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "wide", lora_alpha=2, dtype="fp32")
+        assert torch.equal(load(tmp_path / "wide")["m.weight"], torch.full((4, 6), 65704.0))
+
+    @pytest.mark.parametrize("pattern", ["(a*)*", "(q|q)+", "x" * 400, "[", "a****"])
+    def test_patterns_that_could_take_for_ever(self, tmp_path: Path, pattern: str) -> None:
+        run = plain(tmp_path, SMALL)
+        (run / "adapter_config.json").write_text(json.dumps({"lora_alpha": 2, "alpha_pattern": {pattern: 4}}))
+        with pytest.raises(CkptError, match="pattern"):
+            ckpt_cli.merge(run, tmp_path / "out")
+
+    @pytest.mark.parametrize("options", [{"lora": "keep", "lora_alpha": 2.0}, {"lora_alpha": 2.0}])
+    def test_an_alpha_that_says_nothing(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        tensors = SMALL if "lora" in options else {"m.weight": torch.ones(2, 2)}
+        assert isinstance(self.merge(tmp_path, tensors, **options), UsageError)
+
     def test_an_export_where_there_is_nothing(self, tmp_path: Path) -> None:
-        assert isinstance(self.merge(tmp_path, {"m.weight": torch.ones(2, 2)}, lora="export"), UsageError)
+        assert isinstance(self.merge(tmp_path, {"m.weight": torch.ones(2, 2)}, lora="export", lora_alpha=None), UsageError)
 
     def test_filters_of_an_export(self, tmp_path: Path) -> None:
         assert isinstance(self.merge(tmp_path, SMALL, lora="export", include="*"), UsageError)
 
     def test_an_unknown_choice(self, tmp_path: Path) -> None:
         assert isinstance(self.merge(tmp_path, SMALL, lora="melt"), UsageError)
+
+
+@pytest.mark.parametrize(("model_type", "turned"), [("gpt2", True), ("llama", False), (None, False)])
+def test_square_weights_are_told_by_the_type_of_the_model(tmp_path: Path, model_type: str | None, turned: bool) -> None:
+    """Without a config of the adapter, as verl leaves it: GPT-2 stores linear layers as [in, out]."""
+    torch.manual_seed(0)
+    w, a, b = torch.randn(5, 5), torch.randn(2, 5), torch.randn(5, 2)
+    run = plain(tmp_path, {"m.base_layer.weight": w, "m.lora_A.default.weight": a, "m.lora_B.default.weight": b})
+    if model_type is not None:
+        (run / "config.json").write_text(json.dumps({"model_type": model_type}))
+    ckpt_cli.merge(run, tmp_path / "out", lora_alpha=2)
+    delta = b.double() @ a.double()
+    assert torch.equal(load(tmp_path / "out")["m.weight"], (w.double() + (delta.T if turned else delta)).float())
 
 
 def test_kept_adapters_are_written_as_they_are(tmp_path: Path) -> None:

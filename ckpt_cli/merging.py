@@ -71,7 +71,8 @@ def merge(
         ]
         outputs = [_run(job, opened, reference, chosen, progress) for job in jobs]
         checkpoint = describe_checkpoint(opened).without_tensors()
-    return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
+    return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=seconds)
 
 
 def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> MergedComponent:

@@ -34,10 +34,13 @@ def comparison_facts(comparison: BaseComparison) -> list[tuple[str, str]]:
     alike = comparison.common - len(comparison.reshaped)
     facts = [("base", f"{text.path(comparison.base)}   {text.plural(comparison.common, 'tensor')} in common, {alike} of the same shape")]
     listed = (("only in base", comparison.missing), ("only here", comparison.extra), ("other shape", comparison.reshaped))
+    pairs = dict.fromkeys(f"{item.dtype} for {item.base_dtype}" for item in comparison.changes if item.dtype != item.base_dtype)
+    dtypes = f" ({', '.join(list(pairs)[:SHOWN])})" if pairs else ""
     for label, names in (*listed, ("other dtype", comparison.other_dtype)):
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            facts.append((label, f"{text.plural(len(names), 'tensor')}: {', '.join(names[:SHOWN])}{more}"))
+            which = dtypes if label == "other dtype" else ""
+            facts.append((label, f"{text.plural(len(names), 'tensor')}{which}: {', '.join(names[:SHOWN])}{more}"))
     if comparison.unchanged is not None:
         facts.append(("values", f"{comparison.unchanged} tensors are unchanged, {len(comparison.drifts)} differ"))
         parts = [f"{part.part}: {text.plural(part.tensors, 'tensor')}" for part in comparison.frozen if part.tensors > 1]

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ckpt_cli.adapter_checks import scales
-from ckpt_cli.errors import UsageError
+from ckpt_cli.errors import CorruptFile, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.findings import finding
-from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.base import LoraMode, Naming, ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
 from ckpt_cli.locate import locate
 from ckpt_cli.lora_merge import exported_scales
@@ -90,14 +90,31 @@ def open_source(
 
 
 def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeOptions:
-    """How an output was made: by its manifest, and by what the user says. What only matters for writing is left out."""
-    known = {field.name for field in fields(MergeOptions)} - {"in_place", "verify"}
-    made = {name: value for name, value in (manifest.options if manifest is not None else {}).items() if name in known}
-    made |= {name: tuple(made[name]) for name in ("include", "exclude") if isinstance(made.get(name), list)}
-    try:
-        return MergeOptions(**{**made, **said, "compare": False, "max_shard_size": None, "allow_unequal_replicas": True})
-    except TypeError:
-        return MergeOptions(**said)
+    """How an output was made: by its manifest, and by what the user says. What only matters for writing is left out.
+
+    Raises CorruptFile for a manifest with options that no merge has.
+    """
+    made: dict[str, Any] = {}
+    for field in fields(MergeOptions):
+        value = manifest.options.get(field.name) if manifest is not None else None
+        if value is None or field.name in UNSAID | {"compare", "max_shard_size", "allow_unequal_replicas"}:
+            continue
+        made[field.name] = tuple(value) if isinstance(value, list) else value
+        if not _fits(made[field.name], field.default, field.name):
+            raise CorruptFile(f"the manifest has no proper option {field.name}", tensor=None, hint="pass the options yourself")
+    return MergeOptions(**{**made, **said, "allow_unequal_replicas": True})
+
+
+def _fits(value: object, default: object, name: str) -> bool:
+    """Whether a value has the type of an option."""
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    if name == "lora_alpha":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    allowed = {"names": get_args(Naming), "lora": get_args(LoraMode), "shard_order": get_args(ShardOrder)}.get(name)
+    return isinstance(value, str) and (allowed is None or value in allowed)
 
 
 def summary_of(

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, NotFound, UsageError
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, UsageError
 from ckpt_cli.findings import KINDS
 from ckpt_cli.report import VerifyResult
 from tests.architectures import MODELS, build
@@ -562,6 +562,31 @@ class TestRefusals:
     def test_a_damaged_manifest_is_a_warning(self, out: Path, content: bytes) -> None:
         (out / "ckpt-manifest.json").write_bytes(content)
         assert [item.code for item in ckpt_cli.verify(out).of_severity("warning")] == ["damaged-manifest"]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"dtype": 5},
+            {"names": "x"},
+            {"include": "a"},
+            {"include": [1]},
+            {"lora": "x"},
+            {"key_map": []},
+            {"match_base": 1},
+            {"lora_alpha": "2"},
+        ],
+        ids=str,
+    )
+    def test_a_manifest_with_options_that_are_none(self, out: Path, run: Path, options: dict[str, Any]) -> None:
+        content = json.loads((out / "ckpt-manifest.json").read_text())
+        content["options"].update(options)
+        (out / "ckpt-manifest.json").write_text(json.dumps(content))
+        with pytest.raises(CorruptFile, match="option"):
+            ckpt_cli.verify(out, against=run)
+
+    def test_a_config_that_nobody_builds(self, out: Path) -> None:
+        in_config(out, num_hidden_layers=10**9)
+        assert "num_hidden_layers 1000000000" in str(ckpt_cli.verify(out).findings)
 
     def test_a_manifest_that_names_files_elsewhere_opens_none(self, out: Path) -> None:
         content = json.loads((out / "ckpt-manifest.json").read_text())

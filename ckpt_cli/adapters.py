@@ -20,6 +20,7 @@ META = "lora_train_meta.json"
 """What verl (>= 0.7.1) leaves: r, lora_alpha, task_type."""
 
 CONFIG = "adapter_config.json"
+FLAG = "--lora-alpha"
 FOLDER = "lora_adapter"
 """Where verl puts the adapter in PEFT's own format."""
 
@@ -53,8 +54,8 @@ class AdapterFacts:
     @property
     def transposed(self) -> bool:
         """Whether weights are stored as [in, out], where shapes do not tell."""
-        said = self.config.get("fan_in_fan_out")
-        return said if isinstance(said, bool) else self.model_type in CONV1D
+        # PEFT keeps what the last of the modules was, so that only a True says something.
+        return self.model_type in CONV1D or self.config.get("fan_in_fan_out") is True
 
     @property
     def changed_base(self) -> str | None:
@@ -72,7 +73,7 @@ class AdapterFacts:
 
     def alpha_of(self, module: str) -> float:
         """The alpha of one module; patterns of the config go before the common one (peft, ``get_pattern_key``)."""
-        patterns = self.config.get("alpha_pattern")
+        patterns = self.config.get("alpha_pattern") if self.origin != FLAG else None
         for pattern, value in (patterns if isinstance(patterns, Mapping) else {}).items():
             if _number(value) and _matches(pattern, module):
                 return float(value)
@@ -119,7 +120,7 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object
             for alpha, name in known
             if alpha != given
         ]
-        known = [(given, "--lora-alpha")]
+        known = [(given, FLAG)]
     elif len({alpha for alpha, _ in known}) > 1:
         text = f"{META} says alpha {known[0][0]:g}, which was used; {CONFIG} says {known[1][0]:g}"
         notes.append(Note("warning", "lora-alpha", text))
@@ -158,7 +159,11 @@ def peft_config(
         "use_dora": dora,
     }
     content["base_model_name_or_path"] = content["base_model_name_or_path"] or base
-    if not facts.config.get("target_parameters"):
+    if facts.config.get("target_parameters"):
+        # PEFT looks such patterns up by the names of parameters: what the run has is right.
+        kept = {key: facts.config[key] for key in ("r", "rank_pattern", "alpha_pattern") if facts.config.get(key)}
+        content |= {"rank_pattern": {}, "alpha_pattern": {}, **kept}
+    else:
         content["target_modules"] = sorted(ranks)
     if not content.get("modules_to_save"):
         content["modules_to_save"] = sorted({name.rpartition(".")[0] for name in saved}) or None

@@ -41,10 +41,13 @@ def planned_source(
     merged = manifest is not None and manifest.command == MERGE
     known = merged and (not plain or os.path.abspath(opened.found.path) == (manifest and manifest.facts.get("checkpoint")))
     if manifest is not None and manifest.command == AVERAGE and not plain:
-        count = len(manifest.facts.get("averaged") or ())
+        averaged = manifest.facts.get("averaged")
+        count = len(averaged) if isinstance(averaged, list) else "several"
         hint = "compare it with another average, or pass --full, which uses its checksums"
         raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=folder, hint=hint)
     base = manifest.facts.get("base") if manifest is not None and known else None
+    if isinstance(base, str) and ("\0" in base or not base.isprintable()):
+        raise CorruptFile("the manifest names no proper base", path=folder)
     options = remade_options(manifest if known else None, said)
     parts = planned_parts(opened, Path(base) if isinstance(base, str) else None, options, files)
     names = {Path(tensor.pieces[0].source.path).name for tensor in tensors.values() if tensor.pieces}

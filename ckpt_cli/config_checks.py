@@ -188,5 +188,6 @@ def _tokens(folder: Path) -> Iterator[tuple[str, list[int]]]:
     added = content.get("added_tokens") if isinstance(content, dict) else None
     if isinstance(added, list):
         own = set(vocabulary) if isinstance(vocabulary, dict) else set()
-        entries = [token for token in added if isinstance(token, dict) and token.get("content") not in own]
+        entries = [token for token in added if isinstance(token, dict) and isinstance(token.get("content"), str)]
+        entries = [token for token in entries if token["content"] not in own]
         yield "added tokens", [token["id"] for token in entries if type(token.get("id")) is int]

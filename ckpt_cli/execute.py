@@ -41,13 +41,15 @@ class Written:
     """What was written: files with their sizes in bytes; per tensor, finite values that became infinite.
 
     ``non_finite`` counts the NaN and infinite values of weighted sums: output name -> place in the formula -> count;
-    ``checksums`` has the CRC-32 of tensors by file and name, where it is known without reading anything twice.
+    ``checksums`` has the CRC-32 of tensors by file and name, where it is known without reading anything twice; ``side_files`` that of
+    whole files beside the weights.
     """
 
     files: dict[str, int]
     overflows: dict[str, int]
     non_finite: dict[str, dict[int, int]] = field(default_factory=dict)
     checksums: dict[str, dict[str, int]] = field(default_factory=dict)
+    side_files: dict[str, int] = field(default_factory=dict)
 
 
 def default_jobs() -> int:
@@ -93,9 +95,10 @@ def execute(
             write_bytes(staging.folder / plan.index_name, plan.index)
         for name, content in side_files.items():
             if isinstance(content, Path):
-                _copy_side_file(content, staging.folder / name)
+                written.side_files[name] = _copy_side_file(content, staging.folder / name)
             else:
                 write_bytes(staging.folder / name, content)
+                written.side_files[name] = zlib.crc32(content)
         for source in (*plan.sources, *watched):
             source.check_unchanged()
         _check_headers(plan, staging.folder)
@@ -311,20 +314,23 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(fd, data[done:], offset + done)
 
 
-def _copy_side_file(source: Path, target: Path) -> None:
+def _copy_side_file(source: Path, target: Path) -> int:
+    """Copy a file; returns the CRC-32 of its bytes."""
     with Files() as files:
         origin = files.source(source)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
-            buffer = memoryview(bytearray(COPY_BUFFER))
+            crc, buffer = 0, memoryview(bytearray(COPY_BUFFER))
             for start in range(0, origin.size, COPY_BUFFER):
                 part = buffer[: min(COPY_BUFFER, origin.size - start)]
                 origin.read_at(start, part)
                 _write_all(fd, part, start)
+                crc = zlib.crc32(part, crc)
             os.fsync(fd)
             origin.check_unchanged()
         finally:
             os.close(fd)
+    return crc
 
 
 def _check_headers(plan: Plan, folder: Path) -> None:

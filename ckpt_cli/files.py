@@ -214,6 +214,11 @@ class Files:
                     self._idle[name] = entry[0]
                     self._trim()
 
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged unless every file that was opened still is what it was."""
+        for source in list(self._sources.values()):
+            source.check_unchanged()
+
     def close(self) -> None:
         with self._lock:
             while self._idle:

@@ -28,6 +28,7 @@ MOVE = "move it away"
 KINDS: dict[str, Kind] = {
     # -- headers: names, sizes, headers and JSON; no weight byte is read
     "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or lies", AGAIN),
+    "unread-file": Kind("warning", "headers", "a weights file with a dtype or shape that is not understood here: nothing is known of it"),
     "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, CorruptFile
+from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
 from ckpt_cli.files import Files, files_in, read_small, stays_inside
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.hub_folder import EMA, INDEX, SINGLE, described_entry
@@ -70,10 +71,14 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             indexes.remove(index)
             broken.add(index.name)
             continue
+        for file in set(mapping.values()) - set(headers):
+            if os.path.isfile(folder / file):
+                headers[file] = _entries(folder / file, files, found)
         found += list(_index_findings(mapping, headers)) or _total_findings(index, mapping, headers)
         used = sorted({file for file in mapping.values() if file in headers})
         complete = set(mapping.values()) <= set(headers)
-        sets.append(_set(_name_of(index.name, INDEX_SUFFIX), index, folder, used, headers, found, complete=complete))
+        name = _name_of(used[0] if len(used) == 1 else index.name, SUFFIX if len(used) == 1 else INDEX_SUFFIX)
+        sets.append(_set(name, index, folder, used, headers, found, complete=complete))
     grouped = {path.name for weights in sets for path in weights.files}
     alone = [name for name in names if name not in grouped]
     stale = [name for name in alone if _is_stale(name, names, {index.name for index in indexes}, manifest)]
@@ -128,6 +133,9 @@ def _entries(path: Path, files: Files, found: list[Finding]) -> Mapping[str, Ten
     try:
         source = files.source(path)
         return {entry.name: described_entry(entry, source) for entry in read_header(source).entries}
+    except Unsupported as error:
+        found.append(finding("unread-file", error.message, tensor=error.tensor, file=path.name))
+        return None
     except CkptError as error:
         expected = f", expected {error.expected}" if error.expected else ""
         found.append(finding("damaged-file", f"{error.message}{expected}", tensor=error.tensor, file=path.name))
@@ -182,7 +190,9 @@ def _total_findings(index: Path, mapping: Mapping[str, str], headers: Mapping[st
 def _total_size(index: Path) -> int | None:
     metadata = parse_json(read_small(index), "the index").get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return int(total) if isinstance(total, (int, float)) and not isinstance(total, bool) else None
+    if isinstance(total, bool) or not isinstance(total, (int, float)) or not math.isfinite(total):
+        return None
+    return int(total)
 
 
 def _is_stale(name: str, names: Sequence[str], indexes: set[str], manifest: Manifest | None) -> bool:

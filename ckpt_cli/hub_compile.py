@@ -174,7 +174,12 @@ def main(arguments: list[str]) -> None:
         lines.append('"models": {\n' + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in content["models"].items()) + "\n}")
         Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
     else:
-        content = ANSWERS[arguments[0]](json.loads(Path(arguments[1]).read_text()))
+        try:
+            content = ANSWERS[arguments[0]](json.loads(Path(arguments[1]).read_text()))
+        except ImportError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever transformers says of a config: it has no answer
+            content = {"error": type(error).__name__}
         sys.stdout.write(json.dumps(versioned(content)) + "\n")
 
 

@@ -68,6 +68,21 @@ def expert_groups(adapter: Adapter, tensors: Mapping[str, Tensor]) -> int:
     return tensors[found[0]].shape[0] if found and found[0] != f"{adapter.module}.weight" else 1
 
 
+def pattern_key(adapter: Adapter, name: str | None, facts: AdapterFacts) -> str:
+    """What patterns of the config are matched with: the module, or of a parameter that was targeted itself (``name``) its name."""
+    targets = facts.config.get("target_parameters")
+    for target in targets if isinstance(targets, list) else ():
+        if name is not None and isinstance(target, str) and (name == target or name.endswith(f".{target}")):
+            return name
+    return adapter.module
+
+
+def adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str | None:
+    """The tensor that an adapter is for, None if it is not here or not the only one that fits."""
+    found = _candidates(adapter, tensors)
+    return found[0] if len(found) == 1 else None
+
+
 def lacks_base(state: PeftState) -> bool:
     """Whether adapters were saved without the weights that they are for."""
     return bool(state.adapters) and not any(_candidates(adapter, state.tensors) for adapter in state.adapters)
@@ -115,7 +130,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
             what = f"{tensor.dtype} weights are quantised: LoRA cannot be fused into them"
             raise Unsupported(what, tensor=tensor.name, hint="pass --lora export, or --base with the model in bf16")
     if name != f"{adapter.module}.weight":
-        return _experts_update(adapter, weight, facts)
+        return _experts_update(adapter, name, weight, facts)
     rank = rank_of(adapter)
     out, inner = adapter.b.shape[0], math.prod(adapter.a.shape[1:])
     flat = math.prod(weight.shape[1:])
@@ -133,7 +148,8 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
             expected="the factors of the same module (grouped convolutions are not supported)",
             hint="the adapters are of another model: check --base",
         )
-    facts.check_rank(adapter.path, rank)
+    key = pattern_key(adapter, name, facts)
+    facts.check_rank(key, rank)
     rows, columns = (out, inner) if straight else (inner, out)
     a, b = adapter.a, adapter.b
     return Update(
@@ -141,7 +157,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
         (a, b),
         (lambda: matrix(b, out, rank)) if straight else (lambda: _turned(a, rank, inner)),
         (lambda: matrix(a, rank, inner)) if straight else (lambda: _turned(b, out, rank)),
-        facts.scale(adapter.path, rank),
+        facts.scale(key, rank),
         rows,
         columns,
         magnitude=_checked_magnitude(adapter, columns if turned else rows),
@@ -150,7 +166,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
     )
 
 
-def _experts_update(adapter: Adapter, weight: Tensor, facts: AdapterFacts) -> Update:
+def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) -> Update:
     """An adapter of fused experts: rank r of each, factors A [E r, in] and B [out, r E], where B's columns go over the experts first.
 
     The product is that of peft's ``ParamWrapper.get_delta_weight``: "o r e, e r i -> e o i", or "e i o" for weights stored that way.
@@ -163,7 +179,8 @@ def _experts_update(adapter: Adapter, weight: Tensor, facts: AdapterFacts) -> Up
         raise Undecidable("these experts are square: nothing tells rows from columns", tensor=f"{PREFIX}{adapter.path}")
     if adapter.magnitude is not None:
         raise Unsupported("DoRA of fused experts is not supported", tensor=f"{PREFIX}{adapter.path}", hint="pass --lora export")
-    facts.check_rank(adapter.path, rank)
+    key = pattern_key(adapter, name, facts)
+    facts.check_rank(key, rank)
     a, b = adapter.a, adapter.b
 
     def of_b() -> Array:
@@ -178,7 +195,7 @@ def _experts_update(adapter: Adapter, weight: Tensor, facts: AdapterFacts) -> Up
     def right() -> Array:
         return (of_a() if layout == "out x in" else of_b().transpose(0, 2, 1)).reshape(experts * rank, columns)
 
-    return Update(weight, (a, b), left, right, facts.scale(adapter.path, rank), rows, columns, groups=experts, layout=layout or "")
+    return Update(weight, (a, b), left, right, facts.scale(key, rank), rows, columns, groups=experts, layout=layout or "")
 
 
 def _checked_magnitude(adapter: Adapter, length: int) -> Tensor | None:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckpt_cli.adapters import AdapterFacts, adapter_facts, peft_config
+from ckpt_cli.assets import tied_pair
 from ckpt_cli.errors import Undecidable, Unsupported
 from ckpt_cli.hub_names import native_tensors
 from ckpt_cli.hub_rules import rules_for
-from ckpt_cli.lora import expert_groups, fuse_adapters, lacks_base, on_base, rank_of
+from ckpt_cli.lora import adapted_name, expert_groups, fuse_adapters, lacks_base, on_base, pattern_key, rank_of
 from ckpt_cli.lora_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.model import Component, Note, Tensor
-from ckpt_cli.model_config import Config, architecture
+from ckpt_cli.model_config import Config, architecture, ties_embeddings
 from ckpt_cli.opening import OpenedComponent
+from ckpt_cli.probe import same_values
 from ckpt_cli.report import LoraInfo
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -69,9 +71,18 @@ def with_adapters_fused(
             )
         state = on_base(state, _as_in_memory(base.tensors, opened.assets.config))
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
+    state = replace(state, tensors=_with_ties(state.tensors, opened.assets.config))
     result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
     return replace(component, tensors=result.tensors), info, tuple(notes)
+
+
+def _with_ties(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """With a tied head as an alias of its embedding, where the format has lost that: an update of one is one of both."""
+    pair = tied_pair(list(tensors)) if ties_embeddings(config) else None
+    if pair is None or tensors[pair[0]].alias_of is not None or not same_values(tensors[pair[0]], tensors[pair[1]]):
+        return dict(tensors)
+    return {**tensors, pair[0]: replace(tensors[pair[0]], alias_of=tensors[pair[1]].name)}
 
 
 def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | None) -> Exported:
@@ -83,9 +94,10 @@ def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | N
         kind = architecture(config) or ""
         facts = replace(facts, task_type=next((task for suffix, task in TASKS.items() if kind.endswith(suffix)), None))
     ranks = {adapter.path: rank_of(adapter, expert_groups(adapter, state.tensors)) for adapter in state.adapters}
+    keys = {adapter.path: pattern_key(adapter, adapted_name(adapter, state.tensors), facts) for adapter in state.adapters}
     for path, rank in ranks.items():
-        facts.check_rank(path, rank)
-    scales = {path: facts.scale(path, rank) for path, rank in ranks.items()}
+        facts.check_rank(keys[path], rank)
+    scales = {path: facts.scale(keys[path], rank) for path, rank in ranks.items()}
     dora = any(adapter.magnitude is not None for adapter in state.adapters)
     named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
     content = peft_config(facts, ranks, _saved(state), base=named or None, dora=dora, transposed=_is_transposed(state))

@@ -25,11 +25,12 @@ def build(
     outputs: Mapping[str, int],
     checksums: Mapping[str, Mapping[str, int]],
     side_files: Sequence[str],
+    side_checksums: Mapping[str, int],
     facts: Mapping[str, Any],
 ) -> bytes:
     """The manifest: sources with size (bytes) and mtime (ns), plan digest, versions, options, output files with sizes, side files.
 
-    ``checksums`` is the CRC-32 of tensors, by file and name.
+    ``checksums`` is the CRC-32 of tensors, by file and name, ``side_checksums`` that of whole side files.
     """
     content = {
         "tool": "ckpt",
@@ -48,6 +49,7 @@ def build(
         "checksums": {
             "algorithm": "crc32",
             "files": {file: {name: f"{crc:08x}" for name, crc in sorted(known.items())} for file, known in checksums.items()},
+            "side_files": {name: f"{crc:08x}" for name, crc in sorted(side_checksums.items())},
         },
     }
     return (json.dumps(content, indent=2) + "\n").encode()
@@ -62,6 +64,7 @@ class Manifest:
     outputs: Mapping[str, int]
     side_files: tuple[str, ...]
     checksums: Mapping[str, Mapping[str, int]]
+    side_checksums: Mapping[str, int]
     facts: Mapping[str, Any]
 
 
@@ -76,13 +79,15 @@ def read_manifest(folder: Path) -> Manifest | None:
             raise CorruptFile("the manifest is not one of ckpt")
         listed = content.get("checksums")
         files = listed.get("files") if isinstance(listed, dict) and listed.get("algorithm") == "crc32" else None
+        sides = listed.get("side_files") if isinstance(listed, dict) else None
         try:
+            side_checksums = {str(name): int(crc, 16) for name, crc in (sides or {}).items()}
             checksums = {file: {name: int(crc, 16) for name, crc in known.items()} for file, known in (files or {}).items()}
             outputs = {str(name): int(size) for name, size in content["outputs"].items()}
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, OverflowError, TypeError, ValueError):
             raise CorruptFile("the manifest lists sizes or checksums that are none") from None
     side = tuple(name for name in content["side_files"] if isinstance(name, str))
-    return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, content)
+    return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, side_checksums, content)
 
 
 def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:

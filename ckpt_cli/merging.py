@@ -107,7 +107,9 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
     settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in unwanted}
     settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
     side = [*job.side_files, *([job.plan.index_name] if job.plan.index_name else [])]
-    return manifest.build("merge", settings, job.plan.sources, job.plan.digest, written.files, written.checksums, side, facts)
+    return manifest.build(
+        "merge", settings, job.plan.sources, job.plan.digest, written.files, written.checksums, side, written.side_files, facts
+    )
 
 
 def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication, progress: Progress | None) -> MergedComponent:

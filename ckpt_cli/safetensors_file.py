@@ -20,6 +20,8 @@ from ckpt_cli.geometry import Shape
 
 MAX_HEADER = 100_000_000
 MAX_NUMEL = 1 << 62
+MAX_DIMENSIONS = 32
+"""As many as every version of numpy can have."""
 ALIGNMENT = 8
 
 
@@ -141,6 +143,8 @@ def _entry(name: str, fields: object, begin: int) -> tuple[int, int, Entry]:
     if not isinstance(fields, dict):
         raise CorruptFile("the header entry is not an object")
     code, shape, span = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if isinstance(shape, list) and len(shape) > MAX_DIMENSIONS:
+        raise Unsupported(f"the tensor has {len(shape)} dimensions", expected=f"at most {MAX_DIMENSIONS}")
     if not _naturals(shape) or not _naturals(span) or len(span) != 2 or not isinstance(code, str):
         raise CorruptFile("the header entry has no proper dtype, shape and data_offsets")
     if code not in BY_CODE or not BY_CODE[code].storable:

@@ -37,34 +37,54 @@ def asked_child(question: Question, config: Config, schema: int) -> dict[str, An
     if version is None:
         return None
     text = json.dumps(config, sort_keys=True)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckpt" / f"hub_{question}"
-    kept = home / f"{schema}-{version}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    home = _cache_home()
+    kept = (
+        home / f"hub_{question}" / f"{schema}-{version}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json" if home is not None else None
+    )
     try:
-        content = json.loads(kept.read_text())
+        content = json.loads(kept.read_text()) if kept is not None else None
     except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict):
         content = _run_child(question, text)
-        _keep(kept, content)
-    return content if isinstance(content, dict) else None
+        if kept is not None and content is not None:
+            _keep(kept, content)
+    return None if content is None or "error" in content else content
+
+
+def _cache_home() -> Path | None:
+    """The user's cache folder of ckpt, None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckpt"
+    except RuntimeError:
+        return None
 
 
 def _run_child(question: Question, text: str) -> dict[str, Any] | None:
+    """The answer, {"error": ...} if transformers has none, or None if it could not be asked (which is not kept).
+
+    Nothing is imported from the folder that the user is in: it may be the one that is checked, with a ``torch.py`` in it.
+    """
     import subprocess
     import tempfile
 
+    here = os.path.realpath(os.getcwd()) if os.path.isdir(os.curdir) else ""
+    package = str(Path(__file__).resolve().parent.parent)
+    others = [entry for entry in sys.path if entry and os.path.realpath(entry) not in (here, package)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(text)
         command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub_compile", f"--{question}", str(path)]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([package, *others])}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, cwd=folder, check=False)
             content = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return None
     return content if isinstance(content, dict) else None
 
 
-def _keep(path: Path, content: Mapping[str, Any] | None) -> None:
+def _keep(path: Path, content: Mapping[str, Any]) -> None:
     """Write a cache file whole or not at all, also about a config without an answer; a cache that cannot be written is none."""
     import tempfile
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.checksums import combined, crc_of
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.execute import default_jobs
+from ckpt_cli.files import Files, stays_inside
 from ckpt_cli.findings import finding
 from ckpt_cli.geometry import Box
 from ckpt_cli.kernels import Region, is_run, read_region, read_tile, tiles, view_as
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from ckpt_cli.kernels import Array
 
 BLOCK = 1 << 20
+SIDE_FILES = (".safetensors", ".pt", ".bin", ".pth")
+"""What nobody edits: config and tokenizer may be changed for a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,19 @@ def check_values(
         shown.finish()
     found = [item for findings, _, _ in results for item in findings]
     return ValueCheck(tuple(found), sum(read for _, read, _ in results), sum(compared for _, _, compared in results))
+
+
+def check_side_files(folder: Path, checksums: Mapping[str, int], files: Files) -> ValueCheck:
+    """Whole files beside the weights (an image decoder's, say) against the CRC-32 of what was written. Lost ones are known."""
+    found, read, compared = [], 0, 0
+    for name, wanted in checksums.items():
+        if stays_inside(name) and os.path.isfile(folder / name) and name.endswith(SIDE_FILES):
+            source = files.source(folder / name)
+            now = crc_of(source, 0, source.size)
+            read, compared = read + source.size, compared + 1
+            if now != wanted:
+                found.append(finding("wrong-checksum", f"CRC-32 is {now:08x}, and {wanted:08x} was written", file=name))
+    return ValueCheck(tuple(found), read, compared)
 
 
 def _cost(tensor: Tensor) -> int:
@@ -196,7 +213,7 @@ def _judged(name: str, tensor: Tensor, seen: _Seen) -> Iterator[Finding]:
         yield finding("non-finite", message, tensor=name, file=_file(tensor), nan=seen.nan, infinite=seen.infinite, elements=tensor.numel)
     elif tensor.numel > 1 and seen.read == _cost(tensor):
         if seen.zero:
-            matrix = sum(n > 1 for n in tensor.shape) > 1 and not name.endswith("bias")
+            matrix = sum(n > 1 for n in tensor.shape) > 1 and tensor.dtype.kind == "float" and not name.endswith("bias")
             message = f"all {tensor.numel} elements are zero"
             yield finding("all-zero" if matrix else "zeros", message, tensor=name, elements=tensor.numel)
         elif seen.constant:

@@ -6,40 +6,36 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.adapter_checks import check_adapter
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.against import changed_sources, different_scales, made_by, made_from, open_source, planned_source, summary_of
-from ckpt_cli.assets import CONFIG, resolve_base
+from ckpt_cli.assets import resolve_base
 from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
 from ckpt_cli.drift_plot import check_plot, draw
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.findings import finding
-from ckpt_cli.folder_checks import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder
+from ckpt_cli.folder_checks import check_folder
 from ckpt_cli.formats.base import Naming, ShardOrder
-from ckpt_cli.formats.hub_folder import FORMAT
-from ckpt_cli.lora_merge import adapters_alone
 from ckpt_cli.lora_names import has_adapters
-from ckpt_cli.manifest import Manifest
-from ckpt_cli.merge_plan import MergeOptions, Part, planned_parts
-from ckpt_cli.model import Tensor
+from ckpt_cli.merge_plan import Part
 from ckpt_cli.model_config import architecture
-from ckpt_cli.opening import Opened, open_checkpoint
+from ckpt_cli.names import printable
+from ckpt_cli.opening import open_checkpoint
 from ckpt_cli.probe import same_values
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import as_tuples
 from ckpt_cli.report import BaseComparison, Finding, SourceComparison, VerifyResult
 from ckpt_cli.selecting import is_wanted
 from ckpt_cli.source_checks import Wanted, compare_with_source
-from ckpt_cli.value_checks import check_values
-
-STATE = "extract-state"
+from ckpt_cli.subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
+from ckpt_cli.value_checks import check_side_files, check_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +61,6 @@ class VerifyOptions:
         """What the user says about how the output was made."""
         names = ("names", "key_map", "include", "exclude", "lora_alpha")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is verified: tensors by name of one set of weights (the main one), and what was found by looking at files.
-
-    ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same.
-    """
-
-    path: Path
-    component: str
-    format: str
-    files: int
-    tensors: Mapping[str, Tensor]
-    stored: Mapping[str, Tensor]
-    readable: bool
-    folder: FolderCheck | None
-    config_home: Path | None
-    findings: tuple[Finding, ...]
-
-    @property
-    def manifest(self) -> Manifest | None:
-        return self.folder.manifest if self.folder is not None else None
-
-    @property
-    def is_model(self) -> bool:
-        return self.manifest is None or self.manifest.command != STATE
 
 
 def verify(
@@ -126,25 +95,33 @@ def verify(
         check_plot(plot)
     started = time.monotonic()
     with Files() as files:
-        of_source = against is not None and _is_output(Path(path))
-        subject = _subject(Path(path), files, type, None if of_source else step, as_paths(also), chosen)
-        found = list(subject.findings)
-        config = _config(subject)
-        found += _left_out(subject, config.findings, chosen)
-        levels, checksums, read = ["headers"], 0, 0
+        of_source = against is not None and is_output(Path(path))
+        subjects = find_subjects(
+            Path(path), files, type, None if of_source else step, as_paths(also), chosen.lora_alpha, chosen.shard_order
+        )
+        subject = subjects[0]
+        found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
+        configs = [_config(one) for one in subjects]
+        for one, config in zip(subjects, configs, strict=True):
+            found += _left_out(one, config.findings, chosen)
         if chosen.full or chosen.sample is not None:
             levels.append("full" if chosen.sample is None else "sample")
-            values = check_values(subject.stored, _checksums(subject), sample=chosen.sample, jobs=chosen.jobs, progress=progress)
-            found += values.findings
-            found += _ties(subject, config)
-            checksums, read = values.checksums, values.bytes_read
-        sources: tuple[SourceComparison, ...] = ()
+            values = [
+                check_values(one.stored, _checksums(one), sample=chosen.sample, jobs=chosen.jobs, progress=progress) for one in subjects
+            ]
+            if subject.manifest is not None and chosen.sample is None:
+                values.append(check_side_files(subject.path, subject.manifest.side_checksums, files))
+            found += [item for checked in values for item in checked.findings]
+            found += [item for one, config in zip(subjects, configs, strict=True) for item in _ties(one, config)]
+            checksums, read = sum(checked.checksums for checked in values), sum(checked.bytes_read for checked in values)
+        sources: list[SourceComparison] = []
         if against is not None:
             levels.append("against")
-            different, source = _against(subject, Path(against), files, type, step if of_source else None, chosen, progress)
-            wrong = {item.tensor for item in different}
-            found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
-            sources = (source,)
+            for one in subjects:
+                different, source = _against(one, Path(against), files, type, step if of_source else None, chosen, progress)
+                wrong = {item.tensor for item in different}
+                found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
+                sources.append(source)
         comparison = None
         if base is not None:
             levels.append("base")
@@ -152,7 +129,9 @@ def verify(
             found += _not_numbers(comparison)
             if plot is not None:
                 draw(comparison, plot, name=str(subject.path))
-    return _report(subject, config, found, levels, started, checksums=checksums, bytes_read=read, against=sources, comparison=comparison)
+        files.check_unchanged()
+    measured = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
+    return _report(subjects, configs[0], found, levels, started, **measured)
 
 
 def verify_written(
@@ -166,18 +145,19 @@ def verify_written(
             started = time.monotonic()
             names = {file.name for file in part.plan.files}
             weights = next(weights for weights in checked.sets if names & {path.name for path in weights.files})
-            subject = _set_subject(folder, checked, weights)
+            subject = set_subject(folder, checked, weights)
             config = _config(subject)
             wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
             different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
             summary = summary_of(source, part, subject.tensors, wanted, compared, different)
             found = [*subject.findings, *_left_out(subject, config.findings, VerifyOptions()), *different]
-            results.append(_report(subject, config, found, ["headers", "against"], started, against=(summary,)))
+            results.append(_report([subject], config, found, ["headers", "against"], started, against=(summary,)))
+        files.check_unchanged()
     return tuple(results)
 
 
 def _report(
-    subject: Subject,
+    subjects: Sequence[Subject],
     config: ConfigCheck,
     found: Sequence[Finding],
     levels: Sequence[str],
@@ -185,20 +165,21 @@ def _report(
     **measured: Any,
 ) -> VerifyResult:
     """The result, gravest findings first."""
-    tensors = subject.tensors.values()
+    subject = subjects[0]
+    tensors = [tensor for one in subjects for tensor in one.tensors.values()]
     dtypes: Counter[str] = Counter()
     for tensor in tensors:
         dtypes[tensor.dtype.code] += tensor.numel
     return VerifyResult(
         path=str(subject.path),
-        component=subject.component,
+        component="+".join(one.component for one in subjects),
         format=subject.format,
-        files=subject.files,
-        tensors=len(subject.tensors),
+        files=sum(one.files for one in subjects),
+        tensors=len(tensors),
         elements=sum(tensor.numel for tensor in tensors if tensor.alias_of is None),
         bytes=sum(tensor.nbytes for tensor in tensors if tensor.alias_of is None),
         dtypes=dict(dtypes),
-        architecture=architecture(config.config),
+        architecture=_printable(architecture(config.config)),
         made_from=made_from(subject.manifest),
         made_by=made_by(subject.manifest, subject.path),
         levels=tuple(levels),
@@ -210,6 +191,10 @@ def _report(
     )
 
 
+def _printable(name: str | None) -> str | None:
+    return None if name is None else printable(name)
+
+
 def _check_options(options: VerifyOptions) -> None:
     if options.sample is not None and not 0 < options.sample <= 1:
         raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
@@ -217,76 +202,7 @@ def _check_options(options: VerifyOptions) -> None:
         raise UsageError("--jobs is out of range", expected="1 to 256")
 
 
-# -- what is verified ------------------------------------------------------------------------------------------------
-
-
-def _is_output(path: Path) -> bool:
-    """Whether a path is a model folder, or a file in one: --step then means the source."""
-    return is_model_folder(path) if os.path.isdir(path) else path.name.endswith((SUFFIX, INDEX_SUFFIX))
-
-
-def _subject(path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...], options: VerifyOptions) -> Subject:
-    """The weights that a path means. Folders of safetensors files are taken as they are, damaged or not."""
-    if step is None and os.path.isdir(path) and is_model_folder(path):
-        return _folder_subject(path, files, type)
-    if os.path.isfile(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
-        return _file_subject(path, files)
-    opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=options.shard_order)
-    first = opened.components[0]
-    root = first.component.root
-    if first.component.format == FORMAT and os.path.isdir(root):
-        return _folder_subject(root, files, first.place.match.component if type is not None else None)
-    home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
-    tensors, component = _tensors(opened, files, options.lora_alpha), first.component
-    return Subject(opened.found.path, first.name, component.format, len(component.files), tensors, component.tensors, True, None, home, ())
-
-
-def _tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:
-    """The tensors of the first component of a checkpoint, as a merge would write them."""
-    tensors = opened.components[0].component.tensors
-    alone, adapted = adapters_alone(tensors), has_adapters(tensors)
-    options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None, lora_alpha=alpha if adapted and not alone else None)
-    part = planned_parts(opened, None, options, files)[0]
-    return {output.name: output.tensor for output in part.plan.tensors}
-
-
-def _file_subject(path: Path, files: Files) -> Subject:
-    """One file of a model folder: all files that are loaded with it, and what was found about these."""
-    folder = path.parent
-    checked = check_folder(folder, files)
-    for weights in checked.sets:
-        own = {file.name for file in (*weights.files, *([weights.index] if weights.index else []))}
-        if path.name in own:
-            about = tuple(item for item in checked.findings if item.file in own or (item.tensor is not None and item.file is None))
-            return _set_subject(folder, replace(checked, findings=about), weights)
-    return _set_subject(folder, checked, checked.sets[0]) if checked.sets else _folder_subject(folder, files, None)
-
-
-def _folder_subject(folder: Path, files: Files, type: str | None) -> Subject:
-    checked = check_folder(folder, files)
-    if not checked.sets:
-        if not checked.findings:
-            raise NotFound("there are no weights to verify", path=folder, expected="safetensors files")
-        return Subject(folder, type or "model", FORMAT, 0, {}, {}, False, checked, folder, checked.findings)
-    return _set_subject(folder, checked, _chosen(checked.sets, type, folder))
-
-
-def _set_subject(folder: Path, checked: FolderCheck, weights: WeightSet) -> Subject:
-    files_read = len(weights.files) + (weights.index is not None)
-    return Subject(
-        folder, weights.name, FORMAT, files_read, weights.tensors, weights.tensors, weights.readable, checked, folder, checked.findings
-    )
-
-
-def _chosen(sets: Sequence[WeightSet], type: str | None, folder: Path) -> WeightSet:
-    usual = {"regular": "model", "main": "model"}
-    # A folder with one set of weights has no names for components: what was merged into it is what is meant.
-    if type is None or usual.get(type, type) == "model" or len(sets) == 1:
-        return sets[0]
-    for weights in sets:
-        if weights.name == type:
-            return weights
-    raise NotFound(f"there is no component {type}", path=folder, expected=", ".join(weights.name for weights in sets))
+# -- levels ----------------------------------------------------------------------------------------------------------
 
 
 def _config(subject: Subject) -> ConfigCheck:
@@ -387,7 +303,7 @@ def _against_base(
     if has_adapters(subject.tensors):
         hint = "fuse them first: ckpt merge with --base, then verify the result"
         raise UsageError("these are LoRA adapters alone, of which a base has none", path=subject.path, hint=hint)
-    reference = _tensors(opened, files, options.lora_alpha)
+    reference = merged_tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
     return compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
 

@@ -48,6 +48,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
     ),
+    "patterns of parameters": (
+        "qwen3_moe",
+        {
+            "target_modules": ["q_proj"],
+            "target_parameters": ["mlp.experts.down_proj"],
+            "alpha_pattern": {"mlp.experts.down_proj": 40},
+        },
+    ),
     "vision and language": ("qwen2_5_vl", {"target_modules": r".*language_model.*(q_proj|down_proj)"}),
 }
 
@@ -199,7 +207,9 @@ def plain(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
 
 
 class TestExported:
-    @pytest.mark.parametrize("name", [name for name in CASES if name not in ("fused experts", "bias of B", "biases")])
+    @pytest.mark.parametrize(
+        "name", [name for name in CASES if name not in ("fused experts", "patterns of parameters", "bias of B", "biases")]
+    )
     @pytest.mark.parametrize("known", [True, False], ids=["with adapter_config.json", "without"])
     def test_peft_loads_it_and_computes_the_same(self, tmp_path: Path, name: str, known: bool) -> None:
         kind, options = CASES[name]
@@ -464,6 +474,19 @@ def test_square_weights_are_told_by_the_type_of_the_model(tmp_path: Path, model_
     ckpt_cli.merge(run, tmp_path / "out", lora_alpha=2)
     delta = b.double() @ a.double()
     assert torch.equal(load(tmp_path / "out")["m.weight"], (w.double() + (delta.T if turned else delta)).float())
+
+
+def test_a_tied_head_follows_its_embedding_where_the_format_lost_the_tie(tmp_path: Path) -> None:
+    """DCP stores both; PEFT changes the one storage that they are."""
+    model = adapted("llama, tied", {"target_modules": ["embed_tokens"]})
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    (tmp_path / "run").mkdir()
+    save_file(state, tmp_path / "run" / "model.safetensors")
+    config = model.get_base_model().config
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path / "run")
+    ckpt_cli.merge(tmp_path / "run", tmp_path / "out", lora_alpha=10)
+    assert load(tmp_path / "out").keys() == merged_by_peft(model, tmp_path / "peft").keys()
 
 
 def test_kept_adapters_are_written_as_they_are(tmp_path: Path) -> None:

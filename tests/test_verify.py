@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, CorruptFile, NotFound, UsageError
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, SourceChanged, UsageError
 from ckpt_cli.findings import KINDS
 from ckpt_cli.report import VerifyResult
+from ckpt_cli.source_checks import compare_with_source
 from tests.architectures import MODELS, build
-from tests.cli import ckpt
+from tests.cli import ROOT, ckpt
 from tests.conftest import Copy
 from tests.training import trained
 
@@ -361,6 +365,36 @@ class TestShards:
         assert ckpt("verify", run, "--step", "30").code == 4
 
 
+class TestSeveralSetsOfWeights:
+    """A folder of BAGEL holds a model, its EMA and the image decoder: none of them is passed over."""
+
+    @pytest.fixture
+    def both(self, layouts: Path, tmp_path: Path) -> Path:
+        ckpt_cli.merge(layouts / "bagel-runs" / "fork_dcp", tmp_path / "both", type="both", base=layouts / "bagel-runs" / "base")
+        return tmp_path / "both"
+
+    def test_are_all_verified(self, both: Path, layouts: Path) -> None:
+        result = ckpt_cli.verify(both, full=True, against=layouts / "bagel-runs" / "fork_dcp")
+        assert result.exit_code == 0
+        assert result.component == "model+ema"
+        assert [source.component for source in result.against] == ["model", "ema"]
+
+    @pytest.mark.parametrize("file", ["model.safetensors", "ema.safetensors", "ae.safetensors"])
+    def test_a_flipped_bit_is_found_in_each(self, both: Path, layouts: Path, file: str) -> None:
+        content = bytearray((both / file).read_bytes())
+        content[-1] ^= 1
+        (both / file).write_bytes(content)
+        result = ckpt_cli.verify(both, full=True, against=layouts / "bagel-runs" / "fork_dcp")
+        assert file in {item.file for item in result.findings if item.code == "wrong-checksum"}
+        assert ("different-values" in codes(result)) == (file != "ae.safetensors")
+
+    @pytest.mark.parametrize("kind", ["model", "ema", "both", "all"])
+    def test_are_chosen_by_type(self, both: Path, layouts: Path, kind: str) -> None:
+        result = ckpt_cli.verify(both, type=kind, against=layouts / "bagel-runs" / "fork_dcp")
+        assert result.exit_code == 0
+        assert result.component == ("model+ema" if kind in ("both", "all") else kind)
+
+
 class TestSamples:
     def test_read_a_share_and_prove_no_checksum(self, merged: Path) -> None:
         result = ckpt_cli.verify(merged, sample=0.05)
@@ -532,6 +566,16 @@ class TestWhatIsSaid:
         (item,) = [item for item in ckpt_cli.verify(merged).findings if item.code == "not-compared"]
         assert item.message == "transformers is not installed"
 
+    def test_nothing_is_imported_from_the_folder_that_is_checked(self, out: Path, tmp_path: Path) -> None:
+        for name in ("torch", "transformers", "ckpt_cli", "json"):
+            (out / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+        program = "import sys; sys.path.pop(0); sys.path.insert(0, sys.argv[1]); from ckpt_cli.__main__ import main; main(['verify', '.'])"
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "empty"), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run([sys.executable, "-c", program, str(ROOT)], cwd=out, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "45 of the 45 tensors" in done.stdout
+        assert not (tmp_path / "ran").exists()
+
     def test_custom_code_is_never_run(self, out: Path) -> None:
         (out / "modeling_x.py").write_text("raise SystemExit('it ran')")
         in_config(out, auto_map={"AutoModel": "modeling_x.X"})
@@ -583,6 +627,58 @@ class TestRefusals:
         (out / "ckpt-manifest.json").write_text(json.dumps(content))
         with pytest.raises(CorruptFile, match="option"):
             ckpt_cli.verify(out, against=run)
+
+    def test_a_source_that_changes_meanwhile(self, out: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        source = Path(shutil.copytree(run / "global_step_1", tmp_path / "global_step_1"))
+
+        def compare(*arguments: Any, **options: Any) -> Any:
+            (source / "model_world_size_2_rank_1.pt").touch()
+            return compare_with_source(*arguments, **options)
+
+        monkeypatch.setattr("ckpt_cli.verification.compare_with_source", compare)
+        with pytest.raises(SourceChanged):
+            ckpt_cli.verify(out, against=source)
+
+    def test_a_shape_of_many_dimensions(self, tmp_path: Path) -> None:
+        header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 62] * 200_000 + [0], "data_offsets": [0, 0]}}).encode()
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        assert codes(ckpt_cli.verify(tmp_path)) == {"unread-file", "no-config"}
+
+    def test_a_dtype_of_the_future_is_no_damage(self, tmp_path: Path) -> None:
+        header = json.dumps({"w": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"123")
+        result = ckpt_cli.verify(tmp_path)
+        assert codes(result) == {"unread-file", "no-config"}
+        assert result.exit_code == 0
+
+    def test_an_index_into_a_folder_is_followed(self, out: Path) -> None:
+        path = owner(out, QUERY)
+        (out / "parts").mkdir()
+        path.rename(out / "parts" / path.name)
+        (out / "ckpt-manifest.json").unlink()
+        moved = {path.name: f"parts/{path.name}"}
+        in_index(out, lambda c: c.update(weight_map={k: moved.get(v, v) for k, v in c["weight_map"].items()}))
+        assert ckpt_cli.verify(out, full=True).exit_code == 0
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("tokenizer.json", '{"model": {"vocab": {"a": 1}}, "added_tokens": [{"content": [], "id": 1}, {"id": {}}]}'),
+            (INDEX, '{"metadata": {"total_size": NaN}, "weight_map": {"a": "b.safetensors"}}'),
+            (INDEX, '{"metadata": {"total_size": Infinity}, "weight_map": {"a": "model-00001-of-00004.safetensors"}}'),
+            ("ckpt-manifest.json", '{"tool":"ckpt","schema":1,"options":{},"outputs":{"a":Infinity},"side_files":[]}'),
+            ("ckpt-manifest.json", '{"tool":"ckpt","schema":1,"command":"average","averaged":3,"options":{},"outputs":{},"side_files":[]}'),
+            (
+                "ckpt-manifest.json",
+                '{"tool":"ckpt","schema":1,"command":"merge","base":"\\u0000","options":{},"outputs":{},"side_files":[]}',
+            ),
+            ("config.json", '{"model_type": "qwen3_moe", "architectures": ["\\ud800"]}'),
+        ],
+    )
+    def test_files_that_lie_are_no_bugs(self, out: Path, run: Path, name: str, content: str) -> None:
+        (out / name).write_text(content)
+        with contextlib.suppress(CkptError):
+            ckpt_cli.verify(out, full=True, against=run / "global_step_1").model_dump_json()
 
     def test_a_config_that_nobody_builds(self, out: Path) -> None:
         in_config(out, num_hidden_layers=10**9)

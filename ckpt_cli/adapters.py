@@ -21,6 +21,8 @@ META = "lora_train_meta.json"
 
 CONFIG = "adapter_config.json"
 FLAG = "--lora-alpha"
+LARGEST = 1e30
+"""No alpha is larger; also no NaN, no infinity, and no integer that a float cannot hold."""
 FOLDER = "lora_adapter"
 """Where verl puts the adapter in PEFT's own format."""
 
@@ -133,15 +135,23 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object
 
 
 def peft_config(
-    facts: AdapterFacts, ranks: Mapping[str, int], saved: Sequence[str], *, base: str | None, dora: bool, transposed: bool
+    facts: AdapterFacts,
+    ranks: Mapping[str, int],
+    saved: Sequence[str],
+    *,
+    base: str | None,
+    dora: bool,
+    transposed: bool,
+    bias: bool = False,
 ) -> bytes:
     """An adapter_config.json for adapters of these modules (name -> rank), with which PEFT loads them.
 
     Modules are named in full, since names such as "q_proj" would be found in a vision tower as well.
     """
-    common = max(set(ranks.values()), key=list(ranks.values()).count)
+    common = max(set(ranks.values()), key=list(ranks.values()).count, default=facts.rank or 8)
     alphas = {module: facts.alpha_of(module) for module in ranks}
-    alpha = facts.alpha if facts.alpha is not None else max(set(alphas.values()), key=list(alphas.values()).count)
+    usual = max(set(alphas.values()), key=list(alphas.values()).count, default=8.0)
+    alpha = facts.alpha if facts.alpha is not None else usual
     content: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": facts.task_type,
@@ -157,6 +167,7 @@ def peft_config(
         "rank_pattern": {module: rank for module, rank in ranks.items() if rank != common},
         "alpha_pattern": {module: _whole(value) for module, value in alphas.items() if value != alpha},
         "use_dora": dora,
+        **({"lora_bias": True} if bias else {}),
     }
     content["base_model_name_or_path"] = content["base_model_name_or_path"] or base
     if facts.config.get("target_parameters"):
@@ -192,7 +203,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _number(value: object) -> bool:
     """A usable alpha: some trainers write 0 whatever was trained."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < LARGEST
 
 
 def _matches(pattern: str, module: str) -> bool:

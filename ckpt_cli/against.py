@@ -72,11 +72,18 @@ def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Part, al
 
 
 def open_source(
-    path: Path, files: Files, manifest: Manifest | None, *, type: str | None, step: int | None, shard_order: ShardOrder
+    path: Path,
+    files: Files,
+    manifest: Manifest | None,
+    *,
+    type: str | None,
+    step: int | None,
+    also: tuple[Path, ...] = (),
+    shard_order: ShardOrder = "auto",
 ) -> Opened:
     """The source of an output: of a run the step (and the components) that the manifest names, where nothing else is asked for."""
     said = manifest.facts.get("step") if manifest is not None else None
-    target = locate(path, None)
+    target = locate(path, None, also)
     known = {found.step for found in target.checkpoints} if target.run is not None else set()
     component = str(manifest.facts.get("component")) if manifest is not None and manifest.command == "merge" else None
     places = {place.name for found in target.checkpoints for place in found.places}
@@ -87,9 +94,17 @@ def open_source(
         files,
         type=wanted,
         step=step if step is not None else said if isinstance(said, int) and said in known else None,
-        shard_order=shard_order,
+        also=also,
+        shard_order=_order(manifest, shard_order),
         ema_from_model=ema_from_model,
     )
+
+
+def _order(manifest: Manifest | None, asked: ShardOrder) -> ShardOrder:
+    """What the user says, or else what the merge was told."""
+    said = manifest.options.get("shard_order") if manifest is not None else None
+    known: tuple[ShardOrder, ...] = get_args(ShardOrder)
+    return next((order for order in known if order == said), asked) if asked == "auto" else asked
 
 
 def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeOptions:

@@ -59,6 +59,9 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck({}, (finding("damaged-config", error.message, file=CONFIG),))
     found = [*_dtype(config, tensors)] if written else []
     found += _vocabulary(folder, tensors)
+    if "quantization_config" in config:
+        why = "the config says that weights are quantised: names and shapes are those of the method"
+        return ConfigCheck(config, (*found, finding("not-compared", why)))
     expected = expected_tensors(config)
     if isinstance(expected, str):
         return ConfigCheck(config, (*found, finding("not-compared", expected)))
@@ -120,7 +123,9 @@ def _compared(shapes: Mapping[str, Shape], expected: Expected, config: Config) -
         found.append(finding(code, f"the class has none of this name (shape {shape_text(held[name])})", tensor=name))
     found += [finding("extra-tensor", "a value head of TRL beside the model", tensor=name) for name in heads]
     tied = [name for name in shapes if name in expected.tied and name not in expected.hub] if naming != "as trained" else []
-    found += [finding("tied-stored", f"the config ties it to {expected.tied[name]}", tensor=name) for name in tied]
+    found += [
+        finding("tied-stored", f"the config ties it to {expected.tied[name]}", tensor=name, partner=expected.tied[name]) for name in tied
+    ]
     return naming, found
 
 

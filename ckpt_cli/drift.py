@@ -111,9 +111,15 @@ def frozen_parts(drifts: Iterable[TensorDrift], others: Iterable[str] = ()) -> t
         alike.setdefault(pattern, []).append((numbers, len(names)))
     found = [
         FrozenPart(part=ranged(pattern, [numbers for numbers, _ in members]), tensors=sum(count for _, count in members))
-        for pattern, members in alike.items()
+        for pattern, every in alike.items()
+        for members in ([every] if _is_full([numbers for numbers, _ in every]) else [[member] for member in every])
     ]
     return tuple(sorted(found, key=lambda part: -part.tensors))
+
+
+def _is_full(numbers: Sequence[Sequence[int]]) -> bool:
+    """Whether ranges of each column say these rows and no others."""
+    return len(set(map(tuple, numbers))) == math.prod(len(set(column)) for column in zip(*numbers, strict=True))
 
 
 def _beginnings(name: str) -> list[str]:

@@ -38,6 +38,9 @@ def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool, allow_ov
     fit; Unsupported for weights that are no numbers.
     """
     tensors, kept = dict(state.tensors), Kept(allow_overflow=allow_overflow)
+    shared: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        shared.setdefault(tensor.alias_of or tensor.name, []).append(name)
     ranks: dict[str, int] = {}
     scales: dict[str, float] = {}
     transposed: set[bool] = set()
@@ -49,7 +52,7 @@ def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool, allow_ov
         ranks[adapter.path] = rank_of(adapter, update.groups)
         scales[adapter.path] = update.scale
         dtype = _sum_dtype(weight, update.parts) if once else weight.dtype
-        for other in [other for other, tensor in tensors.items() if other == name or _shares(tensor, weight)]:
+        for other in {name, *shared.get(weight.alias_of or weight.name, ())}:
             tensors[other] = fused(update, other, dtype, kept)
         if adapter.bias is not None:
             _add_bias(adapter, tensors, update.scale, dtype if once else None, kept)
@@ -226,13 +229,6 @@ def _one() -> Array:
     import numpy
 
     return numpy.ones((1, 1))
-
-
-def _shares(tensor: Tensor, weight: Tensor) -> bool:
-    """Whether two tensors are one storage, so that an update of one is an update of both."""
-    return weight.name in (tensor.alias_of, tensor.name) or (
-        weight.alias_of is not None and weight.alias_of in (tensor.alias_of, tensor.name)
-    )
 
 
 def _sum_dtype(weight: Tensor, parts: Sequence[Tensor]) -> Dtype:

@@ -28,7 +28,10 @@ BLOCK = 1 << 20
 """Bytes of float64 that are computed at a time; blocks always begin at the same rows, so that every reading gives the same bits."""
 
 KEPT = 24 << 20
-"""Bytes of factors and blocks that are kept for the next reading, of all tensors together."""
+"""Bytes of blocks that are kept for the next reading, of all tensors together."""
+
+TENSORS = 3
+"""So many tensors have their factors in memory: files are written tensor by tensor, and two overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,22 @@ class Kept:
         self.allow_overflow = allow_overflow
         self._limit = limit
         self._held: OrderedDict[tuple[Any, ...], Array] = OrderedDict()
+        self._factors: OrderedDict[Identity, tuple[Array, Array]] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
+
+    def factors(self, owner: Identity, update: Update) -> tuple[Array, Array]:
+        """Both factors of an update. Those of the last few tensors stay, however large they are: every block needs them."""
+        with self._lock:
+            if owner in self._factors:
+                self._factors.move_to_end(owner)
+                return self._factors[owner]
+        made = update.left(), update.right()
+        with self._lock:
+            self._factors[owner] = made
+            while len(self._factors) > TENSORS:
+                self._factors.popitem(last=False)
+        return made
 
     def get(self, key: tuple[Any, ...], make: Callable[[], Array]) -> Array:
         """The array of a key, made if it is not there (perhaps twice, if two threads ask at once)."""
@@ -89,7 +106,7 @@ class FusedSource:
         self._kept = kept
         self._index = PieceIndex(update.weight.pieces)
         tensors = (update.weight, *update.parts, *([update.magnitude] if update.magnitude is not None else []))
-        found = {p.source.identity: origin for tensor in tensors for p in tensor.pieces for origin in p.source.origins}
+        found = {origin.identity: origin for tensor in tensors for p in tensor.pieces for origin in p.source.origins}
         self.origins: tuple[Source, ...] = tuple(found.values())
         self.size = update.weight.numel * dtype.itemsize
         self.identity = self._identified(tensors)
@@ -160,8 +177,7 @@ class FusedSource:
 
         update = self._update
         values = _read(update.weight, start * update.columns, count * update.columns, self._index).reshape(count, update.columns)
-        left = self._kept.get((self.identity, "left"), update.left)
-        right = self._kept.get((self.identity, "right"), update.right)
+        left, right = self._kept.factors(self.identity, update)
         rank = left.shape[1]
         with numpy.errstate(all="ignore"):
             while count > 0:

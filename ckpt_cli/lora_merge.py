@@ -99,8 +99,9 @@ def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | N
         facts.check_rank(keys[path], rank)
     scales = {path: facts.scale(keys[path], rank) for path, rank in ranks.items()}
     dora = any(adapter.magnitude is not None for adapter in state.adapters)
+    bias = any(adapter.bias is not None for adapter in state.adapters)
     named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
-    content = peft_config(facts, ranks, _saved(state), base=named or None, dora=dora, transposed=_is_transposed(state))
+    content = peft_config(facts, ranks, _saved(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
     info = _info("exported", facts, ranks, scales, dora=dora)
     return Exported(_exported(state), content, info, facts.notes)
 

@@ -114,6 +114,8 @@ def check_options(options: MergeOptions, output: object, base: object) -> None:
     wants_base = [name for name in ("match_base", "fill_missing_from_base", "drop_extra", "compare") if getattr(options, name)]
     if wants_base and base is None:
         raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
+    if options.in_place and options.lora == "both":
+        raise UsageError("--in-place has room for one folder, and --lora both makes two", hint="export the adapter on its own")
     if options.lora is not None and options.lora not in get_args(LoraMode):
         raise UsageError(f"unknown choice of --lora {options.lora}", expected=", ".join(get_args(LoraMode)))
     if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:

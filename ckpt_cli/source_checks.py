@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_cli.dtypes import Dtype, numpy_dtype
-from ckpt_cli.execute import default_jobs
 from ckpt_cli.files import Source
 from ckpt_cli.findings import finding, shape_text
 from ckpt_cli.geometry import Box, Shape, contiguous_strides
@@ -22,6 +21,7 @@ from ckpt_cli.kernels import PieceIndex, cast, read_range
 from ckpt_cli.model import Piece, Tensor
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.report import Finding
+from ckpt_cli.value_checks import workers_for
 
 if TYPE_CHECKING:
     from ckpt_cli.kernels import Array
@@ -70,7 +70,7 @@ def compare_with_source(
         return _compare(name, outputs[name], wanted[name], lambda count: shown.advance(count, name))
 
     try:
-        with ThreadPoolExecutor(jobs or default_jobs(), thread_name_prefix="ckpt") as pool:
+        with ThreadPoolExecutor(workers_for((wanted[name].tensor for name in common), jobs), thread_name_prefix="ckpt") as pool:
             different = [result for result in pool.map(compare, common) if result is not None]
     finally:
         shown.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,12 +72,18 @@ def check_values(
         return _check(*item, checksums.get(item[0]), sample, lambda count: shown.advance(count, item[0]))
 
     try:
-        with ThreadPoolExecutor(jobs or default_jobs(), thread_name_prefix="ckpt") as pool:
+        with ThreadPoolExecutor(workers_for(distinct.values(), jobs), thread_name_prefix="ckpt") as pool:
             results = list(pool.map(check, distinct.items()))
     finally:
         shown.finish()
     found = [item for findings, _, _ in results for item in findings]
     return ValueCheck(tuple(found), sum(read for _, read, _ in results), sum(compared for _, _, compared in results))
+
+
+def workers_for(tensors: Iterable[Tensor], jobs: int | None) -> int:
+    """Threads that read tensors: one where a source can only be read forward."""
+    forward = any(piece.source.forward_only for tensor in tensors for piece in tensor.pieces)
+    return 1 if forward else jobs or default_jobs()
 
 
 def check_side_files(folder: Path, checksums: Mapping[str, int], files: Files) -> ValueCheck:
@@ -101,14 +107,16 @@ def _check(
     name: str, tensor: Tensor, wanted: int | None, sample: float | None, advance: Callable[[int], None]
 ) -> tuple[list[Finding], int, int]:
     seen, crcs, found, compared = _Seen(), {}, [], 0
-    chance = random.Random(name)
+    chance, own, read = random.Random(name), {id(piece) for piece in tensor.pieces}, 0
     for piece in (*tensor.pieces, *(tensor.copies if sample is None else ())):
         blocks = _sampled(list(tiles(piece.box.extent, tensor.dtype.itemsize, BLOCK)), sample, chance)
         crc = 0
         for block in blocks:
             raw = _stored(piece, block, tensor.dtype)
             crc = zlib.crc32(raw, crc)
-            _look(seen, raw if piece.verbatim else _adjusted(tensor, piece, block), tensor.dtype)
+            if id(piece) in own:
+                _look(seen, raw if piece.verbatim else _adjusted(tensor, piece, block), tensor.dtype)
+            read += len(raw)
             advance(len(raw))
         crcs[id(piece)] = crc
         if sample is None and piece.crc is not None:
@@ -126,7 +134,7 @@ def _check(
                 message = f"CRC-32 is {now:08x}, and {wanted:08x} was written"
                 found.append(finding("wrong-checksum", message, tensor=name, file=_file(tensor)))
     found += _judged(name, tensor, seen)
-    return found, seen.read, compared
+    return found, read, compared
 
 
 def _length(piece: Piece, tensor: Tensor) -> int:
@@ -211,7 +219,7 @@ def _judged(name: str, tensor: Tensor, seen: _Seen) -> Iterator[Finding]:
     if seen.nan or seen.infinite:
         message = f"{seen.nan} NaN and {seen.infinite} infinite of {tensor.numel} elements"
         yield finding("non-finite", message, tensor=name, file=_file(tensor), nan=seen.nan, infinite=seen.infinite, elements=tensor.numel)
-    elif tensor.numel > 1 and seen.read == _cost(tensor):
+    elif tensor.numel > 1 and seen.read == tensor.nbytes:
         if seen.zero:
             matrix = sum(n > 1 for n in tensor.shape) > 1 and tensor.dtype.kind == "float" and not name.endswith("bias")
             message = f"all {tensor.numel} elements are zero"

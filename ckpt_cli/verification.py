@@ -27,7 +27,7 @@ from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.merge_plan import Part
 from ckpt_cli.model_config import architecture
 from ckpt_cli.names import printable
-from ckpt_cli.opening import open_checkpoint
+from ckpt_cli.opening import Opened, open_checkpoint
 from ckpt_cli.probe import same_values
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import as_tuples
@@ -97,7 +97,7 @@ def verify(
     with Files() as files:
         of_source = against is not None and is_output(Path(path))
         subjects = find_subjects(
-            Path(path), files, type, None if of_source else step, as_paths(also), chosen.lora_alpha, chosen.shard_order
+            Path(path), files, type, None if of_source else step, () if of_source else as_paths(also), chosen.lora_alpha, chosen.shard_order
         )
         subject = subjects[0]
         found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
@@ -118,7 +118,16 @@ def verify(
         if against is not None:
             levels.append("against")
             for one in subjects:
-                different, source = _against(one, Path(against), files, type, step if of_source else None, chosen, progress)
+                opened = open_source(
+                    Path(against),
+                    files,
+                    one.manifest,
+                    type=type,
+                    step=step if of_source else None,
+                    also=as_paths(also) if of_source else (),
+                    shard_order=chosen.shard_order,
+                )
+                different, source = _against(one, opened, files, chosen, progress)
                 wrong = {item.tensor for item in different}
                 found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
                 sources.append(source)
@@ -144,7 +153,7 @@ def verify_written(
         for part in parts:
             started = time.monotonic()
             names = {file.name for file in part.plan.files}
-            weights = next(weights for weights in checked.sets if names & {path.name for path in weights.files})
+            weights = next((one for one in checked.sets if names & {path.name for path in one.files}), checked.sets[0])
             subject = set_subject(folder, checked, weights)
             config = _config(subject)
             wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
@@ -253,7 +262,7 @@ def _ties(subject: Subject, config: ConfigCheck) -> list[Finding]:
     found = []
     for item in config.findings:
         if item.code == "tied-stored" and item.tensor is not None:
-            partner = subject.tensors.get(item.message.rpartition(" ")[2])
+            partner = subject.tensors.get(str(item.numbers.get("partner")))
             if partner is not None and not same_values(subject.tensors[item.tensor], partner):
                 found.append(finding("tied-differ", f"{partner.name} has other values", tensor=item.tensor))
     return found
@@ -263,11 +272,10 @@ def _ties(subject: Subject, config: ConfigCheck) -> list[Finding]:
 
 
 def _against(
-    subject: Subject, path: Path, files: Files, type: str | None, step: int | None, options: VerifyOptions, progress: Progress | None
+    subject: Subject, opened: Opened, files: Files, options: VerifyOptions, progress: Progress | None
 ) -> tuple[list[Finding], SourceComparison]:
     """Compare with the checkpoint that the output was made from."""
     manifest = subject.manifest
-    opened = open_source(path, files, manifest, type=type, step=step, shard_order=options.shard_order)
     part, wanted = planned_source(subject.path, subject.tensors, manifest, opened, options.said, files)
     if not subject.readable:
         # What lies in a file that cannot be read is known to be lost.

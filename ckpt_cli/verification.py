@@ -1,4 +1,4 @@
-"""`verify`: proves that a model folder is what it should be, or says in findings what is wrong with it. Nothing is written."""
+"""`verify`: proves that a model folder is what it should be, or says in findings what is wrong with it. Only a plot is written."""
 
 from __future__ import annotations
 

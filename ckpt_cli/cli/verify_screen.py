@@ -62,7 +62,11 @@ def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, s
 def _headers(result: VerifyResult) -> str:
     """What looking at files, headers and the index came to."""
     codes = [item.code for item in result.of_severity("error") if KINDS[item.code].level == "headers"]
-    return f"wrong: {', '.join(dict.fromkeys(codes))}" if codes else "every file, its header, the index and the config are in order"
+    if codes:
+        return f"wrong: {', '.join(dict.fromkeys(codes))}"
+    without = any(item.code == "no-config" for item in result.findings)
+    looked_at = "its header and the index" if without else "its header, the index and the config"
+    return f"every file, {looked_at} are in order"
 
 
 def _names(result: VerifyResult) -> str:

@@ -13,14 +13,18 @@ from typing import Any
 from ckpt_cli import manifest, plan
 from ckpt_cli.agreeing import Agreed, agree
 from ckpt_cli.assets import CONFIG, Assets, config_notes, resolve_base
+from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
+from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.descriptor import NoteInfo
+from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.key_map import Rule, read_key_map
-from ckpt_cli.model import Note
+from ckpt_cli.merge_plan import weights_of_base
+from ckpt_cli.model import Component, Note
 from ckpt_cli.names import few
 from ckpt_cli.opening import OpenedComponent, describe_checkpoint
 from ckpt_cli.placing import check_target
@@ -72,6 +76,8 @@ class AverageOptions:
     names: Naming = "hub"
     intersect: bool = False
     strict: bool = False
+    carry_from_base: tuple[str, ...] = ()
+    allow_missing: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     key_map: str | os.PathLike[str] | None = None
@@ -101,6 +107,14 @@ class AverageOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """The folder of the base model, if there is one, and its weights where something is taken from them."""
+
+    folder: Path | None
+    component: Component | None
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """One component of one checkpoint in an average; ``label`` is how messages call it."""
 
@@ -123,6 +137,7 @@ class Job:
     assets: Assets
     target: Path
     notes: tuple[Note, ...]
+    claim: Claim
 
     @property
     def used(self) -> list[Source]:
@@ -151,6 +166,9 @@ def average(
     except TypeError as error:
         raise UsageError(f"unknown option: {error}", expected=", ".join(AverageOptions.__slots__)) from None
     check_writing(chosen.weights_name, chosen.jobs, chosen.max_shard_size)
+    if base is None and (chosen.carry_from_base or chosen.dtype == BASE):
+        option = "--carry-from-base" if chosen.carry_from_base else "--dtype base"
+        raise UsageError(f"{option} needs a base", hint="pass --base with the folder of the base model")
     started = time.monotonic()
     rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()
     folder = resolve_base(os.fspath(base)) if base is not None else None
@@ -166,7 +184,9 @@ def average(
         )
         method = chosen.implied_method
         mixed = _formula(snapshots, method, chosen)
-        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), folder, rules, chosen)
+        wanted = folder is not None and (chosen.carry_from_base or chosen.dtype == BASE)
+        reference = Base(folder, weights_of_base(folder, files)) if folder is not None and wanted else Base(folder, None)
+        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), reference, rules, chosen)
         outputs = [_run(job, method, chosen, progress) for job in jobs]
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
     return AverageResult(
@@ -207,7 +227,7 @@ def _jobs(
     mixed: Formula,
     method: Method,
     output: Path,
-    base: Path | None,
+    base: Base,
     rules: tuple[Rule, ...],
     options: AverageOptions,
 ) -> list[Job]:
@@ -226,7 +246,7 @@ def _job(
     mixed: Formula,
     method: Method,
     target: Path,
-    base: Path | None,
+    base: Base,
     rules: tuple[Rule, ...],
     options: AverageOptions,
 ) -> Job:
@@ -234,7 +254,9 @@ def _job(
     notes: list[Note] = []
     _check_components(components, method, notes)
     roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
-    check_target(target, [*(o.found.path for o in snapshots.opened), *roots, *([base] if base else [])], overwrite=options.overwrite)
+    check_target(
+        target, [*(o.found.path for o in snapshots.opened), *roots, *([base.folder] if base.folder else [])], overwrite=options.overwrite
+    )
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), components[-1].assets)
     labels = _labels(snapshots, components)
     sources = tuple(
@@ -265,10 +287,25 @@ def _job(
         strict=options.strict,
         quantised=quantised,
     )
-    style = style_of(snapshots.opened[-1].found, base)
+    style = style_of(snapshots.opened[-1].found, base.folder)
+    newest = sources[-1].selection
+    on_purpose = {*newest.filtered, *newest.dropped, *agreed.dropped}
+    dtypes: dict[str, Dtype] | None = None
+    held = base.component.tensors if base.component is not None else None
+    if held is not None and options.carry_from_base:
+        carried, more = carried_tensors({*agreed.tensors, *on_purpose}, held, options.carry_from_base)
+        agreed = replace(agreed, tensors={**agreed.tensors, **carried})
+        notes += more
+    if held is not None and options.dtype == BASE:
+        dtypes, more = dtypes_of_base(agreed.tensors, held)
+        notes += more
+    shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
+    claim = without_allowed(claim_for(shapes, newest.kind, newest.naming, assets.config, on_purpose=on_purpose), options.allow_missing)
+    refuse_lacking(claim, shapes, held, options.names)
     made = plan.make_plan(
         agreed.tensors,
-        dtype=options.dtype,
+        dtype="keep" if options.dtype == BASE else options.dtype,
+        dtypes=dtypes,
         max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
         weights_name=options.weights_name or style.weights_name(name, [name]),
         quantised=quantised,
@@ -278,10 +315,9 @@ def _job(
     read = [Path(source.path) for source in made.sources]
     check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     notes += [note for source in sources for note in source.selection.notes]
-    notes += [*agreed.notes, *_config_notes(sources)]
-    shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
+    notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
-    return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)))
+    return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim)
 
 
 def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:
@@ -398,6 +434,7 @@ def _manifest(job: Job, method: Method, options: AverageOptions, written: Writte
         "component": job.name,
         "elements": job.plan.elements,
         "dropped": dict(job.plan.dropped),
+        "names": [job.claim.text],
     }
     unwanted = ("dry_run", "overwrite", "jobs", "checksum")
     settings = {name: getattr(options, name) for name in AverageOptions.__slots__ if name not in unwanted}
@@ -422,7 +459,8 @@ def _result(job: Job, options: AverageOptions, published: Publication) -> Averag
         averaged=len(job.agreed.combinations),
         copied=len(job.plan.tensors) - len(job.agreed.combinations),
         renamed=job.sources[-1].selection.renamed,
-        naming=job.sources[-1].selection.naming,
+        naming=job.claim.text,
+        compared=job.claim.comparison,
         left_out=job.sources[-1].selection.left_out,
         lacking=tuple(job.assets.lacking),
         notes=tuple(NoteInfo.of(note) for note in notes),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,37 +10,34 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.assets import CONFIG, EMBEDDINGS, read_config
+from ckpt_cli.class_fit import NAMINGS, TRL, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
+from ckpt_cli.config_counts import mismatches
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
-from ckpt_cli.expected_tensors import Expected, expected_tensors
+from ckpt_cli.expected_tensors import Expected
 from ckpt_cli.files import read_small
 from ckpt_cli.findings import finding, shape_text
 from ckpt_cli.geometry import Shape
-from ckpt_cli.hub_names import renamed_for_hub
-from ckpt_cli.hub_rules import rules_for
 from ckpt_cli.model import Tensor
 from ckpt_cli.model_config import Config
+from ckpt_cli.names import printable
 from ckpt_cli.patterns import pattern_of
 from ckpt_cli.report import Finding
 from ckpt_cli.safetensors_file import parse_json
 
-TRL = "pretrained_model."
-"""What TRL's models with a value head put in front of the names of the model inside."""
-
-WORDS = {"gamma": "weight", "beta": "bias"}
-"""TensorFlow's words for a norm's parameters, in files of BERT's time."""
-
-VALUE_HEAD = re.compile(r"v_head\..*")
-
 
 @dataclass(frozen=True, slots=True)
 class ConfigCheck:
-    """``expected`` is how many tensors the model class has (None: not known), ``naming`` with whose names they were compared."""
+    """``expected`` is how many tensors the model class has (None: not known), ``naming`` with whose names they were compared.
+
+    ``names`` says what came of that in a line.
+    """
 
     config: Config
     findings: tuple[Finding, ...]
     expected: int | None = None
     naming: str | None = None
+    names: str | None = None
 
 
 def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) -> ConfigCheck:
@@ -59,14 +55,14 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck({}, (finding("damaged-config", error.message, file=CONFIG),))
     found = [*_dtype(config, tensors)] if written else []
     found += _vocabulary(folder, tensors)
-    if "quantization_config" in config:
-        why = "the config says that weights are quantised: names and shapes are those of the method"
-        return ConfigCheck(config, (*found, finding("not-compared", why)))
-    expected = expected_tensors(config)
-    if isinstance(expected, str):
-        return ConfigCheck(config, (*found, finding("not-compared", expected)))
-    naming, different = _compared({name: tensor.shape for name, tensor in tensors.items()}, expected, config)
-    return ConfigCheck(config, (*found, *different), len(expected.hub), naming)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    kind = known_class(config, shapes)
+    known = isinstance(kind, KnownClass) and isinstance(kind.known, Expected)
+    found += [finding(item.code, item.text) for item in mismatches(config, shapes, known=known)]
+    if not isinstance(kind, KnownClass):
+        return ConfigCheck(config, (*found, finding("not-compared", kind)))
+    fit, different = _compared(shapes, kind)
+    return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit))
 
 
 def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
@@ -93,71 +89,44 @@ def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
 # -- names and shapes ------------------------------------------------------------------------------------------------
 
 
-def _compared(shapes: Mapping[str, Shape], expected: Expected, config: Config) -> tuple[str, list[Finding]]:
+def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[Finding]]:
     """Differences to the tensors of the model class, under those of its names that fit best: of the hub, as in memory, or older ones."""
-    inner = {name.removeprefix(TRL): shape for name, shape in shapes.items()}
-    heads = [name for name in shapes if VALUE_HEAD.fullmatch(name)]
-    if heads and any(name.startswith(TRL) for name in shapes):
-        shapes = {name: shape for name, shape in inner.items() if name not in heads}
-    else:
-        heads = []
-    rules = rules_for(config)
-    older = shapes if rules is None else renamed_for_hub(shapes, rules)
-    choices: list[tuple[str, Mapping[str, Shape], Mapping[str, Shape]]] = [
-        ("those of the hub", shapes, expected.hub),
-        ("as trained", shapes, expected.native),
-        *(("those of an older version", held, expected.hub) for held in _older_forms(older, expected.prefix)),
-    ]
-    compared = [(naming, held, *_differences(held, wanted, expected)) for naming, held, wanted in choices]
-    naming, held, missing, reshaped, extra = min(compared, key=lambda item: len(item[2]) + len(item[3]) + len(item[4]))
+    change = common_prefix(kind, shapes)
+    if change[0] and change[0] != f"{kind.known.prefix}.":
+        fit = compared({changed_prefix(name, change): shape for name, shape in shapes.items()}, kind)
+        whole = f"without it {fit.fitting} of {fit.expected or len(shapes)} fit {printable(kind.kind)}"
+        return fit, [finding("prefixed-names", f"every name begins with {change[0]}, which the class has not; {whole}")]
+    fit = compared(shapes, kind)
+    if not fit.fitting:
+        return fit, [finding("unknown-names", f"none of {len(shapes)} names is one of {printable(kind.kind)} ({kind.origin})")]
     found = []
-    for name, shape in missing.items():
-        found.append(finding("missing-tensor", f"the class has it with shape {shape_text(shape)} ({expected.origin})", tensor=name))
-    for name, (wanted, stored) in reshaped.items():
-        found.append(
-            finding("wrong-shape", f"{shape_text(stored)}, and the class has {shape_text(wanted)} ({expected.origin})", tensor=name)
-        )
-    patterns = {pattern_of(name)[0] for name in expected.hub} | {pattern_of(name)[0] for name in expected.native}
-    for name in extra:
-        code = "extra-layer" if pattern_of(name)[0] in patterns else "extra-tensor"
-        found.append(finding(code, f"the class has none of this name (shape {shape_text(held[name])})", tensor=name))
-    found += [finding("extra-tensor", "a value head of TRL beside the model", tensor=name) for name in heads]
-    tied = [name for name in shapes if name in expected.tied and name not in expected.hub] if naming != "as trained" else []
-    found += [
-        finding("tied-stored", f"the config ties it to {expected.tied[name]}", tensor=name, partner=expected.tied[name]) for name in tied
-    ]
-    return naming, found
-
-
-def _older_forms(shapes: Mapping[str, Shape], prefix: str) -> Iterator[Mapping[str, Shape]]:
-    """The same under other names that loaders understand: with or without the prefix of the base model, and TensorFlow's words."""
-    words = {name: re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{WORDS[m[1]]}", name) for name in shapes}
-    for renamed in (
-        words,
-        {name: f"{prefix}.{new}" for name, new in words.items()},
-        {name: new.removeprefix(f"{prefix}.") for name, new in words.items()},
-    ):
-        if len(set(renamed.values())) == len(shapes):
-            yield {renamed[name]: shape for name, shape in shapes.items()}
-
-
-def _differences(
-    held: Mapping[str, Shape], wanted: Mapping[str, Shape], expected: Expected
-) -> tuple[dict[str, Shape], dict[str, tuple[Shape, Shape]], list[str]]:
-    """What is missing, what has another shape (wanted, held), and what is there without being wanted."""
-    partners = {**expected.tied, **{source: name for name, source in expected.tied.items()}}
-    missing = {
-        name: shape
-        for name, shape in wanted.items()
-        if name not in held and partners.get(name) not in held and not _matches(expected.optional, name)
-    }
-    reshaped = {name: (shape, held[name]) for name, shape in wanted.items() if name in held and held[name] != shape}
-    known = {*wanted, *expected.tied}
-    return missing, reshaped, [name for name in held if name not in known and not _matches(expected.ignored, name)]
-
-
-def _matches(expressions: tuple[str, ...], name: str) -> bool:
-    return any(re.search(expression, name) for expression in expressions)
+    if fit.expected is None:
+        absent = [name.replace("{}", "*") for name in fit.missing if not name.endswith("bias")]
+        found += [finding("not-proved", f"{printable(kind.kind)} usually has it ({fit.origin})", tensor=name) for name in absent]
+    else:
+        found += [
+            finding("missing-tensor", f"the class has it with shape {shape_text(shape)} ({fit.origin})", tensor=name)
+            for name, shape in fit.missing.items()
+        ]
+    for name, (wanted, stored) in fit.reshaped.items():
+        found.append(finding("wrong-shape", f"{shape_text(stored)}, and the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
+    patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
+    for name in fit.extra:
+        if fit.prefix == TRL and VALUE_HEAD.fullmatch(name):
+            found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
+            continue
+        code = "extra-layer" if fit.expected is not None and pattern_of(name)[0] in patterns else "extra-tensor"
+        held = shapes.get(name, shapes.get(fit.prefix + name))
+        shown = f" (shape {shape_text(held)})" if held is not None else ""
+        found.append(finding(code, f"the class has none of this name{shown}", tensor=name))
+    if isinstance(kind.known, Expected) and fit.naming != "native":
+        tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub]
+        partners = {name: kind.known.tied[name] for name in tied}
+        found += [finding("tied-stored", f"the config ties it to {other}", tensor=name, partner=other) for name, other in partners.items()]
+    if fit.naming == "older" and fit.prefix.startswith("+"):
+        text = f"all begin with {fit.prefix[1:]} once too often: transformers mends that, engines that take names literally do not"
+        found.append(finding("doubled-prefix", text))
+    return fit, found
 
 
 # -- tokenizer -------------------------------------------------------------------------------------------------------

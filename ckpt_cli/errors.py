@@ -15,6 +15,7 @@
     │   ├── Gap                  gap                  elements that no shard holds
     │   ├── Overlap              overlap              elements that two shards hold
     │   ├── Inconsistent         inconsistent         ranks contradict each other
+    │   ├── MissingTensors       missing-tensors      tensors that the model class needs and nobody has
     │   ├── DifferentTensors     different-tensors    checkpoints that should hold the same tensors do not
     │   └── Undecidable          undecidable          the files do not say how to put the tensor together
     ├── OutputError           5
@@ -146,6 +147,10 @@ class Overlap(IncompleteError):
 class Inconsistent(IncompleteError):
     code = "inconsistent"
     usual_hint = "files of two runs or steps were mixed; get them again from the machines that wrote them"
+
+
+class MissingTensors(IncompleteError):
+    code = "missing-tensors"
 
 
 class DifferentTensors(IncompleteError):

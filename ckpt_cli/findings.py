@@ -45,6 +45,18 @@ KINDS: dict[str, Kind] = {
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
     ),
+    "prefixed-names": Kind("error", "headers", "all names begin with a prefix that the model class has not: loaders find no tensor", AGAIN),
+    "unknown-names": Kind("error", "headers", "no tensor has a name that the model class knows", "rename them: ckpt merge --key-map"),
+    "doubled-prefix": Kind("warning", "headers", "all names have the prefix of the base model once too often", AGAIN),
+    "not-proved": Kind(
+        "warning", "headers", "a tensor that the class usually has is not there; with transformers installed, verify can tell"
+    ),
+    "missing-layers": Kind("error", "headers", "layers or experts that config.json counts are not there", AGAIN),
+    "extra-layers": Kind("warning", "headers", "more layers than config.json counts", "restore config.json from the run"),
+    "extra-experts": Kind("warning", "headers", "more experts than config.json counts", "restore config.json from the run"),
+    "vocabulary-rows": Kind("warning", "headers", "the embedding has other rows than vocab_size says", "correct config.json"),
+    "no-prediction-layers": Kind("warning", "headers", "config.json says multi-token prediction, and its layers are not there"),
+    "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) of which there is no tensor"),
     "left-out": Kind("info", "headers", "the model class has this tensor, and it was left out on purpose (--include, --exclude)"),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not belong together", "export the adapter again"),
     "config-dtype": Kind(

@@ -3,6 +3,7 @@
     python -m ckpt_cli.hub_compile --rules CONFIG.json     prints the rules of the model that a config describes
     python -m ckpt_cli.hub_compile --tensors CONFIG.json   prints the tensors that it has, in memory and on the hub
     python -m ckpt_cli.hub_compile --all FILE              writes the rules of every architecture that transformers can build
+    python -m ckpt_cli.hub_compile --names FILE            writes the names of the tensors of each of these architectures
 
 transformers converts weights while loading (`transformers/conversion_mapping.py`) and reverts that while saving
 (`revert_weight_conversion`); what is written here are the reverted transforms in the order in which they apply, and the renamings of
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.patterns import pattern_of
+
 
 def compile_config(content: dict[str, Any]) -> dict[str, Any]:
     """The rules of the model that a config.json describes. Raises whatever transformers raises for configs it cannot use."""
@@ -32,11 +35,15 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
     for names that loading may lack, ``ignored`` for those that it may find without a place for them; ``prefix`` is what older files may
     leave out of names.
     """
+    return tensors_of_model(*_class_and_config(content))
+
+
+def tensors_of_model(kind: Any, config: Any) -> dict[str, Any]:
+    """The same, of a model class and its config."""
     import torch
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-    kind, config = _class_and_config(content)
     with torch.device("meta"):
         model = kind(config)
     state = model.state_dict()
@@ -125,20 +132,58 @@ def _parts(config: Any) -> Iterator[tuple[str, str]]:
             yield name, inner.model_type
 
 
-def compile_all() -> dict[str, Any]:
-    """The rules of all architectures that can be built from their default configs, equal ones stored once; None for the others."""
-    import transformers
+def known_classes() -> list[tuple[str, str]]:
+    """The model types and classes that transformers' auto classes know."""
     from transformers.models.auto import modeling_auto
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     classes: set[tuple[str, str]] = set()
     for name in dir(modeling_auto):
         if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES"):
             for model_type, kinds in getattr(modeling_auto, name).items():
                 classes |= {(model_type, kind) for kind in (kinds if isinstance(kinds, (tuple, list)) else [kinds])}
+    return sorted(classes)
+
+
+def names_of_all() -> dict[str, Any]:
+    """For all architectures that can be built from their default configs: the names of their tensors, ``{}`` in place of numbers.
+
+    ``names`` has each name once; ``models`` maps an architecture to the positions of its names in memory, of those on the hub where
+    they are others (else None), its prefix, and expressions for names that may be missing, or there without a place for them.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    found: dict[str, tuple[set[str], set[str], dict[str, Any]]] = {}
+    for model_type, name in known_classes():
+        try:
+            tensors = tensors_of_model(getattr(transformers, name), CONFIG_MAPPING[model_type]())
+        except Exception:  # noqa: BLE001 - whatever keeps a class from being built, nothing is known of its names
+            continue
+        native, hub = ({pattern_of(key)[0] for key in tensors[side]} for side in ("native", "hub"))
+        found[f"{model_type}/{name}"] = (native, hub, tensors)
+    names = sorted({name for native, hub, _ in found.values() for name in native | hub})
+    place = {name: position for position, name in enumerate(names)}
+    models = {
+        key: [
+            sorted(place[name] for name in native),
+            sorted(place[name] for name in hub) if hub - native else None,
+            tensors["prefix"],
+            tensors["optional"],
+            tensors["ignored"],
+        ]
+        for key, (native, hub, tensors) in found.items()
+    }
+    return {"transformers": transformers.__version__, "names": names, "models": models}
+
+
+def compile_all() -> dict[str, Any]:
+    """The rules of all architectures that can be built from their default configs, equal ones stored once; None for the others."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     rules: list[dict[str, Any]] = []
     models: dict[str, list[Any] | None] = {}
-    for model_type, name in sorted(classes):
+    for model_type, name in known_classes():
         models[f"{model_type}/{name}"] = None
         try:
             compiled = compile_model(getattr(transformers, name), CONFIG_MAPPING[model_type]())
@@ -172,6 +217,12 @@ def main(arguments: list[str]) -> None:
         lines = [f'"transformers": {json.dumps(content["transformers"])}']
         lines.append('"rules": [\n' + ",\n".join(json.dumps(rule) for rule in content["rules"]) + "\n]")
         lines.append('"models": {\n' + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in content["models"].items()) + "\n}")
+        Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
+    elif arguments[:1] == ["--names"]:
+        content = names_of_all()
+        lines = [f'"transformers": {json.dumps(content["transformers"])}', f'"names": {json.dumps(content["names"], indent=0)}']
+        entries = (f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in content["models"].items())
+        lines.append('"models": {\n' + ",\n".join(entries) + "\n}")
         Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
     else:
         try:

@@ -7,7 +7,7 @@ that are only described: names are matched in the same order by the same express
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckpt_cli.errors import Inconsistent, Unsupported
@@ -48,11 +48,15 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
 
 def native_tensors(tensors: Mapping[str, Tensor], rules: HubRules) -> Mapping[str, Tensor]:
     """The tensors under the names of the model in memory: what has names of the hub already, or of older versions, is renamed."""
-    state = _State(rules)
-    names = {name: state.older(name) for name in sorted(tensors, key=natural_key)}
-    if len(set(names.values())) < len(names):
-        return tensors
+    names = native_names(tensors, rules)
     return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def native_names(names: Iterable[str], rules: HubRules) -> dict[str, str]:
+    """Each name as the model in memory has it; all as they are if two would become one."""
+    state = _State(rules)
+    renamed = {name: state.older(name) for name in sorted(names, key=natural_key)}
+    return renamed if len(set(renamed.values())) == len(renamed) else {name: name for name in renamed}
 
 
 def renamed_for_hub(shapes: Mapping[str, Shape], rules: HubRules) -> dict[str, Shape]:

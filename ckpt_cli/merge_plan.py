@@ -11,6 +11,8 @@ from typing import get_args
 from ckpt_cli import plan
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.assets import auxiliary_weights, config_notes, tied_pair
+from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
+from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
@@ -26,7 +28,7 @@ from ckpt_cli.opening import Opened, OpenedComponent
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.publishing import DEFAULT_SHARD_SIZE, check_writing, model_files
 from ckpt_cli.report import LoraInfo
-from ckpt_cli.selecting import Selection, compare_copies, select_tensors
+from ckpt_cli.selecting import PEFT, Selection, compare_copies, select_tensors
 from ckpt_cli.state_folder import state_files
 from ckpt_cli.states import read_state
 from ckpt_cli.styles import FolderStyle, style_of
@@ -52,6 +54,8 @@ class MergeOptions:
     key_map: str | os.PathLike[str] | None = None
     match_base: bool = False
     fill_missing_from_base: bool = False
+    carry_from_base: tuple[str, ...] = ()
+    allow_missing: tuple[str, ...] = ()
     drop_extra: bool = False
     compare: bool = False
     names: Naming = "hub"
@@ -80,12 +84,13 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One component on its way into a folder; ``lora`` tells what became of its adapters."""
+    """One component on its way into a folder; ``claim`` is what may be said of its names, ``lora`` what became of its adapters."""
 
     opened: OpenedComponent
     selection: Selection
     plan: plan.Plan
     notes: tuple[Note, ...]
+    claim: Claim
     lora: LoraInfo | None = None
 
 
@@ -111,7 +116,10 @@ def check_options(options: MergeOptions, output: object, base: object) -> None:
     if options.in_place and options.overwrite:
         raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
     check_writing(options.weights_name, options.jobs, options.max_shard_size)
-    wants_base = [name for name in ("match_base", "fill_missing_from_base", "drop_extra", "compare") if getattr(options, name)]
+    needing = ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare")
+    wants_base = [name for name in needing if getattr(options, name)]
+    if options.dtype == BASE and base is None:
+        raise UsageError("--dtype base needs a base", hint="pass --base with the folder of the base model")
     if wants_base and base is None:
         raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
     if options.in_place and options.lora == "both":
@@ -124,13 +132,19 @@ def check_options(options: MergeOptions, output: object, base: object) -> None:
 
 def open_base(folder: Path, files: Files, options: MergeOptions) -> Base:
     """The base model, with its weights if it has any. Raises NotFound if it has none and the options need them."""
-    matches = [match for match in recognise(folder) if match.trouble is None]
-    if matches:
-        return Base(folder, describe(matches[0], files, ReadOptions()))
-    if options.match_base or options.compare:
-        hint = "pass the folder of the model with its weights"
-        raise NotFound("the base has no weights to compare with", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
+    needed = options.match_base or options.compare or options.carry_from_base or options.dtype == BASE
+    if needed or any(match.trouble is None for match in recognise(folder)):
+        return Base(folder, weights_of_base(folder, files))
     return Base(folder, None)
+
+
+def weights_of_base(folder: Path, files: Files) -> Component:
+    """The weights of a base model. Raises NotFound if it has none."""
+    matches = [match for match in recognise(folder) if match.trouble is None]
+    if not matches:
+        hint = "pass the folder of the model with its weights"
+        raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
+    return describe(matches[0], files, ReadOptions())
 
 
 def planned_jobs(
@@ -193,6 +207,9 @@ def _job(
     options: MergeOptions,
 ) -> Job:
     parts = _parts(group, style, base, rules, options)
+    for part in parts:
+        held = base.component.tensors if base is not None and base.component is not None else None
+        refuse_lacking(part.claim, part.selection.tensors, held, options.names)
     loaded = options.weights_name or style.loaded
     whole = plan.united(
         [part.plan for part in parts], INDEX if style.loaded else parts[0].plan.index_name, loaded if style.loaded else None
@@ -218,9 +235,10 @@ def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base:
 def _adapter_part(component: OpenedComponent, base: Base | None, options: MergeOptions) -> tuple[Part, bytes]:
     """The adapters of a component, planned, and their config."""
     adapter = exported_adapter(component, os.path.abspath(base.folder) if base is not None else None, options.lora_alpha)
-    selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), 0, (), {}, "those of PEFT's adapter files")
+    selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), (), (), {}, PEFT, "native")
+    claim = Claim("those of PEFT's adapter files", None, (), {})
     made = plan.make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS)
-    return Part(component, selection, made, adapter.notes, adapter.info), adapter.config
+    return Part(component, selection, made, adapter.notes, claim, adapter.info), adapter.config
 
 
 def _parts(
@@ -276,6 +294,12 @@ def _part(
         adapters=options.lora == "keep",
     )
     notes = [*lora_notes, *selection.notes]
+    if options.carry_from_base and base is not None and base.component is not None:
+        there = {*selection.tensors, *selection.dropped, *selection.filtered}
+        carried, more = carried_tensors(there, base.component.tensors, options.carry_from_base)
+        selection, notes = replace(selection, tensors={**selection.tensors, **carried}), [*notes, *more]
+        for tensor in carried.values():
+            notes += compare_copies(tensor, options.allow_unequal_replicas) if tensor.check_copies else ()
     dtypes = None
     if options.match_base and base is not None and base.component is not None:
         for head, embedding in _lacking_heads(selection, base.component.tensors, config, options).items():
@@ -293,9 +317,13 @@ def _part(
         selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})
         dtypes = matched.dtypes if options.dtype is None else None
         notes += matched.notes
+    if options.dtype == BASE and base is not None and base.component is not None:
+        dtypes, more = dtypes_of_base(selection.tensors, base.component.tensors)
+        notes += more
+    claim = _claim(selection, config, options)
     made = plan.make_plan(
         selection.tensors,
-        dtype=options.dtype or "keep",
+        dtype="keep" if options.dtype in (None, BASE) else options.dtype,
         dtypes=dtypes,
         max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
         weights_name=weights_name,
@@ -309,7 +337,20 @@ def _part(
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
-    return Part(component, selection, made, tuple(notes), lora)
+    return Part(component, selection, made, (*notes, *claim.notes), claim, lora)
+
+
+def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim:
+    """What may be said of the names of a selection."""
+    if options.lora == "keep" and has_adapters(selection.tensors):
+        return Claim("PEFT's, as they are", None, (), {})
+    shapes = {name: tensor.shape for name, tensor in selection.tensors.items()}
+    on_purpose = {*selection.filtered, *selection.dropped}
+    claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=on_purpose)
+    if options.match_base:
+        # The base decides what belongs to the model, also where its config has a place for more.
+        return replace(claim, lacking={})
+    return without_allowed(claim, options.allow_missing)
 
 
 def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:

@@ -102,6 +102,7 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
         "base": None if base is None else os.path.abspath(base.folder),
         "elements": job.plan.elements,
         "dropped": dict(job.plan.dropped),
+        "names": [part.claim.text for part in job.parts],
     }
     unwanted = ("dry_run", "overwrite", "jobs", "checksum", "verify")
     settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in unwanted}
@@ -129,7 +130,8 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
         **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),
         state=job.state_files,
         lora=job.parts[0].lora,
-        naming=job.parts[0].selection.naming,
+        naming=job.parts[0].claim.text,
+        compared=job.parts[0].claim.comparison,
         component=job.name,
         output=str(job.output),
         covered_elements=sum(piece.box.numel for tensor in tensors for piece in tensor.pieces),

@@ -50,7 +50,7 @@ class Publication:
 
 def as_tuples(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options with one value where several may be given, as a tuple of it: include="*.mlp.*", steps=100."""
-    several = ("include", "exclude", "steps", "weights")
+    several = ("include", "exclude", "allow_missing", "carry_from_base", "steps", "weights")
     return {name: (value,) if name in several and isinstance(value, (str, int, float)) else value for name, value in options.items()}
 
 

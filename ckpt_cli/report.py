@@ -218,6 +218,7 @@ class SourceComparison(Frozen):
 class VerifyResult(Frozen):
     """What `verify` found. ``levels`` are the checks that ran; ``naming`` says with whose names the tensors were compared.
 
+    ``names`` is what came of that, in a line.
     ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_by`` the command that would merge it
     again; ``expected`` counts the tensors that the model
     class has, None if that is not known; ``bytes_read`` of ``bytes`` were read for ``full``.
@@ -237,6 +238,7 @@ class VerifyResult(Frozen):
     made_by: tuple[str, ...] = ()
     expected: int | None = None
     naming: str | None = None
+    names: str | None = None
     checksums: int = 0
     bytes_read: int = 0
     findings: tuple[Finding, ...] = ()
@@ -254,8 +256,28 @@ class VerifyResult(Frozen):
         return 1 if self.of_severity("error") else 0
 
 
+class ClassComparison(Frozen):
+    """Tensors against those of the model class that config.json names; ``shapes``: shapes were compared as well as names.
+
+    ``fitting`` of ``expected`` tensors of the class are there (``expected`` is None where only names by pattern are known). ``extra``
+    are tensors without a place in the class.
+    """
+
+    architecture: str
+    origin: str
+    shapes: bool
+    expected: int | None
+    fitting: int
+    missing: tuple[str, ...] = ()
+    reshaped: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+
 class WrittenFolder(Frozen):
-    """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are."""
+    """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are.
+
+    ``compared`` is what the names were compared with, None where nothing is known to compare them with (``naming`` says why).
+    """
 
     component: str
     output: str
@@ -268,6 +290,7 @@ class WrittenFolder(Frozen):
     cast: int
     renamed: int
     naming: str
+    compared: ClassComparison | None = None
     dropped: dict[str, str]
     left_out: int
     assets: tuple[str, ...]

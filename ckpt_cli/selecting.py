@@ -7,33 +7,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+from ckpt_cli.class_fit import KnownClass, changed_prefix, common_prefix, known_class
 from ckpt_cli.errors import Inconsistent, NotFound, Unsupported, UsageError
 from ckpt_cli.formats.base import Naming
 from ckpt_cli.hub_names import hub_tensors, unknown_operations
-from ckpt_cli.hub_rules import HubRules, rules_for
+from ckpt_cli.hub_rules import rules_for
 from ckpt_cli.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.model import Component, Note, Tensor
-from ckpt_cli.model_config import architecture
 from ckpt_cli.names import foreign_names, printable, stripped_names
 from ckpt_cli.probe import unequal_copies
 from ckpt_cli.tying import find_ties
+
+PEFT = "these are LoRA adapters, which a model class knows nothing of"
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The tensors to write, by output name, and what became of the others: ``dropped`` with the reason, counts for the rest.
 
-    ``tied`` maps tensors that were left out to those that they are tied to; ``naming`` says whose names these are.
+    ``tied`` maps tensors that were left out to those that they are tied to; ``filtered`` names those that filters left out, under
+    the names that they would have. ``kind`` is the class whose tensors these should be, with names of ``naming``, or why there is
+    nothing to compare with.
     """
 
     tensors: dict[str, Tensor]
     dropped: dict[str, str]
     renamed: int
-    left_out: int
+    filtered: tuple[str, ...]
     notes: tuple[Note, ...]
     tied: Mapping[str, str]
-    naming: str
+    kind: KnownClass | str
+    naming: Naming = "hub"
+
+    @property
+    def left_out(self) -> int:
+        return len(self.filtered)
 
     def with_head(self, head: str, embedding: str) -> Selection:
         """With a tied output head as well, as its embedding: for a base that stores both."""
@@ -73,9 +82,30 @@ def select_tensors(
             dropped[short] = "left out by the key map"
         else:
             native[new] = component.tensors[old]
-    hub = rules_for(config)
+    if names not in get_args(Naming):
+        raise UsageError(f"unknown kind of names {names}", expected=", ".join(get_args(Naming)))
     kept_adapters = adapters and has_adapters(native)
-    tensors, naming = (dict(native), "PEFT's, as they are") if kept_adapters else _named(native, hub, config, names)
+    kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})
+    if isinstance(kind, KnownClass):
+        config = kind.config
+        if kind.chosen:
+            text = f"config.json names no class: these are compared with {printable(kind.kind)}, the class of its model type that fits"
+            notes.append(Note("info", "class-chosen", text))
+        if names == "hub":
+            native, more = _with_prefix_of(native, kind)
+            notes += more
+    hub = kind.rules if isinstance(kind, KnownClass) else rules_for(config)
+    naming: Naming = names
+    tensors = dict(native)
+    if names == "hub" and hub is not None and not kept_adapters:
+        unknown = unknown_operations(hub)
+        if unknown:
+            naming = "native"
+            text = f"names stay as trained: {hub.architecture} is re-cut by {', '.join(unknown)}, which is not known here"
+            notes.append(Note("warning", "native-names", text))
+        else:
+            ignored = set(hub.ignored)
+            tensors = hub_tensors({name: tensor for name, tensor in native.items() if name not in ignored}, hub, config)
     if kept_adapters:
         notes.append(Note("warning", "lora-kept", "these are the names of PEFT, which no model class loads: for tools that know LoRA"))
     kept = {name: tensor for name, tensor in tensors.items() if is_wanted(name, include, exclude)}
@@ -112,25 +142,25 @@ def select_tensors(
             del kept[name]
     notes += differing
     renamed = sum(new not in component.tensors for new in kept)
-    return Selection(kept, dropped, renamed, len(tensors) - len(kept) - len(tied), tuple(notes), tied, naming)
+    filtered = tuple(name for name in tensors if name not in kept and name not in tied)
+    return Selection(kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming)
 
 
-def _named(native: Mapping[str, Tensor], hub: HubRules | None, config: Mapping[str, Any], names: Naming) -> tuple[dict[str, Tensor], str]:
-    """The tensors under the wanted names, and whose names these are."""
-    kind = architecture(config)
-    if names not in get_args(Naming):
-        raise UsageError(f"unknown kind of names {names}", expected=", ".join(get_args(Naming)))
-    if names == "native":
-        return dict(native), "as trained"
-    if hub is None:
-        why = "no config.json names an architecture" if kind is None else f"transformers does not know {printable(kind)}"
-        return dict(native), f"as trained: {why}"
-    unknown = unknown_operations(hub)
-    if unknown:
-        return dict(native), f"as trained: {hub.architecture} is re-cut by {', '.join(unknown)}, which is not known here"
-    ignored = set(hub.ignored)
-    wanted = {name: tensor for name, tensor in native.items() if name not in ignored}
-    return hub_tensors(wanted, hub, config), f"those of the hub for {hub.architecture} ({hub.origin})"
+def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], list[Note]]:
+    """The tensors with the prefix that their class has, where all of them begin otherwise."""
+    change = common_prefix(kind, {name: tensor.shape for name, tensor in native.items()})
+    if change == ("", ""):
+        return native, []
+    renamed = {changed_prefix(name, change): tensor for name, tensor in native.items()}
+    if len(renamed) < len(native):
+        return native, []
+    old, new = change
+    done = (
+        f"every name begins with {printable(old)}, which was taken away"
+        if old
+        else f"no name begins with {printable(new)}, which was added"
+    )
+    return renamed, [Note("info", "prefix", f"{done}, which makes them those of {printable(kind.kind)}")]
 
 
 def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:

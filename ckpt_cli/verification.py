@@ -194,6 +194,7 @@ def _report(
         levels=tuple(levels),
         expected=config.expected,
         naming=config.naming,
+        names=config.names,
         findings=tuple(sorted(found, key=lambda item: ("error", "warning", "info").index(item.severity))),
         seconds=time.monotonic() - started,
         **measured,

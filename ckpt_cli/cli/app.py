@@ -12,7 +12,7 @@ from ckpt_cli.cli.text import argument, parse_list, parse_share, parse_size
 from ckpt_cli.formats.base import LoraMode, Naming
 from ckpt_cli.progress import Progress
 
-BASE_PANEL = "Against a base model"
+BASE_PANEL = options.BASE_PANEL
 LORA_PANEL = "LoRA"
 
 app = typer.Typer(
@@ -133,11 +133,14 @@ def merge(
     also: options.Also = None,
     base: options.Base = None,
     match_base: Annotated[
-        bool, typer.Option("--match-base", help="Give the output the names, shapes and dtypes of the base.", rich_help_panel=BASE_PANEL)
+        bool,
+        typer.Option("--match-base", help="Give the output the names, shapes and dtypes of the base.", rich_help_panel=BASE_PANEL),
     ] = False,
     fill_missing_from_base: Annotated[
-        bool, typer.Option("--fill-missing-from-base", help="Take tensors that the run lacks from the base.", rich_help_panel=BASE_PANEL)
+        bool,
+        typer.Option("--fill-missing-from-base", help="Take tensors that the run lacks from the base.", rich_help_panel=BASE_PANEL),
     ] = False,
+    carry_from_base: options.CarryFromBase = None,
     drop_extra: Annotated[
         bool, typer.Option("--drop-extra", help="Leave out tensors that the base has not.", rich_help_panel=BASE_PANEL)
     ] = False,
@@ -165,6 +168,7 @@ def merge(
     weights_name: options.WeightsName = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
+    allow_missing: options.AllowMissing = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="Add the files to the checkpoint folder; replaces nothing.")] = False,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,
@@ -196,6 +200,8 @@ def merge(
             dtype=dtype,
             match_base=match_base,
             fill_missing_from_base=fill_missing_from_base,
+            carry_from_base=tuple(carry_from_base or ()),
+            allow_missing=tuple(allow_missing or ()),
             drop_extra=drop_extra,
             compare=compare,
             names=names,
@@ -323,12 +329,14 @@ def average(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse integers that differ instead of taking the newest.")] = False,
     also: options.Also = None,
     base: options.Base = None,
+    carry_from_base: options.CarryFromBase = None,
     names: options.Names = "hub",
     key_map: options.KeyMap = None,
     max_shard_size: options.MaxShardSize = None,
     weights_name: options.WeightsName = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
+    allow_missing: options.AllowMissing = None,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,
     checksum: options.Checksum = False,
@@ -378,6 +386,8 @@ def average(
             weights_name=weights_name,
             include=tuple(include or ()),
             exclude=tuple(exclude or ()),
+            carry_from_base=tuple(carry_from_base or ()),
+            allow_missing=tuple(allow_missing or ()),
             overwrite=overwrite,
             jobs=jobs,
             dry_run=dry_run,

@@ -10,6 +10,7 @@ from ckpt_cli.cli.session import ColorMode, ProgressMode
 from ckpt_cli.formats.base import Naming, ShardOrder
 
 OUTPUT_PANEL = "What is printed"
+BASE_PANEL = "Against a base model"
 
 Path = Annotated[str, typer.Argument(metavar="PATH", help="A run, a step, a component folder or a file.", show_default=False)]
 Type = Annotated[
@@ -38,7 +39,7 @@ Output = Annotated[
 ]
 Dtype = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--dtype", metavar="DTYPE", help="keep (default), fp32, bf16 or fp16; only floats are cast.", show_default=False),
+    typer.Option("--dtype", metavar="DTYPE", help="keep (default), fp32, bf16, fp16, or base; only floats are cast.", show_default=False),
 ]
 Names = Annotated[Naming, typer.Option("--names", help="Tensor names and layouts: as save_pretrained writes them, or as trained.")]
 KeyMap = Annotated[
@@ -60,6 +61,20 @@ Include = Annotated[
 Exclude = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--exclude", metavar="GLOB", help="Not these tensors.", show_default=False),
+]
+CarryFromBase = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--carry-from-base",
+        metavar="GLOB",
+        help="Take these tensors, which the run lacks, from the base.",
+        show_default=False,
+        rich_help_panel=BASE_PANEL,
+    ),
+]
+AllowMissing = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--allow-missing", metavar="GLOB", help="Write without tensors that the model class needs.", show_default=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that ckpt wrote.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and print, write nothing.")]

@@ -70,6 +70,8 @@ def _headers(result: VerifyResult) -> str:
 
 
 def _names(result: VerifyResult) -> str:
+    if result.expected is None and result.names is not None:
+        return result.names
     if result.expected is None:
         codes = {item.code: item.message for item in result.findings}
         why = "there is no config.json" if "no-config" in codes else codes.get("not-compared", "")

@@ -1,0 +1,245 @@
+"""How tensors compare with those of the model class that a config names: the only ground for saying whose names they are.
+
+The class is asked about by way of transformers (names and shapes, `expected_tensors`), or known from the shipped names
+(`class_names`). What neither knows is not compared, and that is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckpt_cli.class_names import ClassNames, class_names, fitting_class
+from ckpt_cli.expected_tensors import Expected, expected_tensors
+from ckpt_cli.geometry import Shape
+from ckpt_cli.hub_names import native_names, renamed_for_hub
+from ckpt_cli.hub_rules import HubRules, rules_for
+from ckpt_cli.model_config import Config, architecture
+from ckpt_cli.names import printable
+from ckpt_cli.patterns import pattern_of
+from ckpt_cli.value_models import repaired_class
+
+Naming = Literal["hub", "native", "older"]
+
+WORDS = {"gamma": "weight", "beta": "bias"}
+"""TensorFlow's words for a norm's parameters, in files of BERT's time."""
+
+TRL = "pretrained_model."
+"""What TRL's models with a value head put in front of the names of the model inside."""
+
+VALUE_HEAD = re.compile(r"v_head\..*")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownClass:
+    """A model class, and what is known of its tensors: all of them with shapes, or names by pattern.
+
+    ``chosen``: the config names no class, and this one of its model type fits the tensors.
+    """
+
+    kind: str
+    known: Expected | ClassNames
+    rules: HubRules | None
+    config: Config
+    chosen: bool = False
+
+    @property
+    def origin(self) -> str:
+        return self.known.origin
+
+    def count(self, shapes: Mapping[str, Shape]) -> int:
+        """How many names, in memory or on the hub, of this or of older versions of transformers, the class knows."""
+        strange = [name for name in shapes if not self._knows(name)]
+        if not strange or self.rules is None:
+            return len(shapes) - len(strange)
+        native = native_names(shapes, self.rules)
+        return len(shapes) - sum(not self._knows(native[name]) for name in strange)
+
+    def _knows(self, name: str) -> bool:
+        if isinstance(self.known, Expected):
+            return name in self.known.native or name in self.known.hub or name in self.known.tied
+        pattern = pattern_of(name)[0]
+        return pattern in self.known.native or pattern in self.known.hub
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a comparison with a class gave.
+
+    ``expected`` counts the tensors of the class that a file must have (None: only names by pattern were compared), ``fitting`` how
+    many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``extra`` has
+    no place in the class. Of patterns, ``missing`` are those that no tensor has, with an empty shape.
+    """
+
+    kind: str
+    origin: str
+    naming: Naming
+    fitting: int
+    expected: int | None
+    missing: Mapping[str, Shape] = field(default_factory=dict)
+    reshaped: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    extra: tuple[str, ...] = ()
+    prefix: str = ""
+
+    @property
+    def faults(self) -> int:
+        return len(self.missing) + len(self.reshaped) + len(self.extra)
+
+
+def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str:
+    """The class of a model, by its config and tensors, or why its tensors are not known. Custom code is never run.
+
+    A config that names no class means the one of its model type whose tensors fit; that of a critic the class with its head.
+    """
+    if "quantization_config" in config:
+        return "the config says that weights are quantised: names and shapes are those of the method"
+    chosen = None
+    if config and architecture(config) is None and not config.get("auto_map"):
+        chosen = fitting_class(config, shapes)
+        config = {**config, "architectures": [chosen]} if chosen is not None else config
+    else:
+        config = {**config, **repaired_class(config, shapes)}
+    kind = architecture(config)
+    if not config:
+        return "there is no config.json"
+    if kind is None:
+        return "config.json names no architecture"
+    expected = expected_tensors(config)
+    known = class_names(config) if isinstance(expected, str) and not config.get("auto_map") else expected
+    if known is None or isinstance(known, str):
+        return str(expected)
+    return KnownClass(kind, known, rules_for(config), config, chosen is not None)
+
+
+def common_prefix(kind: KnownClass, shapes: Mapping[str, Shape]) -> tuple[str, str]:
+    """What all names begin with and what must stand there instead, so that they are names of the class: ("net.", ""), say.
+
+    A value head beside the model need not share the prefix. Two empty texts if the names fit as they are, or nothing makes them fit.
+    """
+    inner = {name: shape for name, shape in shapes.items() if not VALUE_HEAD.fullmatch(name)}
+    best, change = kind.count(inner), ("", "")
+    if not inner or best == len(inner):
+        return change
+    for prefix in _shared(list(inner)):
+        count = kind.count({name.removeprefix(prefix): shape for name, shape in inner.items()})
+        if count > best and 2 * count >= len(inner):
+            best, change = count, (prefix, "")
+    if not best and kind.known.prefix:
+        added = f"{kind.known.prefix}."
+        count = kind.count({added + name: shape for name, shape in inner.items()})
+        if 2 * count >= len(inner):
+            change = ("", added)
+    return change
+
+
+def _shared(names: Sequence[str]) -> Iterator[str]:
+    """The prefixes, ending in a dot, that all names have, the shortest first."""
+    parts = [name.split(".")[:-1] for name in (min(names), max(names))]
+    prefix = ""
+    for one, other in zip(*parts, strict=False):
+        if one != other:
+            return
+        prefix += f"{one}."
+        yield prefix
+
+
+def changed_prefix(name: str, change: tuple[str, str]) -> str:
+    """A name with one prefix in place of another."""
+    old, new = change
+    return new + name.removeprefix(old) if name.startswith(old) else name
+
+
+def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Naming] = ("hub", "native", "older")) -> Fit:
+    """Differences to the tensors of a class, under those of the ``namings`` that fit best.
+
+    TRL's prefix is looked past, and its value head has no place in the class.
+    """
+    heads = [name for name in shapes if VALUE_HEAD.fullmatch(name)]
+    inner = {name.removeprefix(TRL): shape for name, shape in shapes.items() if name not in heads}
+    wrapped = bool(heads) and any(name.startswith(TRL) for name in shapes)
+    held = inner if wrapped else dict(shapes)
+    fits = [fit for naming in namings for fit in _fits(held, kind, naming)]
+    best = min(fits, key=lambda fit: fit.faults)
+    return Fit(
+        best.kind,
+        best.origin,
+        best.naming,
+        best.fitting,
+        best.expected,
+        best.missing,
+        best.reshaped,
+        (*best.extra, *(heads if wrapped else ())),
+        TRL if wrapped else best.prefix,
+    )
+
+
+def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Iterator[Fit]:
+    if naming == "older":
+        older = shapes if kind.rules is None else renamed_for_hub(shapes, kind.rules)
+        for held, prefix in _older_forms(older, kind.known.prefix):
+            yield _fit(held, kind, "older", prefix)
+    else:
+        yield _fit(shapes, kind, naming, "")
+
+
+def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming, prefix: str) -> Fit:
+    known = kind.known
+    if isinstance(known, ClassNames):
+        wanted = known.native if naming == "native" else known.hub
+        patterns = {name: pattern_of(name)[0] for name in held}
+        extra = tuple(name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name))
+        tied = _tied_patterns(kind, wanted)
+        lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
+        return Fit(kind.kind, kind.origin, naming, len(held) - len(extra), None, lacking, {}, extra, prefix)
+    shapes = known.native if naming == "native" else known.hub
+    partners = {**known.tied, **{source: name for name, source in known.tied.items()}}
+    missing = {
+        name: shape
+        for name, shape in shapes.items()
+        if name not in held and partners.get(name) not in held and not _matches(known.optional, name)
+    }
+    reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
+    places = {*shapes, *known.tied}
+    extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
+    return Fit(kind.kind, kind.origin, naming, len(shapes) - len(missing) - len(reshaped), len(shapes), missing, reshaped, extra, prefix)
+
+
+def _tied_patterns(kind: KnownClass, wanted: frozenset[str]) -> set[str]:
+    """Names that may be missing since the class ties them, or may tie them, to others."""
+    expressions = kind.rules.tied if kind.rules is not None else {}
+    return {name for name in wanted if any(re.fullmatch(target, name.replace("{}", "0")) for target in expressions)}
+
+
+def _older_forms(shapes: Mapping[str, Shape], prefix: str) -> Iterator[tuple[Mapping[str, Shape], str]]:
+    """The same under other names that loaders of transformers understand, and the prefix that was in the way or lacking.
+
+    With or without the prefix of the base model, and TensorFlow's words.
+    """
+    words = {name: re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{WORDS[m[1]]}", name) for name in shapes}
+    start = f"{prefix}."
+    for renamed, changed in (
+        (words, ""),
+        ({name: f"{start}{new}" for name, new in words.items()}, f"-{start}"),
+        ({name: new.removeprefix(start) for name, new in words.items()}, f"+{start}"),
+    ):
+        if len(set(renamed.values())) == len(shapes):
+            yield {renamed[name]: shape for name, shape in shapes.items()}, changed
+
+
+def _matches(expressions: tuple[str, ...], name: str) -> bool:
+    return any(re.search(expression, name) for expression in expressions)
+
+
+NAMINGS: Mapping[Naming, str] = {"hub": "those of the hub", "native": "as trained", "older": "those of an older version"}
+
+
+def claim(fit: Fit) -> str:
+    """What the comparison allows to say about names, in numbers."""
+    kind = printable(fit.kind)
+    others = f", {len(fit.extra)} others" if fit.extra else ""
+    if fit.expected is None:
+        known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known of {kind} ({fit.origin})"
+        return f"{NAMINGS[fit.naming]}: {known}, shapes not compared"
+    return f"{NAMINGS[fit.naming]}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"

@@ -86,10 +86,14 @@ def claim_for(
     notes += _different_shapes(fit, kind)
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
     if foreign:
-        kinds = _grouped(foreign)
-        plural = "tensor has" if len(foreign) == 1 else "tensors have"
-        text = f"{len(foreign)} {plural} no place in {printable(kind.kind)}, whose loader ignores them: {few(kinds)}"
-        notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
+        kinds = few(_grouped(foreign))
+        if fit.expected is None:
+            text = f"{len(foreign)} names are not among those known of {printable(kind.kind)}: {kinds}"
+            notes.append(Note("warning", "unknown-names", f"{text}; with transformers installed they are compared"))
+        else:
+            plural = "tensor has" if len(foreign) == 1 else "tensors have"
+            text = f"{len(foreign)} {plural} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
+            notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
     return Claim(claim(fit), fit, tuple(notes), lacking, printable(kind.kind))
 
 
@@ -143,6 +147,8 @@ def _counted(made: Claim, absent: Sequence[str]) -> str:
 
 def _glob(names: Sequence[str]) -> str:
     """One glob for all of these names: with their numbers open, or what they all begin with."""
+    if len(names) == 1:
+        return names[0]
     patterns = {pattern_of(name)[0].replace("{}", "*") for name in names}
     if len(patterns) == 1:
         return patterns.pop()

@@ -107,29 +107,29 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
     if kind is None:
         return "config.json names no architecture"
     expected = expected_tensors(config)
-    known = class_names(config) if isinstance(expected, str) and not config.get("auto_map") else expected
-    if known is None or isinstance(known, str):
+    rules = rules_for(config)
+    known = (class_names(config) if rules is not None else None) if isinstance(expected, str) else expected
+    if known is None:
         return str(expected)
-    return KnownClass(kind, known, rules_for(config), config, chosen is not None)
+    return KnownClass(kind, known, rules, config, chosen is not None)
 
 
 def common_prefix(kind: KnownClass, shapes: Mapping[str, Shape]) -> tuple[str, str]:
     """What all names begin with and what must stand there instead, so that they are names of the class: ("net.", ""), say.
 
-    A value head beside the model need not share the prefix. Two empty texts if the names fit as they are, or nothing makes them fit.
+    Two empty texts if the names fit as they are, or nothing makes them fit.
     """
-    inner = {name: shape for name, shape in shapes.items() if not VALUE_HEAD.fullmatch(name)}
-    best, change = kind.count(inner), ("", "")
-    if not inner or best == len(inner):
+    best, change = kind.count(shapes), ("", "")
+    if not shapes or best == len(shapes):
         return change
-    for prefix in _shared(list(inner)):
-        count = kind.count({name.removeprefix(prefix): shape for name, shape in inner.items()})
-        if count > best and 2 * count >= len(inner):
+    for prefix in _shared(list(shapes)):
+        count = kind.count({name.removeprefix(prefix): shape for name, shape in shapes.items()})
+        if count > best and 2 * count >= len(shapes):
             best, change = count, (prefix, "")
     if not best and kind.known.prefix:
         added = f"{kind.known.prefix}."
-        count = kind.count({added + name: shape for name, shape in inner.items()})
-        if 2 * count >= len(inner):
+        count = kind.count({added + name: shape for name, shape in shapes.items()})
+        if 2 * count >= len(shapes):
             change = ("", added)
     return change
 
@@ -193,7 +193,8 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming, prefix: st
         tied = _tied_patterns(kind, wanted)
         lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
         return Fit(kind.kind, kind.origin, naming, len(held) - len(extra), None, lacking, {}, extra, prefix)
-    shapes = known.native if naming == "native" else known.hub
+    native = {name: shape for name, shape in known.native.items() if name in held or name not in known.tied}
+    shapes = native if naming == "native" else known.hub
     partners = {**known.tied, **{source: name for name, source in known.tied.items()}}
     missing = {
         name: shape
@@ -239,7 +240,8 @@ def claim(fit: Fit) -> str:
     """What the comparison allows to say about names, in numbers."""
     kind = printable(fit.kind)
     others = f", {len(fit.extra)} others" if fit.extra else ""
+    whose = f"those of TRL, behind {TRL.removesuffix('.')}" if fit.prefix == TRL else NAMINGS[fit.naming]
     if fit.expected is None:
         known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known of {kind} ({fit.origin})"
-        return f"{NAMINGS[fit.naming]}: {known}, shapes not compared"
-    return f"{NAMINGS[fit.naming]}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"
+        return f"{whose}: {known}, shapes not compared"
+    return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"

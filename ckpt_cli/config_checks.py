@@ -118,7 +118,8 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         code = "extra-layer" if fit.expected is not None and pattern_of(name)[0] in patterns else "extra-tensor"
         held = shapes.get(name, shapes.get(fit.prefix + name))
         shown = f" (shape {shape_text(held)})" if held is not None else ""
-        found.append(finding(code, f"the class has none of this name{shown}", tensor=name))
+        what = "the class has none of this name" if fit.expected is not None else "not among the names known of the class"
+        found.append(finding(code, f"{what}{shown}", tensor=name))
     if isinstance(kind.known, Expected) and fit.naming != "native":
         tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub]
         partners = {name: kind.known.tied[name] for name in tied}

@@ -91,7 +91,7 @@ def select_tensors(
         if kind.chosen:
             text = f"config.json names no class: these are compared with {printable(kind.kind)}, the class of its model type that fits"
             notes.append(Note("info", "class-chosen", text))
-        if names == "hub":
+        if names == "hub" and not rules:
             native, more = _with_prefix_of(native, kind)
             notes += more
     hub = kind.rules if isinstance(kind, KnownClass) else rules_for(config)
@@ -155,12 +155,8 @@ def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[s
     if len(renamed) < len(native):
         return native, []
     old, new = change
-    done = (
-        f"every name begins with {printable(old)}, which was taken away"
-        if old
-        else f"no name begins with {printable(new)}, which was added"
-    )
-    return renamed, [Note("info", "prefix", f"{done}, which makes them those of {printable(kind.kind)}")]
+    done = f"{printable(old)} was taken away from every name" if old else f"{printable(new)} was put in front of every name"
+    return renamed, [Note("info", "prefix", f"{done}: they are those of {printable(kind.kind)} now")]
 
 
 def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:

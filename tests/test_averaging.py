@@ -307,7 +307,7 @@ class TestWhatIsWritten:
         ]
         assert output.bytes_read == sum(source.bytes for source in output.sources) - 3 * 8, "what is copied is read once"
         assert (result.checkpoint.step, result.dry_run) == (20, False)
-        assert codes(result).keys() == {"step-skipped"}
+        assert codes(result).keys() == {"step-skipped", "extra-tensors"}
 
     def test_leaves_the_sources_alone(self, copy: Copy, tmp_path: Path) -> None:
         run = copy("layouts", "verl-run", "run")
@@ -327,7 +327,12 @@ class TestWhatIsWritten:
     def test_is_selected_and_renamed_as_by_merge(self, layouts: Path, tmp_path: Path) -> None:
         layout = layouts / "verl-run"
         (tmp_path / "map.json").write_text(json.dumps({"rules": [{"match": r"model\.(.*)", "to": r"\1"}]}))
-        options: dict[str, Any] = {"include": ("layers.0.*", "norm.weight"), "exclude": ("*.mlp.*",), "key_map": tmp_path / "map.json"}
+        options: dict[str, Any] = {
+            "include": ("layers.0.*", "norm.weight"),
+            "exclude": ("*.mlp.*",),
+            "key_map": tmp_path / "map.json",
+            "names": "native",
+        }
         result = average(layout / "run", tmp_path / "out", last=2, **options)
         whole = mean([load(layout / "expected-actor-10.safetensors"), load(layout / "expected.safetensors")], [1, 1], 2)
         expected = {

@@ -46,7 +46,8 @@ class TestEveryArchitecture:
         run = trained(build(*MODELS[name]), tmp_path)
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
-        assert result.outputs[0].naming.startswith(f"those of the hub for {MODELS[name][0]} (transformers")
+        count = len(load(tmp_path / "saved"))
+        assert result.outputs[0].naming.startswith(f"those of the hub: {count} of {count} tensors of {MODELS[name][0]} (transformers")
 
     @pytest.mark.parametrize("names", ["hub", "native"])
     def test_is_verified_without_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, names: Naming) -> None:
@@ -55,9 +56,10 @@ class TestEveryArchitecture:
         run = trained(build(*MODELS[name]), tmp_path)
         ckpt_cli.merge(run, tmp_path / "out", names=names)
         result = ckpt_cli.verify(tmp_path / "out", full=True, against=run)
-        assert [item for item in result.findings if item.severity != "info"] == []
+        # The default configs of some ask for multi-token prediction, which transformers has no place for.
+        assert {item.code for item in result.findings if item.severity != "info"} <= {"no-prediction-layers"}
         assert not {"not-compared", "extra-tensor", "tied-stored"} & {item.code for item in result.findings}
-        assert result.expected == len(load(tmp_path / "saved"))
+        assert result.expected == len(load(tmp_path / ("saved" if names == "hub" else "out")))
         assert result.against[0].identical
 
     def test_is_left_alone_if_it_has_these_names_already(self, tmp_path: Path, name: str) -> None:
@@ -87,7 +89,7 @@ def test_names_as_trained_are_kept_on_request(tmp_path: Path) -> None:
     run = trained(model, tmp_path)
     result = ckpt_cli.merge(run, tmp_path / "out", names="native")
     assert load(tmp_path / "out").keys() == model.state_dict().keys()
-    assert result.outputs[0].naming == "as trained"
+    assert result.outputs[0].naming.startswith("as trained: 25 of 25 tensors of Qwen3MoeForCausalLM")
 
 
 class TestCritics:
@@ -132,20 +134,21 @@ class TestWhatIsNotKnown:
         config = run / "huggingface" / "config.json"
         config.write_text(config.read_text().replace("Qwen2ForCausalLM", "SomethingNew"))
         result = ckpt_cli.merge(run, tmp_path / "out")
-        assert result.outputs[0].naming == "as trained: transformers does not know SomethingNew"
+        assert result.outputs[0].naming == "as trained, not compared: transformers 5.24.0 cannot build SomethingNew from this config"
         assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
 
     def test_without_a_config_the_names_are_those_of_the_training(self, tmp_path: Path) -> None:
         run = trained(build(*MODELS["qwen2"]), tmp_path)
         (run / "huggingface" / "config.json").unlink()
-        assert ckpt_cli.merge(run, tmp_path / "out").outputs[0].naming == "as trained: no config.json names an architecture"
+        assert ckpt_cli.merge(run, tmp_path / "out").outputs[0].naming == "as trained, not compared: there is no config.json"
 
     @pytest.mark.parametrize("name", COMPILED)
     def test_a_composition_is_compiled_once_and_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         run = trained(build(*COMPILED[name]), tmp_path)
         result = ckpt_cli.merge(run, tmp_path / "out")
-        assert result.outputs[0].naming.endswith("compiled for this config)")
+        count = len(load(tmp_path / "saved"))
+        assert result.outputs[0].naming.startswith(f"those of the hub: {count} of {count} tensors of {COMPILED[name][0]}")
         assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
         kept = list((tmp_path / "cache" / "ckpt" / "hub_rules").iterdir())
         assert len(kept) == 1

@@ -1,0 +1,515 @@
+"""What is said of names is what a comparison with the model class gave; what the class needs and nobody has is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckpt_cli
+from ckpt_cli.class_fit import KnownClass, known_class
+from ckpt_cli.class_names import FILE, class_names, fitting_class
+from ckpt_cli.errors import IncompleteError, MissingTensors, NotFound, UsageError
+from ckpt_cli.hub_compile import ANSWERS, versioned
+from tests.architectures import COMPILED, MODELS, build
+from tests.tensors import Tensors, differences, load
+
+Rename = Callable[[str], str]
+
+
+@pytest.fixture(autouse=True)
+def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers answers in this process, which has it already."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", _answered)
+
+
+def _answered(question: str, text: str) -> dict[str, Any]:
+    try:
+        return versioned(ANSWERS[f"--{question}"](json.loads(text)))
+    except Exception as error:  # noqa: BLE001 - as the child process does
+        return {"error": type(error).__name__}
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers is not installed."""
+    for module in ("expected_tensors", "hub_rules", "transformers_child"):
+        monkeypatch.setattr(f"ckpt_cli.{module}.installed_version", lambda: None)
+
+
+def saved_by(folder: Path, name: str = "qwen2", **changes: Any) -> tuple[Path, Tensors]:
+    """What `save_pretrained` makes of a model, with changes to its config.json, and its tensors in memory."""
+    model = build(*MODELS[name])
+    model.save_pretrained(folder / "saved")
+    config(folder / "saved", **changes)
+    return folder / "saved", {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
+
+
+def config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def trained(folder: Path, saved: Path, tensors: Tensors, key: str = "state_dict") -> Path:
+    """A file as Lightning writes it, beside the config of the model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({key: dict(tensors), "epoch": 3, "global_step": 7}, folder / "last.ckpt")
+    (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
+    return folder / "last.ckpt"
+
+
+def notes(result: Any) -> dict[str, str]:
+    return {note.code: note.text for note in result.outputs[0].notes}
+
+
+class TestAPrefix:
+    """that all names share and the class has not goes away, and that is said."""
+
+    @pytest.mark.parametrize("prefix", ["net.", "model.", "policy.actor.", "student.backbone."])
+    def test_of_a_wrapper(self, tmp_path: Path, prefix: str) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, {prefix + name: tensor for name, tensor in tensors.items()})
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(saved)) == []
+        assert result.outputs[0].naming.startswith("those of the hub: 27 of 27 tensors of Qwen2ForCausalLM")
+        assert notes(result)["prefix"].startswith(prefix)
+
+    def test_in_an_average(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        runs = [trained(tmp_path / n, saved, {f"net.{name}": t for name, t in tensors.items()}) for n in "ab"]
+        result = ckpt_cli.average(runs, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == load(saved).keys()
+        assert result.outputs[0].compared is not None
+        assert result.outputs[0].compared.fitting == 27
+
+    def test_that_lacks_is_added(self, tmp_path: Path) -> None:
+        """Lightning around the base model, without a head: the config ties it."""
+        saved, tensors = saved_by(tmp_path, "llama, tied")
+        bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+        ckpt_cli.merge(trained(tmp_path / "run", saved, bare), tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(saved)) == []
+
+    def test_of_fused_experts_is_known_before_they_are_cut(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path, "qwen3_moe")
+        ckpt_cli.merge(trained(tmp_path / "run", saved, {f"net.{n}": t for n, t in tensors.items()}), tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(saved)) == []
+
+    def test_stays_if_names_are_kept_as_trained(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, {f"net.{name}": tensor for name, tensor in tensors.items()})
+        result = ckpt_cli.merge(run, tmp_path / "out", names="native")
+        assert load(tmp_path / "out").keys() == {f"net.{name}" for name in tensors}
+        assert result.outputs[0].naming.startswith("as trained: none of them is one of Qwen2ForCausalLM")
+        assert "native-names" in notes(result)
+
+    def test_that_a_key_map_gives_stays(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        (tmp_path / "map.json").write_text(json.dumps({"rules": [{"match": "(.*)", "to": r"mine.\1"}]}))
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(trained(tmp_path / "run", saved, tensors), tmp_path / "out", key_map=tmp_path / "map.json")
+        assert "--names native" in str(caught.value.hint)
+
+    @pytest.mark.parametrize(("prefix", "code", "severity"), [("model.", "doubled-prefix", "warning"), ("net.", "prefixed-names", "error")])
+    def test_is_found_by_verify(self, tmp_path: Path, prefix: str, code: str, severity: str) -> None:
+        saved, tensors = saved_by(tmp_path)
+        save_file({prefix + name: tensor for name, tensor in tensors.items()}, saved / "model.safetensors")
+        found = {item.code: item for item in ckpt_cli.verify(saved).findings if item.severity != "info"}
+        assert {name: item.severity for name, item in found.items()} == {code: severity}
+
+    def test_goes_also_where_transformers_cannot_be_asked(self, tmp_path: Path, alone: None) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, {f"net.{name}": tensor for name, tensor in tensors.items()})
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(saved)) == []
+        assert result.outputs[0].naming.endswith("27 of 27 are known of Qwen2ForCausalLM (transformers 5.24.0), shapes not compared")
+
+
+class TestNamesOfNobody:
+    @pytest.mark.parametrize("installed", [True, False])
+    def test_are_refused(self, tmp_path: Path, request: pytest.FixtureRequest, installed: bool) -> None:
+        if not installed:
+            request.getfixturevalue("alone")
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, {f"t{i}.w": tensor for i, tensor in enumerate(tensors.values())})
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(run, tmp_path / "out")
+        assert "no tensor has a name of Qwen2ForCausalLM" in caught.value.message
+        assert not (tmp_path / "out").exists()
+        with pytest.raises(MissingTensors):
+            ckpt_cli.average([run, run], tmp_path / "out")
+
+    def test_are_an_error_of_verify(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        save_file({f"t{i}.w": tensor for i, tensor in enumerate(tensors.values())}, saved / "model.safetensors")
+        result = ckpt_cli.verify(saved)
+        assert result.exit_code == 1
+        assert [item.code for item in result.findings if item.severity == "error"] == ["unknown-names"]
+
+
+LOST = ["model.norm.weight", "model.layers.1.self_attn.q_proj.bias", "lm_head.weight", "model.layers.0.*"]
+
+
+def without(tensors: Mapping[str, torch.Tensor], lost: str) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(lost.removesuffix("*"))}
+
+
+class TestTensorsThatTheClassNeeds:
+    @pytest.mark.parametrize("lost", LOST)
+    def test_are_refused_if_nobody_has_them(self, tmp_path: Path, lost: str) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, without(tensors, lost))
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(run, tmp_path / "out")
+        assert caught.value.exit_code == 4
+        assert len(caught.value.details) == len(tensors) - len(without(tensors, lost))
+        assert f"--allow-missing '{lost}'" in str(caught.value.hint)
+        assert not (tmp_path / "out").exists()
+        with pytest.raises(MissingTensors):
+            ckpt_cli.average([run, run], tmp_path / "out")
+
+    @pytest.mark.parametrize("lost", LOST)
+    def test_may_be_allowed_to_be_missing(self, tmp_path: Path, lost: str) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, without(tensors, lost))
+        result = ckpt_cli.merge(run, tmp_path / "out", allow_missing=lost)
+        assert "missing-allowed" in notes(result)
+        assert f"{len(without(tensors, lost))} of 27 tensors" in result.outputs[0].naming
+        assert "missing-allowed" in notes(ckpt_cli.average([run, run], tmp_path / "average", allow_missing=(lost,)))
+
+    def test_a_pattern_that_allows_nothing_is_told(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path)
+        assert "unused-pattern" in notes(ckpt_cli.merge(saved, tmp_path / "out", allow_missing="visual.*"))
+
+    def test_are_no_matter_if_filters_left_them_out(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path)
+        result = ckpt_cli.merge(saved, tmp_path / "out", exclude="*.mlp.*")
+        assert result.outputs[0].left_out == 6
+
+    @pytest.mark.parametrize("lost", LOST)
+    def test_are_carried_from_a_base_that_has_them(self, tmp_path: Path, lost: str) -> None:
+        base, tensors = saved_by(tmp_path)
+        trainee = {name: tensor + 1 for name, tensor in without(tensors, lost).items()}
+        run = trained(tmp_path / "run", base, trainee)
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(run, tmp_path / "out", base=base)
+        assert f"--carry-from-base '{lost}'" in str(caught.value.hint)
+        result = ckpt_cli.merge(run, tmp_path / "out", base=base, carry_from_base=lost)
+        assert differences(load(tmp_path / "out"), {**load(base), **trainee}) == []
+        assert "carried" in notes(result)
+        assert ckpt_cli.verify(tmp_path / "out", against=run).exit_code == 0
+        ckpt_cli.average([run, run], tmp_path / "average", base=base, carry_from_base=lost)
+        assert differences(load(tmp_path / "average"), load(tmp_path / "out")) == []
+
+    def test_patterns_that_carry_nothing(self, tmp_path: Path) -> None:
+        base, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", base, tensors)
+        assert "unused-pattern" in notes(ckpt_cli.merge(run, tmp_path / "out", base=base, carry_from_base="*.mlp.*"))
+        with pytest.raises(NotFound):
+            ckpt_cli.merge(run, tmp_path / "out2", base=base, carry_from_base="visual.*")
+        for command in (ckpt_cli.merge, ckpt_cli.average):
+            with pytest.raises(UsageError):
+                command(run, tmp_path / "out3", carry_from_base="visual.*")
+
+    def test_a_tower_that_was_not_trained(self, tmp_path: Path) -> None:
+        base, tensors = saved_by(tmp_path, "qwen2_5_vl")
+        run = trained(tmp_path / "run", base, {name: tensor for name, tensor in tensors.items() if ".visual." not in name})
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(run, tmp_path / "out", base=base)
+        assert "--carry-from-base 'visual.*'" in str(caught.value.hint)
+        ckpt_cli.merge(run, tmp_path / "out", base=base, carry_from_base="visual.*")
+        assert differences(load(tmp_path / "out"), load(base)) == []
+
+
+class TestDtypeOfTheBase:
+    def test_is_given_to_each_tensor(self, tmp_path: Path) -> None:
+        base, tensors = saved_by(tmp_path)
+        mixed = {name: tensor.to(torch.float32 if "norm" in name else torch.bfloat16) for name, tensor in load(base).items()}
+        save_file(mixed, base / "model.safetensors")
+        run = trained(tmp_path / "run", base, tensors)
+        ckpt_cli.merge(run, tmp_path / "out", base=base, dtype="base")
+        assert differences(load(tmp_path / "out"), {name: tensors[name].to(mixed[name].dtype) for name in tensors}) == []
+        assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+        ckpt_cli.average([run, run], tmp_path / "average", base=base, dtype="base")
+        assert differences(load(tmp_path / "average"), load(tmp_path / "out")) == []
+        assert ckpt_cli.verify(tmp_path / "out", against=run).exit_code == 0
+
+    def test_is_kept_where_the_base_has_no_such_tensor_and_told(self, tmp_path: Path) -> None:
+        base, tensors = saved_by(tmp_path)
+        save_file({name: t.to(torch.bfloat16) for name, t in load(base).items()}, base / "model.safetensors")
+        run = trained(tmp_path / "run", base, {**tensors, "extra.weight": torch.ones(3)})
+        result = ckpt_cli.merge(run, tmp_path / "out", base=base, dtype="base")
+        assert "extra.weight" in notes(result)["dtype-kept"]
+        assert load(tmp_path / "out")["extra.weight"].dtype == torch.float32
+
+    def test_needs_a_base_and_a_cast_that_exists(self, tmp_path: Path) -> None:
+        base, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", base, tensors)
+        for command in (ckpt_cli.merge, ckpt_cli.average):
+            with pytest.raises(UsageError):
+                command(run, tmp_path / "out", dtype="base")
+        save_file({**load(base), "model.norm.weight": torch.ones(32, dtype=torch.int32)}, base / "model.safetensors")
+        with pytest.raises(IncompleteError) as caught:
+            ckpt_cli.merge(run, tmp_path / "out", base=base, dtype="base")
+        assert caught.value.tensor == "model.norm.weight"
+
+
+class TestOtherShapes:
+    def test_of_the_embedding_are_a_warning_of_merge_and_an_error_of_verify(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path, vocab_size=67)
+        result = ckpt_cli.merge(saved, tmp_path / "out")
+        assert (
+            "model.embed_tokens.weight is 64 x 32, and Qwen2ForCausalLM with this config.json has 67 x 32" in notes(result)["other-shapes"]
+        )
+        assert "wrong-shape" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings if item.severity == "error"}
+
+    @pytest.mark.parametrize("changes", [{"intermediate_size": 52}, {"num_key_value_heads": 4}])
+    def test_of_anything_else_too(self, tmp_path: Path, changes: dict[str, int]) -> None:
+        saved, _ = saved_by(tmp_path, **changes)
+        assert "other-shapes" in notes(ckpt_cli.merge(saved, tmp_path / "out"))
+
+    def test_of_the_embedding_where_the_class_cannot_be_asked(self, tmp_path: Path, alone: None) -> None:
+        saved, _ = saved_by(tmp_path, vocab_size=67)
+        assert "has 64 rows, and config.json says vocab_size 67" in notes(ckpt_cli.merge(saved, tmp_path / "out"))["vocabulary-rows"]
+        assert "vocabulary-rows" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
+
+
+class TestMultiTokenPrediction:
+    """speculative decoding needs its layers, and no class of transformers has a place for them."""
+
+    @pytest.mark.parametrize(
+        ("name", "changes"),
+        [
+            ("glm4_moe", {"num_nextn_predict_layers": 1}),
+            ("deepseek_v3", {"num_nextn_predict_layers": 2}),
+            ("qwen3_next", {"mtp_num_hidden_layers": 1}),
+        ],
+    )
+    def test_that_is_not_there_is_told(self, tmp_path: Path, name: str, changes: dict[str, int]) -> None:
+        saved, _ = saved_by(tmp_path, name, **changes)
+        text = notes(ckpt_cli.merge(saved, tmp_path / "out"))["no-prediction-layers"]
+        assert "speculative decoding" in text
+        assert "--carry-from-base" in text
+        assert "no-prediction-layers" in notes(ckpt_cli.average([saved, saved], tmp_path / "average"))
+        assert "no-prediction-layers" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings if item.severity == "warning"}
+
+    @pytest.mark.parametrize(
+        ("name", "changes", "layer"),
+        [
+            ("glm4_moe", {"num_nextn_predict_layers": 1}, "model.layers.2.eh_proj.weight"),
+            ("qwen3_next", {"mtp_num_hidden_layers": 1}, "mtp.layers.0.mlp.gate.weight"),
+        ],
+    )
+    def test_that_is_there_is_none(self, tmp_path: Path, name: str, changes: dict[str, int], layer: str) -> None:
+        saved, _ = saved_by(tmp_path, name, **changes)
+        save_file({**load(saved), layer: torch.ones(4, 4)}, saved / "model.safetensors")
+        assert "no-prediction-layers" not in notes(ckpt_cli.merge(saved, tmp_path / "out"))
+
+    def test_is_carried_from_the_base(self, tmp_path: Path) -> None:
+        base, tensors = saved_by(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
+        save_file({**load(base), "model.layers.2.eh_proj.weight": torch.ones(4, 4)}, base / "model.safetensors")
+        result = ckpt_cli.merge(trained(tmp_path / "run", base, tensors), tmp_path / "out", base=base, carry_from_base="model.layers.2.*")
+        assert differences(load(tmp_path / "out"), load(base)) == []
+        assert "no-prediction-layers" not in notes(result)
+
+
+class TestAConfigWithoutAClass:
+    @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_moe", "gemma3, images"])
+    def test_means_the_class_of_its_type_that_fits(self, tmp_path: Path, name: str) -> None:
+        saved, tensors = saved_by(tmp_path, name, architectures=None)
+        result = ckpt_cli.merge(trained(tmp_path / "run", saved, tensors), tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(saved)) == []
+        assert MODELS[name][0] in notes(result)["class-chosen"]
+        assert MODELS[name][0] in str(ckpt_cli.verify(tmp_path / "out").names)
+
+    def test_tells_heads_apart(self) -> None:
+        for name in ("qwen2", "qwen2, sequence classification", "qwen3, token classification", "vit", "t5"):
+            kind, model_type, _ = MODELS[name]
+            known = class_names({"model_type": model_type, "architectures": [kind]})
+            assert known is not None
+            assert fitting_class({"model_type": model_type}, [n.replace("{}", "0") for n in known.hub]) == kind
+
+    def test_of_an_unknown_type_is_not_compared(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path, architectures=None, model_type="new")
+        assert ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming == "as trained, not compared: config.json names no architecture"
+
+
+class TestCustomCode:
+    """is not run, so that only the counts of the config can be compared."""
+
+    OWN: ClassVar[dict[str, Any]] = {"auto_map": {"AutoModelForCausalLM": "own.Own"}, "architectures": ["Own"], "model_type": "own"}
+
+    def test_is_said_not_to_be_compared(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path, **self.OWN)
+        naming = ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming
+        assert naming == "as trained, not compared: Own is custom code, which is not run"
+
+    @pytest.mark.parametrize("lost", ["model.layers.1.*", "model.layers.0.*"])
+    def test_lacks_no_layer(self, tmp_path: Path, lost: str) -> None:
+        saved, tensors = saved_by(tmp_path, **self.OWN)
+        save_file(without(tensors, lost), saved / "model.safetensors")
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(saved, tmp_path / "out")
+        assert f"--allow-missing '{lost}'" in str(caught.value.hint)
+        assert "missing-layers" in {item.code for item in ckpt_cli.verify(saved).findings if item.severity == "error"}
+        ckpt_cli.merge(saved, tmp_path / "out", allow_missing=lost)
+
+    def test_lacks_no_expert(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path, "qwen3_moe", **self.OWN)
+        save_file(without(load(saved), "model.layers.1.mlp.experts.3.*"), saved / "model.safetensors")
+        with pytest.raises(MissingTensors):
+            ckpt_cli.merge(saved, tmp_path / "out")
+
+    def test_has_a_tower_if_the_config_says_so(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path, **self.OWN, vision_config={"depth": 2})
+        assert "no-tower" in notes(ckpt_cli.merge(saved, tmp_path / "out"))
+
+    def test_may_have_linear_layers_with_activations_between(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path, **self.OWN)
+        head = {f"head.layers.{i}.{kind}": torch.ones(4) for i in (0, 2, 4) for kind in ("weight", "bias")}
+        save_file({**tensors, **head}, saved / "model.safetensors")
+        ckpt_cli.merge(saved, tmp_path / "out")
+
+    @pytest.mark.parametrize("count", [10**9, -1, 2.5, True, "2", None])
+    def test_counts_that_are_none_hang_nothing(self, tmp_path: Path, count: object) -> None:
+        saved, _ = saved_by(tmp_path, "qwen3_moe", **{**self.OWN, "num_experts": count})
+        try:
+            ckpt_cli.merge(saved, tmp_path / "out")
+        except IncompleteError:
+            assert count == 10**9
+
+
+class TestWithoutTransformers:
+    def test_names_are_compared_with_those_that_the_package_ships(self, tmp_path: Path, alone: None) -> None:
+        saved, _ = saved_by(tmp_path)
+        result = ckpt_cli.merge(saved, tmp_path / "out")
+        assert result.outputs[0].compared is not None
+        assert (result.outputs[0].compared.shapes, result.outputs[0].compared.fitting) == (False, 27)
+        assert "27 of 27 are known of Qwen2ForCausalLM" in str(ckpt_cli.verify(saved).names)
+
+    def test_what_is_usually_there_is_missed_but_not_refused(self, tmp_path: Path, alone: None) -> None:
+        saved, tensors = saved_by(tmp_path)
+        save_file(without(tensors, "model.norm.weight"), saved / "model.safetensors")
+        assert "model.norm.weight" in notes(ckpt_cli.merge(saved, tmp_path / "out"))["missing-kinds"]
+        assert "not-proved" in {item.code for item in ckpt_cli.verify(saved).findings if item.severity == "warning"}
+
+    def test_a_layer_is_refused(self, tmp_path: Path, alone: None) -> None:
+        saved, tensors = saved_by(tmp_path)
+        save_file(without(tensors, "model.layers.1.*"), saved / "model.safetensors")
+        with pytest.raises(MissingTensors):
+            ckpt_cli.merge(saved, tmp_path / "out")
+
+    @pytest.mark.parametrize("name", sorted({*MODELS} - {"deepseek_v2", "llama4", "paligemma"}))
+    def test_every_architecture_is_known_by_its_names(self, name: str, alone: None) -> None:
+        kind, _, _ = MODELS[name]
+        model = build(*MODELS[name])
+        known = known_class({**model.config.to_dict(), "architectures": [kind]}, {})
+        assert isinstance(known, KnownClass)
+        shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+        assert known.count(shapes) == len(shapes)
+
+    @pytest.mark.parametrize("name", ["deepseek_v2", "llama4", "paligemma"])
+    def test_names_that_only_other_settings_have_are_not_called_wrong(self, tmp_path: Path, name: str, alone: None) -> None:
+        saved, _ = saved_by(tmp_path, name)
+        result = ckpt_cli.merge(saved, tmp_path / "out")
+        assert "not among those known" in notes(result)["unknown-names"]
+        assert "extra-tensors" not in notes(result)
+        assert ckpt_cli.verify(saved).exit_code == 0
+
+    def test_another_composition_is_not_compared(self, tmp_path: Path, alone: None) -> None:
+        build(*COMPILED["llava of qwen2 and siglip"]).save_pretrained(tmp_path / "saved")
+        saved = tmp_path / "saved"
+        assert ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming == "as trained, not compared: transformers is not installed"
+
+    def test_the_shipped_names_are_those_of_the_installed_transformers(self) -> None:
+        """Those of the architectures that are tested here; the whole file is written by `python -m ckpt_cli.hub_compile --names`."""
+        import transformers
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        from ckpt_cli.hub_compile import tensors_of_model
+        from ckpt_cli.patterns import pattern_of
+
+        content = json.loads(FILE.read_text())
+        assert content["transformers"] == transformers.__version__
+        for kind, model_type, _ in MODELS.values():
+            made = tensors_of_model(getattr(transformers, kind), CONFIG_MAPPING[model_type]())
+            known = class_names({"model_type": model_type, "architectures": [kind]})
+            assert known is not None
+            assert known.native == {pattern_of(name)[0] for name in made["native"]}
+
+
+class TestGroupsOfADcpFolder:
+    """lose every level above their names, however deep they lie."""
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "model_state.model",
+            "app_state.model",
+            "state_dict.model",
+            "trainer.policy.model",
+            "app.model_raw",
+            "a.b.c.model",
+            "net",
+            "state.trainer.net",
+        ],
+    )
+    @pytest.mark.parametrize("described", [True, False])
+    def test_lie_at(self, tmp_path: Path, path: str, described: bool) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = dcp(tmp_path / "run", nested(path, dict(tensors)))
+        if described:
+            (run / "config.json").write_bytes((saved / "config.json").read_bytes())
+        ckpt_cli.merge(run, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(saved)) == []
+
+    def test_of_several_models_are_components(self, tmp_path: Path) -> None:
+        _, tensors = saved_by(tmp_path)
+        averaged = {name: tensor + 1 for name, tensor in tensors.items()}
+        run = dcp(tmp_path / "run", {"app": {"ema": averaged, "model": dict(tensors), "optim": {"state": {"a.b": torch.ones(2)}}}})
+        assert [info.name for info in ckpt_cli.detect(run).checkpoint.components] == ["model", "ema"]
+        ckpt_cli.merge(run, tmp_path / "ema", type="ema")
+        assert differences(load(tmp_path / "ema"), averaged) == []
+
+    def test_of_the_parts_of_one_model_stay_together(self, tmp_path: Path) -> None:
+        parts = {"encoder": {"layer.0.w": torch.ones(2)}, "decoder": {"layer.0.w": torch.zeros(2)}}
+        ckpt_cli.merge(dcp(tmp_path / "run", {"stuff": parts}), tmp_path / "out")
+        assert load(tmp_path / "out").keys() == {"encoder.layer.0.w", "decoder.layer.0.w"}
+
+    def test_go_before_a_counter_at_the_top(self, tmp_path: Path) -> None:
+        _, tensors = saved_by(tmp_path)
+        ckpt_cli.merge(dcp(tmp_path / "run", {"step": torch.tensor(3), "generator": dict(tensors)}), tmp_path / "out")
+        assert load(tmp_path / "out").keys() == tensors.keys()
+
+
+def nested(path: str, content: dict[str, Any]) -> dict[str, Any]:
+    for key in reversed(path.split(".")):
+        content = {key: content}
+    return content
+
+
+def dcp(folder: Path, state: dict[str, Any]) -> Path:
+    import warnings
+
+    import torch.distributed.checkpoint as dist
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dist.save(state, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def test_the_manifest_says_what_was_compared(tmp_path: Path) -> None:
+    saved, _ = saved_by(tmp_path)
+    result = ckpt_cli.merge(saved, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "ckpt-manifest.json").read_text())["names"] == [result.outputs[0].naming]
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == load(saved).keys()

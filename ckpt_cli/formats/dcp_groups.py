@@ -6,11 +6,13 @@ that prefix is removed, never more: with accelerate a Hugging Face name "model.l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.errors import Inconsistent
+from ckpt_cli.formats.dcp_megatron import refuse_megatron
 from ckpt_cli.formats.dcp_metadata import Catalog, CatalogObject, CatalogTensor
 
 
@@ -51,7 +53,8 @@ class Group:
 
 
 def groups_of(catalog: Catalog) -> list[Group]:
-    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name."""
+    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name, Unsupported for Megatron."""
+    refuse_megatron((*catalog.tensors, *catalog.objects))
     found: list[Group] = []
     taken: set[str] = set()
     for rule in MODELS:
@@ -61,20 +64,35 @@ def groups_of(catalog: Catalog) -> list[Group]:
             found.append(_group(catalog, "model", rule.writer, inside, rule.prefix, rule.wrapper))
             taken |= set(inside)
             break
-    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not NO_WEIGHTS.fullmatch(t.path[0])}
-    if flat:
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not NO_WEIGHTS.fullmatch(t.path[0].split(".")[0])}
+    loose = bool(flat) and not found and _is_loose(catalog, flat)
+    if flat and not loose:
         found.append(_group(catalog, "model" if not found else "flat", FLAT, flat, ()))
-        taken |= set(flat)
+    taken |= set(flat)
     nested: dict[str, dict[str, CatalogTensor]] = {}
     for key, tensor in catalog.tensors.items():
-        if key not in taken and not any(NO_WEIGHTS.fullmatch(part) for part in tensor.path[:2]):
+        if key not in taken and len(tensor.path) > 1 and not any(NO_WEIGHTS.fullmatch(part) for part in tensor.path[:2]):
             nested.setdefault(tensor.path[0], {})[key] = tensor
     # A group's name becomes the name of a component and of a folder; what cannot be one is never offered.
     names = {group.name for group in found}
     for name, tensors in nested.items():
         if NAME.fullmatch(name):
             found.append(_group(catalog, name if name not in names else f"{name}_2", "", tensors, (name,)))
+    if loose:
+        # Groups with matrices come first: of two groups, counters are not the model either.
+        found.sort(key=lambda group: not any(len(tensor.shape) > 1 for tensor in group.tensors.values()))
+        found.append(_group(catalog, "flat" if "flat" not in nested else "flat_2", FLAT, flat, ()))
     return found
+
+
+def _is_loose(catalog: Catalog, flat: Mapping[str, CatalogTensor]) -> bool:
+    """Whether tensors at the top level (a step, a queue) only lie beside a group that is the model."""
+    named = any("." in tensor.path[0] for tensor in flat.values()) and any(len(tensor.shape) > 1 for tensor in flat.values())
+    sizes: dict[str, int] = {}
+    for tensor in catalog.tensors.values():
+        if len(tensor.path) > 1 and not any(NO_WEIGHTS.fullmatch(part) for part in tensor.path[:2]):
+            sizes[tensor.path[0]] = sizes.get(tensor.path[0], 0) + math.prod(tensor.shape)
+    return not named and max(sizes.values(), default=0) > sum(math.prod(tensor.shape) for tensor in flat.values())
 
 
 def _group(

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, reading
 from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
-from ckpt_cli.formats.state_dict import read_state
-from ckpt_cli.model import Component, Mesh, Note
-from ckpt_cli.pickle_nodes import as_dict, describe
+from ckpt_cli.formats.set_contents import refuse_part
+from ckpt_cli.formats.state_dict import MODEL_KEYS, model_entries, read_state
+from ckpt_cli.model import Component, Leaf, Mesh, Note
+from ckpt_cli.pickle_nodes import describe
 from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "rank-shards"
@@ -103,11 +104,12 @@ class RankShards:
         source = files.source(path)
         file = TorchFile(source)
         with reading(path):
-            entries = as_dict(file.root)
-            if entries is None:
-                raise CorruptFile(f"the file holds {describe(file.root)}, not a state dict", expected="a dict of tensors")
-            held, leaves = read_state(entries, LocalReader(file, rank), path)
-        return RankState(rank, path, held, leaves, file.fingerprint)
+            refuse_part(file, path)
+            reader = LocalReader(file, rank)
+            entries, above = model_entries(file.root, MODEL_KEYS, reader)
+            held, leaves = read_state(entries, reader, path)
+            beside = tuple(Leaf(str(key), describe(value)) for key, value in above.items())
+        return RankState(rank, path, held, (*beside, *leaves), file.fingerprint)
 
 
 def check_rank_files(states: list[RankState], world_size: int) -> None:

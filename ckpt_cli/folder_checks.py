@@ -14,6 +14,7 @@ from ckpt_cli.files import Files, files_in, read_small, stays_inside
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.hub_folder import EMA, INDEX, SINGLE, described_entry
 from ckpt_cli.formats.hub_shards import SHARD
+from ckpt_cli.formats.set_names import part_error
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.manifest import Manifest, read_manifest
 from ckpt_cli.model import Tensor
@@ -23,7 +24,7 @@ from ckpt_cli.safetensors_file import parse_json, read_header
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-PART = re.compile(r"(?P<stem>.+)-[0-9]+-of-[0-9]+\.safetensors", re.ASCII)
+PART = re.compile(r"(?P<stem>.+)-[0-9]+-of-(?P<parts>[0-9]{1,9})\.safetensors", re.ASCII)
 
 OTHER_FORMAT = re.compile(r"pytorch_model.*\.bin|tf_model\.h5|.*\.gguf|flax_model\.msgpack|consolidated.*\.pth", re.ASCII)
 
@@ -86,7 +87,10 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     parts: dict[str, list[str]] = {}
     for name in alone:
         part = PART.fullmatch(name)
-        if part is None:
+        if part is None or int(part["parts"]) == 1:
+            refused = part_error(folder / name)
+            if refused is not None:
+                found.append(finding("part-of-set", _told(refused), file=name))
             sets.append(_set(_name_of(name, SUFFIX), None, folder, [name], headers, found))
         elif name not in stale:
             parts.setdefault(part["stem"], []).append(name)
@@ -105,6 +109,10 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         others = [path.name for path in files_in(folder) if OTHER_FORMAT.fullmatch(path.name)]
         found += [finding("other-weights", "weights in another format, which were not looked at", file=name) for name in others]
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
+
+
+def _told(error: CkptError) -> str:
+    return f"{error.message}; expected {error.expected}" if error.expected else error.message
 
 
 def _manifest(folder: Path, found: list[Finding]) -> Manifest | None:
@@ -223,6 +231,12 @@ def _set(
             tensors.setdefault(key, tensor)
     readable = complete and all(headers[member] is not None for member in members)
     return WeightSet(name, index, tuple(folder / member for member in members), tensors, readable)
+
+
+def wanted_index(file: str) -> str:
+    """The index that a part should have; the name itself for other files."""
+    part = PART.fullmatch(file)
+    return f"{part['stem']}{INDEX_SUFFIX}" if part else file
 
 
 def _name_of(file: str, suffix: str) -> str:

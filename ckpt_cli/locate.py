@@ -78,7 +78,8 @@ def _locate(given: Path, step: int | None) -> Target:
         given = given.resolve()
     if step is None:
         inside = _inside_checkpoint(given)
-        if inside is not None:
+        # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them.
+        if inside is not None and not (_unread(inside.checkpoints[0].places) and _steps(given)):
             return replace(inside, steps_inside=sum(not _unread(found.places) for found in _steps(given)))
     for run in (given, *(given / name for name in RUN_FOLDERS)):
         checkpoints = _steps(run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, PartOfSet
@@ -60,10 +60,13 @@ WHOLE_NAMES = (
     _kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
 )
 
+OF = _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
+RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
+SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
 MARKS = (
-    _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part"),
-    _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each"),
-    _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard"),
+    OF,
+    RANK,
+    SHARD,
     _kind(r"(?<![a-z])part(ition)?[-_. ]?(?P<part>\d+)(?!\d)", "a model in parts", "part"),
     _kind(r"(?<![a-z])(tp|pp|(pp|pipe(line)?)[-_]?stage)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
 )
@@ -108,7 +111,8 @@ class Part:
         if self.kind.unit in ("layer", "parameter") or self.kind.regex is RANK_FOLDER:
             # Layers without weights have no file, and of folders only one was looked at.
             return ()
-        first = 1 if 0 not in self.siblings and self.number > 0 and self.kind.unit == "part" else 0
+        from_one = self.kind is OF and 0 not in self.siblings and self.number > 0 and "rank" not in self.path.name
+        first = 1 if from_one else 0
         last = min(first + self.count if self.count is not None else max(self.siblings) + 1, MAX_PARTS)
         return tuple(number for number in range(first, last) if number not in self.siblings)
 
@@ -135,6 +139,20 @@ def part_of(path: Path) -> Part | None:
             return part
     if RANK_FOLDER.fullmatch(folder.name) and path.name not in BY_CONTENT:
         return Part(path, SetKind(RANK_FOLDER, f"model parallelism ({folder.name})", "rank"), 0, None, {0: path})
+    return _part_of_folders(path)
+
+
+def _part_of_folders(path: Path) -> Part | None:
+    """Files of one name in folders of ranks or shards: ``rank0/model.pt`` beside ``rank1/model.pt``."""
+    folder = path.parent
+    for kind in (RANK, SHARD):
+        fields = kind.regex.fullmatch(folder.name)
+        if fields:
+            part = _part(folder, kind, fields)
+            like = {number: sibling / path.name for number, sibling in part.siblings.items() if os.path.isfile(sibling / path.name)}
+            found = Part(path, SetKind(RANK_FOLDER, f"folders like {folder.name}", kind.unit), part.number, None, like)
+            if len(like) > 1 and not _says_otherwise(replace(part, path=folder / path.name)):
+                return found
     return None
 
 
@@ -156,7 +174,8 @@ def error_of(part: Part) -> PartOfSet:
     missing = [_sibling_name(part, number) for number in part.missing]
     expected = f"the whole set; not here: {few(missing)}" if missing else None
     if expected is None and len(part.siblings) > 1:
-        others = [path.name for number, path in sorted(part.siblings.items()) if number != part.number]
+        shown = {number: path.name if path.parent == part.path.parent else str(path) for number, path in part.siblings.items()}
+        others = [name for number, name in sorted(shown.items()) if number != part.number]
         expected = f"the whole set; beside it: {few(others)}"
     return PartOfSet(message, path=part.path, expected=expected or "the whole set", hint=_hint(part, missing))
 
@@ -201,7 +220,8 @@ def _part(path: Path, kind: SetKind, fields: re.Match[str]) -> Part:
 
 def _says_otherwise(part: Part) -> bool:
     """Whether the number is the rank of LoRA factors."""
-    return part.kind.unit == "rank" and bool(ADAPTERS.search(part.path.name)) and part.number > 0 and 0 not in part.siblings
+    name = f"{part.path.parent.name}/{part.path.name}"
+    return part.kind.unit == "rank" and bool(ADAPTERS.search(name)) and part.number > 0 and 0 not in part.siblings
 
 
 def _sibling_name(part: Part, number: int) -> str:
@@ -224,7 +244,7 @@ def _hint(part: Part, missing: Sequence[str]) -> str:
     if part.count is not None and part.kind.unit == "part" and part.path.suffix in (".safetensors", ".bin"):
         what = "the other files and the index" if missing else "the index that belongs to these files"
         return f"get {what} from where the model came from"
-    if len(part.siblings) == 1 and not missing and part.count is None:
+    if len(part.siblings) == 1 and not missing and part.count is None and part.number == 0:
         return "if one process wrote all of it, give the file a name without a number, such as model.pt"
     return "put the set together with the program that wrote it, and save one state dict"
 

@@ -35,13 +35,13 @@ class Unread:
             return []
         ranks = [folder for folder in folders_in(path) if LEGACY.fullmatch(folder.name) and os.path.isfile(folder / LEGACY_FILE)]
         if ranks:
-            text = f"this is a Megatron checkpoint in {len(ranks)} files (legacy torch format), which is not read yet"
+            text = f"this is a Megatron checkpoint in {counted(len(ranks))} (legacy torch format), which is not read yet"
             trouble: CkptError = Unsupported(text, path=path, hint=MEGATRON)
             return [Match(FORMAT, "model", path, tuple(folder / LEGACY_FILE for folder in ranks), "Megatron-LM", trouble=trouble)]
         names = [entry.name for entry in files_in(path) if entry.name.endswith(SUFFIXES)]
         sharded = unread_sets(names)
         if sharded:
-            text = f"this is a DeepSpeed checkpoint ({len(sharded)} files), which is not read yet"
+            text = f"this is a DeepSpeed checkpoint ({counted(len(sharded))}), which is not read yet"
             hint = deepspeed_hint(path)
             if STAGE_0_TO_2 in sharded and not any(name.startswith(("zero_pp_rank_0_mp_rank_00_model", "layer_")) for name in sharded):
                 whole = part_of(path / STAGE_0_TO_2) is None
@@ -58,3 +58,7 @@ class Unread:
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         raise match.trouble or Unsupported("this is not read", path=match.root)
+
+
+def counted(files: int) -> str:
+    return f"{files} file{'s' if files != 1 else ''}"

@@ -97,7 +97,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     for stem, members in parts.items():
         index_name = f"{stem}{INDEX_SUFFIX}"
         if index_name not in broken and not any(item.file == index_name for item in found):
-            found.append(finding("missing-index", f"{len(members)} parts and no {index_name}", file=index_name))
+            found.append(finding("missing-index", f"{len(members)} of {_count(members[0])} parts and no {index_name}", file=index_name))
         sets.append(_set(_name_of(members[0], SUFFIX), None, folder, members, headers, found))
     sets.sort(key=lambda weights: _rank(weights, manifest))
     for weights in sets[1:]:
@@ -109,6 +109,11 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         others = [path.name for path in files_in(folder) if OTHER_FORMAT.fullmatch(path.name)]
         found += [finding("other-weights", "weights in another format, which were not looked at", file=name) for name in others]
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
+
+
+def _count(member: str) -> int:
+    part = PART.fullmatch(member)
+    return int(part["parts"]) if part else 1
 
 
 def _told(error: CkptError) -> str:

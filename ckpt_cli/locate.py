@@ -211,7 +211,7 @@ def _places(folder: Path) -> tuple[Place, ...]:
             if regex.fullmatch(child):
                 places += [Place(component, match, folder) for match in recognise(folder / child)]
     read = [place for place in places if not _unread([place])]
-    return _chosen(read or places or [Place("model", match, folder) for match in _tags(folder, children)])
+    return _chosen(read or places or [Place("model", match, folder) for match in _of_role(folder) or _tags(folder, children)])
 
 
 def _of_role(folder: Path) -> list[Match]:

@@ -49,12 +49,6 @@ def refuse_part(file: TorchFile, path: Path) -> None:
         )
 
 
-def is_deepspeed(root: object) -> bool:
-    """Whether a file is DeepSpeed's, with the module's weights in it."""
-    entries = as_dict(root) or {}
-    return "ds_version" in entries and as_dict(entries.get(MODULE)) is not None
-
-
 def _refuse_megatron(entries: Mapping[Any, Any], path: Path) -> None:
     args = entries.get("args")
     fields: Mapping[str, Any] = {}

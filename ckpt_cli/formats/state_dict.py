@@ -62,8 +62,11 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
         inner = as_dict(node)
         if inner is not None and not NO_GROUP.fullmatch(str(key)):
             sizes[key] = sum(_elements(reader.read(value)) for value in inner.values())
-        elif inner is None:
-            loose += _elements(reader.read(node))
+        elif inner is None and (local := reader.read(node)) is not None:
+            if len(local.shape) > 1 and "." in str(key):
+                # A matrix with the name of a module's weight: this level is a state dict as well.
+                return None
+            loose += _elements(local)
     groups = [key for key, size in sizes.items() if size > loose]
     if len(groups) > 1:
         raise Undecidable(

@@ -17,7 +17,7 @@ from ckpt_cli.formats.set_names import error_of, part_of
 from ckpt_cli.formats.state_dict import EMA_KEYS, MODEL_KEYS, model_entries, read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
-from ckpt_cli.model import Component, Leaf
+from ckpt_cli.model import Component, Leaf, Note
 from ckpt_cli.names import few
 from ckpt_cli.pickle_nodes import as_dict, describe
 from ckpt_cli.torchfile import TorchFile
@@ -96,15 +96,26 @@ class TorchFiles:
             paths = [first.parent / name for name in sorted(set(mapping.values()))]
         tensors = {}
         leaves: list[Leaf] = []
+        notes: list[Note] = []
         for path in paths:
-            state, others = _read(path, files, match.component)
+            state, others, passed = _read(path, files, match.component)
+            if passed:
+                text = f"left out, since they lie beside the state dict: {few(passed)}"
+                notes.append(Note("warning", "beside-weights", text))
             if mapping is not None:
                 with reading(path):
                     check_members(mapping, path.name, state.locals)
             leaves += others
             tensors.update(assemble([state], 1, (), options).tensors)
         return Component(
-            match.component, FORMAT, match.root, tensors, tuple(dict.fromkeys([first, *paths])), leaves=tuple(leaves), writer=match.evidence
+            match.component,
+            FORMAT,
+            match.root,
+            tensors,
+            tuple(dict.fromkeys([first, *paths])),
+            leaves=tuple(leaves),
+            writer=match.evidence,
+            notes=tuple(notes),
         )
 
 
@@ -112,7 +123,8 @@ def _component(path: Path) -> str:
     return "ema" if path.name == "ema.pt" else "model"
 
 
-def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Leaf]]:
+def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Leaf], list[str]]:
+    """The state of a file, what else is in it, and which matrices beside the state dict are not taken."""
     file = TorchFile(files.source(path))
     reader = LocalReader(file, 0)
     with reading(path):
@@ -120,7 +132,8 @@ def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Lea
         entries, above = model_entries(file.root, EMA_KEYS if component == "ema" else MODEL_KEYS, reader)
         held, leaves = read_state(entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in above.items()]
-    return RankState(0, path, held), [*beside, *leaves]
+        passed = [str(key) for key, value in above.items() if (local := reader.read(value)) is not None and len(local.shape) > 1]
+    return RankState(0, path, held), [*beside, *leaves], passed
 
 
 def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ BACKEND = "metadata.json"
 
 MAX_BACKEND = 1 << 16
 SIGNS = re.compile(
-    r".*/shard_[0-9]+(\.(e_)?[0-9]+)*_[0-9]+(\.[0-9]+)*"
+    r"(common_state|rng_state|rerun_state_machine_state)/shard_.*"
+    r"|.*/shard_[0-9]+(\.(e_)?[0-9]+)*_[0-9]+(\.[0-9]+)*"
     r"|(chained_[0-9]+\.)?optimizer\.(distributed|state\.fp32_param)\..*"
     r"|(.*\.)?decoder\.layers\.(self_attention|cross_attention|mlp|input_layernorm|pre_mlp_layernorm)\..*",
     re.ASCII,

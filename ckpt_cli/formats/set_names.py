@@ -137,7 +137,9 @@ def part_of(path: Path) -> Part | None:
             one = True
         elif not _says_otherwise(part):
             return part
-    if RANK_FOLDER.fullmatch(folder.name) and path.name not in BY_CONTENT:
+    if path.name in BY_CONTENT:
+        return None
+    if RANK_FOLDER.fullmatch(folder.name):
         return Part(path, SetKind(RANK_FOLDER, f"model parallelism ({folder.name})", "rank"), 0, None, {0: path})
     return _part_of_folders(path)
 

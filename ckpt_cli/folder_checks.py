@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
+from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
 from ckpt_cli.files import Files, files_in, read_small, stays_inside
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.hub_folder import EMA, INDEX, SINGLE, described_entry
 from ckpt_cli.formats.hub_shards import SHARD
-from ckpt_cli.formats.set_names import part_error
+from ckpt_cli.formats.set_contents import refuse_shard, share_error
+from ckpt_cli.formats.set_names import part_error, unlisted_parts
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.manifest import Manifest, read_manifest
 from ckpt_cli.model import Tensor
@@ -76,6 +77,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             if os.path.isfile(folder / file):
                 headers[file] = _entries(folder / file, files, found)
         found += list(_index_findings(mapping, headers)) or _total_findings(index, mapping, headers)
+        for file in unlisted_parts(mapping.values()):
+            found.append(finding("part-of-set", f"the index does not list {file}, of which other names speak", file=index.name))
         used = sorted({file for file in mapping.values() if file in headers})
         complete = set(mapping.values()) <= set(headers)
         name = _name_of(used[0] if len(used) == 1 else index.name, SUFFIX if len(used) == 1 else INDEX_SUFFIX)
@@ -88,7 +91,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     for name in alone:
         part = PART.fullmatch(name)
         if part is None or int(part["parts"]) == 1:
-            refused = part_error(folder / name)
+            refused = part_error(folder / name) or share_error(headers[name] or {}, folder / name)
             if refused is not None:
                 found.append(finding("part-of-set", _told(refused), file=name))
             sets.append(_set(_name_of(name, SUFFIX), None, folder, [name], headers, found))
@@ -145,7 +148,12 @@ def _entries(path: Path, files: Files, found: list[Finding]) -> Mapping[str, Ten
     """The tensors of a file by its header, None (and a finding) if it cannot be read."""
     try:
         source = files.source(path)
-        return {entry.name: described_entry(entry, source) for entry in read_header(source).entries}
+        header = read_header(source)
+        refuse_shard(header.metadata)
+        return {entry.name: described_entry(entry, source) for entry in header.entries}
+    except PartOfSet as error:
+        found.append(finding("part-of-set", _told(error), tensor=error.tensor, file=path.name))
+        return None
     except Unsupported as error:
         found.append(finding("unread-file", error.message, tensor=error.tensor, file=path.name))
         return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from ckpt_cli.errors import IncompleteError, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, Source, entries_in, files_in
 from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.set_contents import refuse_shard
 from ckpt_cli.formats.set_names import error_of, part_of
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
@@ -74,6 +75,8 @@ class HubFolder:
         first = match.files[0]
         if first.suffix != ".json":
             header = read_header(source := files.source(first))
+            with reading(first):
+                refuse_shard(header.metadata)
             entries = [(entry, source) for entry in header.entries]
             paths: tuple[Path, ...] = (first,)
         else:

@@ -24,7 +24,7 @@ from ckpt_cli.formats.dcp import Dcp
 from ckpt_cli.formats.hub_folder import HubFolder
 from ckpt_cli.formats.hub_shards import HubShards
 from ckpt_cli.formats.rank_shards import RankShards
-from ckpt_cli.formats.set_contents import refuse_share
+from ckpt_cli.formats.set_contents import share_error
 from ckpt_cli.formats.set_names import index_beside, part_error
 from ckpt_cli.formats.torch_files import TorchFiles
 from ckpt_cli.formats.unread import FORMAT as UNREAD
@@ -54,8 +54,8 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
         text = f"{alone.name} is one of several files of the model that {index.name} lists"
         raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
     component = _reader(match).describe(match, files, options)
-    if alone is not None:
-        refuse_share(component.tensors, alone)
+    if alone is not None and (error := share_error(component.tensors, alone)) is not None:
+        raise error
     return component
 
 

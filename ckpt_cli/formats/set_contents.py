@@ -30,6 +30,8 @@ PARALLEL = {
 """What Megatron's args call the numbers of ranks among which a model is cut."""
 
 MODULE = "module"
+SHARDING = "DCP_SHARDING_INFO"
+"""The metadata with which torch's HuggingFaceStorageWriter marks its files."""
 
 
 def refuse_part(file: TorchFile, path: Path) -> None:
@@ -96,9 +98,11 @@ def _refuse_deepspeed(file: TorchFile, entries: Mapping[Any, Any], path: Path) -
     if isinstance(experts, (list, tuple)) and any(type(count) is int and count > 1 for count in experts):
         text = "this file of a DeepSpeed MoE checkpoint holds no experts: they are in files of their own"
         raise PartOfSet(text, path=path, expected="the files of all experts", hint=hint)
-    for name, shape in _declared(entries):
-        stored = file.tensor(module[name]) if name in module else None
-        if stored is None or stored.shape != shape:
+    shapes = {name: stored.shape for name, node in module.items() if (stored := file.tensor(node)) is not None}
+    empty = [name for name, shape in shapes.items() if 0 in shape]
+    declared = dict(_declared(entries))
+    for name in (*declared, *(empty if len(empty) > len(shapes) // 2 else ())):
+        if name in empty or shapes.get(name) != declared[name]:
             text = "this file holds no weights but their placeholders: ZeRO-3 cuts them over the files of all ranks"
             raise PartOfSet(text, path=path, tensor=name, expected="the files of all ranks", hint=hint)
 
@@ -112,20 +116,42 @@ def _declared(entries: Mapping[Any, Any]) -> Iterable[tuple[str, Shape]]:
             yield name, dimensions(shape)
 
 
-def refuse_share(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise PartOfSet for one of several files of Meta's format: the output projection has fewer columns than all heads together.
+def refuse_shard(metadata: Mapping[str, str]) -> None:
+    """Raise PartOfSet if the header of a safetensors file says that a tensor in it does not begin at the tensor's beginning."""
+    text = metadata.get(SHARDING)
+    if text is None:
+        return
+    info = parse_json(text.encode(), SHARDING)
+    for name, place in info.items() if isinstance(info, dict) else ():
+        corner = place.get("saved_offsets") if isinstance(place, dict) else None
+        if isinstance(corner, list) and any(corner):
+            raise PartOfSet(
+                f"this is one shard of a DCP save in safetensors ({SHARDING}), under another name",
+                tensor=name,
+                expected="all files, as they were called (shard-*-model-*-of-*.safetensors)",
+                hint="get them again from where they were saved",
+            )
 
-    ``params.json`` beside it says how many these are; without it they are taken to make up the width of the model.
+
+def share_error(tensors: Mapping[str, Tensor], path: Path) -> PartOfSet | None:
+    """What is wrong with a file that is the one parameter of Nanotron's, or one of several files of Meta's format; None if not.
+
+    There the output projection has fewer columns than all heads together; ``params.json`` beside it says how many these are, and
+    without it they are taken to make up the width of the model.
     """
+    if tensors.keys() == {"data"} and path.name.startswith("model_"):
+        text = "this is one parameter of a Nanotron checkpoint"
+        return PartOfSet(text, path=path, expected="the whole folder", hint="convert it with Nanotron's own tools")
     wo = tensors.get("layers.0.attention.wo.weight")
     if wo is None or len(wo.shape) != 2 or not all(wo.shape):
-        return
+        return None
     rows, columns = wo.shape
     heads = _meta_columns(path.parent / "params.json", rows)
     if heads != columns and heads % columns == 0:
         text = f"this is one of {heads // columns} files of a model in Meta's format: wo has {columns} of {heads} columns"
         hint = "get the other files (consolidated.*.pth); one model in one file is read"
-        raise PartOfSet(text, path=path, tensor=wo.name, expected="the whole set", hint=hint)
+        return PartOfSet(text, path=path, tensor=wo.name, expected="the whole set", hint=hint)
+    return None
 
 
 def _meta_columns(params: Path, width: int) -> int:

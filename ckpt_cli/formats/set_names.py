@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +57,7 @@ WHOLE_NAMES = (
     _kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
     _kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
     _kind(r"model(?P<part>\d+)-mp(?P<parts>\d+)\.safetensors", "DeepSeek's inference code", "part"),
+    _kind(r"model_[a-z_]+_pp-rank-(?P<part>\d+)-of-\d+_tp-rank-\d+-of-\d+\.safetensors", "a Nanotron checkpoint", "parameter"),
     _kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
 )
 
@@ -64,13 +65,20 @@ OF = _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model
 RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
 SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
 MARKS = (
-    OF,
     RANK,
     SHARD,
     _kind(r"(?<![a-z])part(ition)?[-_. ]?(?P<part>\d+)(?!\d)", "a model in parts", "part"),
-    _kind(r"(?<![a-z])(tp|pp|(pp|pipe(line)?)[-_]?stage)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
+    _kind(r"(?<![a-z])(tp|pp|(pp|pipe(line)?)[-_]?stage|[a-z]{1,9}[-_]parallel)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
 )
 """Marks anywhere in a name."""
+
+WEAK = _kind(
+    r"(?<![a-z])(mp|dp|worker|node|host|proc(ess)?|device|gpu|chunk|split|slice|piece|fragment|consolidated|layers?|block|experts?)"
+    r"[-_. ]?(?P<part>\d+)(?!\d)",
+    "files that differ in a number",
+    "part",
+)
+"""Marks that count only where another number stands beside it."""
 
 RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", re.ASCII)
 """``mp_rank_00_001``, ``tp_rank_00_pp_rank_000``: where Megatron and NeMo put the file of one rank."""
@@ -127,15 +135,17 @@ def part_of(path: Path) -> Part | None:
         if fields:
             part = _part(path, kind, fields)
             return None if kind.content_decides and part.number == 0 and len(part.siblings) == 1 else part if part.count != 1 else None
-    one = False
-    for kind in MARKS:
-        fields = kind.regex.search(path.name)
-        if fields is None or (one and kind.unit == "part") or len(fields["part"]) > MAX_DIGITS:
+    counts = [_part(path, OF, fields) for fields in OF.regex.finditer(path.name) if len(fields["part"]) <= MAX_DIGITS]
+    several = next((part for part in counts if part.count != 1), None)
+    if several is not None:
+        return several
+    counted = {place for fields in OF.regex.finditer(path.name) for place in range(*fields.span())}
+    for kind in (*MARKS, WEAK):
+        fields = next((found for found in kind.regex.finditer(path.name) if found.start("part") not in counted), None)
+        if fields is None or len(fields["part"]) > MAX_DIGITS:
             continue
         part = _part(path, kind, fields)
-        if part.count == 1:
-            one = True
-        elif not _says_otherwise(part):
+        if part.count != 1 and not _says_otherwise(part) and (kind is not WEAK or len(part.siblings) > 1):
             return part
     if path.name in BY_CONTENT:
         return None
@@ -159,8 +169,10 @@ def _part_of_folders(path: Path) -> Part | None:
 
 
 def part_error(path: Path) -> CkptError | None:
-    """Why a file alone is no model, by names; None if nothing says so."""
+    """Why a file alone is no model, by names, its own or that which a link points to; None if nothing says so."""
     part = part_of(path)
+    if part is None and os.path.islink(path):
+        part = part_of(Path(os.path.realpath(path)))
     return None if part is None else error_of(part)
 
 
@@ -195,6 +207,23 @@ def index_beside(path: Path) -> Path | None:
             if path.name in files and len(files) > 1:
                 return index
     return None
+
+
+def unlisted_parts(files: Iterable[str]) -> list[str]:
+    """Parts that names such as "x-00001-of-00003.bin" speak of and that are not among the files; of each set the first one."""
+    sets: dict[tuple[str, str, int, int], set[int]] = {}
+    for name in set(files):
+        for fields in OF.regex.finditer(name):
+            (start, stop), count = fields.span("part"), int(fields["parts"][:MAX_DIGITS])
+            if stop - start <= MAX_DIGITS and int(fields["part"]) <= count <= MAX_PARTS:
+                sets.setdefault((name[:start], name[stop:], stop - start, count), set()).add(int(fields["part"]))
+    absent = []
+    for (before, after, width, count), numbers in sorted(sets.items()):
+        first = 0 if 0 in numbers else 1
+        missing = next((number for number in range(first, first + count) if number not in numbers), None)
+        if missing is not None:
+            absent.append(f"{before}{missing:0{width}d}{after}")
+    return absent
 
 
 def _indexed(index: Path) -> set[str]:

@@ -22,6 +22,7 @@ LEGACY = re.compile(r"mp_rank_[0-9]{2,}(_[0-9]{3,})*", re.ASCII)
 """Folders of the ranks in a step of Megatron before torch_dist."""
 
 LEGACY_FILE = "model_optim_rng.pt"
+MAX_NAMES = 1000
 STAGE_0_TO_2 = "mp_rank_00_model_states.pt"
 
 
@@ -48,10 +49,11 @@ class Unread:
                 hint = f"{hint}; or pass {path / STAGE_0_TO_2}, the weights in the dtype of the training" if whole else hint
             trouble = Unsupported(text, path=path, hint=hint)
             return [Match(FORMAT, "model", path, tuple(path / name for name in sharded), "DeepSpeed", trouble=trouble)]
-        parts = [part for name in names if not NO_MODEL.match(name) and (part := part_of(path / name)) is not None]
-        if not parts:
+        wanted = [name for name in sorted(names)[:MAX_NAMES] if not NO_MODEL.match(name)]
+        part = next((found for name in wanted if (found := part_of(path / name)) is not None), None)
+        if part is None:
             return []
-        return [Match(FORMAT, "model", path, tuple(part.path for part in parts), "a set of files", trouble=error_of(parts[0]))]
+        return [Match(FORMAT, "model", path, tuple(part.siblings.values()), "a set of files", trouble=error_of(part))]
 
     def groups(self, match: Match) -> list[str]:
         return [match.component]

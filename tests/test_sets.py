@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, IncompleteError, PartOfSet, Undecidable, Unsupported
-from ckpt_cli.formats.set_names import part_error, part_of
+from ckpt_cli.formats.set_names import part_error, part_of, unlisted_parts
 from tests.cli import ckpt
 from tests.tensors import load
 
@@ -167,6 +167,71 @@ class TestNames:
             path = put(tmp_path / name[-250:])
             error = part_error(path)
             assert error is None or len(str(error.expected)) < 5000
+
+
+class TestSiblings:
+    """What stands beside a file, behind a link, or in an index."""
+
+    @pytest.mark.parametrize("name", ["gpu{}.pt", "model_worker{}.bin", "chunk-{}.safetensors", "layers.{}.pt"])
+    def test_weak_marks_count_with_a_sibling(self, name: str, tmp_path: Path) -> None:
+        first = put(tmp_path / "folder" / name.format(0))
+        assert part_of(first) is None
+        put(tmp_path / "folder" / name.format(1))
+        refused_everywhere(first, tmp_path, 4, name.format(1))
+
+    @pytest.mark.parametrize("name", ["rank0.pt", "model-00001-of-00002.safetensors", "x-shard3.bin"])
+    def test_a_link_to_a_part_is_one(self, name: str, tmp_path: Path) -> None:
+        part = put(tmp_path / "parts" / name)
+        link = tmp_path / "folder" / f"model{part.suffix}"
+        link.parent.mkdir()
+        link.symlink_to(part)
+        refused_everywhere(link, tmp_path, 4, name)
+
+    @pytest.mark.parametrize("name", ["model-0000{}-of-00003.safetensors", "pytorch_model-0000{}-of-00003.bin"])
+    def test_an_index_that_lists_some_parts(self, name: str, tmp_path: Path) -> None:
+        folder = tmp_path / "folder"
+        mapping = {}
+        for number, (tensor, value) in enumerate(WEIGHTS.items(), 1):
+            put(folder / name.format(number), {tensor: value})
+            mapping[tensor] = name.format(number)
+        index = "model.safetensors.index.json" if "safetensors" in name else "pytorch_model.bin.index.json"
+        (folder / index).write_text(json.dumps({"weight_map": mapping}))
+        refused_everywhere(folder, tmp_path, 4, name.format(3))
+        assert unlisted_parts(["x-0-of-2.pt", "x-1-of-2.pt", "x-1-of-1.pt", "y.pt", "z_2_of_10.pt"]) == ["z_1_of_10.pt"]
+
+    def test_a_shard_of_dcp_under_another_name(self, tmp_path: Path) -> None:
+        for name in ("model.safetensors", "weights.safetensors"):
+            path = tmp_path / name.split(".")[0] / name
+            path.parent.mkdir()
+            offsets = {"model.norm.weight": {"saved_offsets": [4]}}
+            save_file(WEIGHTS, path, metadata={"DCP_SHARDING_INFO": json.dumps(offsets)})
+            refused_everywhere(path, tmp_path, 4, "DCP_SHARDING_INFO")
+            assert [found.code for found in ckpt_cli.verify(path).findings if found.severity == "error"] == ["part-of-set"]
+
+    @pytest.mark.parametrize(
+        "name", ["model_weight_pp-rank-0-of-1_tp-rank-0-of-2", "model_weight_pp-rank-0-of-1_tp-rank-0-of-1", "model_weight"]
+    )
+    def test_the_file_of_one_parameter(self, name: str, tmp_path: Path) -> None:
+        path = put(tmp_path / "o_proj" / f"{name}.safetensors", {"data": torch.ones(4)})
+        refused_everywhere(path, tmp_path, 4, "Nanotron")
+        refused_everywhere(path.parent, tmp_path, 4, "Nanotron")
+
+    def test_the_ranks_of_adapters_beside_each_other(self, tmp_path: Path) -> None:
+        for rank in (8, 16):
+            put(tmp_path / f"rank{rank}" / "adapter_model.safetensors")
+            put(tmp_path / f"lora_rank{rank}.safetensors")
+        assert part_error(tmp_path / "rank8" / "adapter_model.safetensors") is None
+        assert part_error(tmp_path / "lora_rank16.safetensors") is None
+
+    def test_a_run_takes_an_older_whole_step(self, tmp_path: Path) -> None:
+        for name in ("rank0.pt", "ft-model-00001-of-00002.safetensors"):
+            run = tmp_path / name.split("-")[0]
+            put(run / "checkpoint-100" / name)
+            put(run / "checkpoint-50" / "model.safetensors")
+            result = ckpt_cli.detect(run)
+            assert result.checkpoint.step == 50
+            assert any(note.code == "step-skipped" and name in note.text for note in result.checkpoint.notes)
+            assert [step.problem is None for step in result.checkpoint.steps] == [True, False]
 
 
 class TestHints:

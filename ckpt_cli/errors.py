@@ -11,6 +11,7 @@
     │   └── SourceChanged        source-changed       a source file changed while it was being read
     ├── IncompleteError       4
     │   ├── MissingShard         missing-shard        files of some ranks are not there
+    │   ├── PartOfSet            part-of-set          one file of a set, which is no model alone
     │   ├── MixedWorldSizes      mixed-world-sizes    shards of two saves in one folder
     │   ├── Gap                  gap                  elements that no shard holds
     │   ├── Overlap              overlap              elements that two shards hold
@@ -130,6 +131,10 @@ class IncompleteError(CkptError):
 
 class MissingShard(IncompleteError):
     code = "missing-shard"
+
+
+class PartOfSet(IncompleteError):
+    code = "part-of-set"
 
 
 class MixedWorldSizes(IncompleteError):

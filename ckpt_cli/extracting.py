@@ -15,6 +15,7 @@ from ckpt_cli.errors import CkptError, NotFound, UsageError
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.found import Found, Place
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.inert_values import to_json
@@ -69,6 +70,8 @@ def extract_state(
         state = read_state(found, place, files)
         optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
+            if place.match.format == UNREAD and place.match.trouble is not None:
+                raise place.match.trouble
             raise NotFound(
                 "there is no training state beside the weights",
                 path=found.path,

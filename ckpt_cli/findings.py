@@ -34,6 +34,7 @@ KINDS: dict[str, Kind] = {
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
     "missing-file": Kind("error", "headers", "a file that the index or the manifest names is not there", AGAIN),
     "missing-index": Kind("error", "headers", "parts of a model without an index: nothing says that they are all", AGAIN),
+    "part-of-set": Kind("error", "headers", "weights that are one part of a set, as names or headers say", "get the whole set"),
     "changed-size": Kind("error", "headers", "a weights file has another size than when it was written", AGAIN),
     "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", MOVE),
     "misplaced-tensor": Kind("error", "headers", "index and files disagree about which file holds a tensor", AGAIN),

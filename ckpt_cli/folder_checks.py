@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
+from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
 from ckpt_cli.files import Files, files_in, read_small, stays_inside
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.hub_folder import EMA, INDEX, SINGLE, described_entry
 from ckpt_cli.formats.hub_shards import SHARD
+from ckpt_cli.formats.set_contents import refuse_shard, share_error
+from ckpt_cli.formats.set_names import part_error, unlisted_parts
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.manifest import Manifest, read_manifest
 from ckpt_cli.model import Tensor
@@ -23,7 +25,7 @@ from ckpt_cli.safetensors_file import parse_json, read_header
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-PART = re.compile(r"(?P<stem>.+)-[0-9]+-of-[0-9]+\.safetensors", re.ASCII)
+PART = re.compile(r"(?P<stem>.+)-[0-9]+-of-(?P<parts>[0-9]{1,9})\.safetensors", re.ASCII)
 
 OTHER_FORMAT = re.compile(r"pytorch_model.*\.bin|tf_model\.h5|.*\.gguf|flax_model\.msgpack|consolidated.*\.pth", re.ASCII)
 
@@ -75,6 +77,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             if os.path.isfile(folder / file):
                 headers[file] = _entries(folder / file, files, found)
         found += list(_index_findings(mapping, headers)) or _total_findings(index, mapping, headers)
+        for file in unlisted_parts(mapping.values()):
+            found.append(finding("part-of-set", f"the index does not list {file}, of which other names speak", file=index.name))
         used = sorted({file for file in mapping.values() if file in headers})
         complete = set(mapping.values()) <= set(headers)
         name = _name_of(used[0] if len(used) == 1 else index.name, SUFFIX if len(used) == 1 else INDEX_SUFFIX)
@@ -86,14 +90,17 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     parts: dict[str, list[str]] = {}
     for name in alone:
         part = PART.fullmatch(name)
-        if part is None:
+        if part is None or int(part["parts"]) == 1:
+            refused = part_error(folder / name) or share_error(headers[name] or {}, folder / name)
+            if refused is not None:
+                found.append(finding("part-of-set", _told(refused), file=name))
             sets.append(_set(_name_of(name, SUFFIX), None, folder, [name], headers, found))
         elif name not in stale:
             parts.setdefault(part["stem"], []).append(name)
     for stem, members in parts.items():
         index_name = f"{stem}{INDEX_SUFFIX}"
         if index_name not in broken and not any(item.file == index_name for item in found):
-            found.append(finding("missing-index", f"{len(members)} parts and no {index_name}", file=index_name))
+            found.append(finding("missing-index", f"{len(members)} of {_count(members[0])} parts and no {index_name}", file=index_name))
         sets.append(_set(_name_of(members[0], SUFFIX), None, folder, members, headers, found))
     sets.sort(key=lambda weights: _rank(weights, manifest))
     for weights in sets[1:]:
@@ -105,6 +112,15 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         others = [path.name for path in files_in(folder) if OTHER_FORMAT.fullmatch(path.name)]
         found += [finding("other-weights", "weights in another format, which were not looked at", file=name) for name in others]
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
+
+
+def _count(member: str) -> int:
+    part = PART.fullmatch(member)
+    return int(part["parts"]) if part else 1
+
+
+def _told(error: CkptError) -> str:
+    return f"{error.message}; expected {error.expected}" if error.expected else error.message
 
 
 def _manifest(folder: Path, found: list[Finding]) -> Manifest | None:
@@ -132,7 +148,12 @@ def _entries(path: Path, files: Files, found: list[Finding]) -> Mapping[str, Ten
     """The tensors of a file by its header, None (and a finding) if it cannot be read."""
     try:
         source = files.source(path)
-        return {entry.name: described_entry(entry, source) for entry in read_header(source).entries}
+        header = read_header(source)
+        refuse_shard(header.metadata)
+        return {entry.name: described_entry(entry, source) for entry in header.entries}
+    except PartOfSet as error:
+        found.append(finding("part-of-set", _told(error), tensor=error.tensor, file=path.name))
+        return None
     except Unsupported as error:
         found.append(finding("unread-file", error.message, tensor=error.tensor, file=path.name))
         return None
@@ -223,6 +244,12 @@ def _set(
             tensors.setdefault(key, tensor)
     readable = complete and all(headers[member] is not None for member in members)
     return WeightSet(name, index, tuple(folder / member for member in members), tensors, readable)
+
+
+def wanted_index(file: str) -> str:
+    """The index that a part should have; the name itself for other files."""
+    part = PART.fullmatch(file)
+    return f"{part['stem']}{INDEX_SUFFIX}" if part else file
 
 
 def _name_of(file: str, suffix: str) -> str:

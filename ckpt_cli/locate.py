@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
+from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, Unsupported, UsageError
 from ckpt_cli.files import entries_in, folders_in
+from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.nodes import complement
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
+from ckpt_cli.formats.unread import FORMAT as UNREAD
+from ckpt_cli.formats.unread import Unread
 from ckpt_cli.found import Found, Place, Target
 from ckpt_cli.joining import doubted, joined_targets
 
@@ -29,6 +32,7 @@ STEP_FOLDERS = tuple(
         r"epoch=[0-9]+-step=(?P<step>[0-9]+)(\.ckpt)?",
         r"epoch_[0-9]+_step_(?P<step>[0-9]+)",
         r"ep[0-9]+-ba(?P<step>[0-9]+)",
+        r"iter_(?P<step>[0-9]{7})",
         r"(?P<step>[0-9]{7})",
     )
 )
@@ -40,8 +44,10 @@ COMPONENT_FOLDERS = {
     re.compile(r"pytorch_ema_model_fsdp_[0-9]+", re.ASCII): "ema",
     re.compile(r"model_sharded|model_and_optim|trainer", re.ASCII): "model",
     re.compile(r"ema_sharded", re.ASCII): "ema",
+    re.compile(r"dist_ckpt", re.ASCII): "model",
 }
 MAIN = ("model", *ROLES[:2])
+DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
 RUN_FOLDERS = ("checkpoint", "checkpoints", "ckpt")
 """Where some trainers keep the steps inside of their output folder."""
 
@@ -72,8 +78,9 @@ def _locate(given: Path, step: int | None) -> Target:
         given = given.resolve()
     if step is None:
         inside = _inside_checkpoint(given)
-        if inside is not None:
-            return replace(inside, steps_inside=len(_steps(given)))
+        # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them.
+        if inside is not None and not (_unread(inside.checkpoints[0].places) and _steps(given)):
+            return replace(inside, steps_inside=sum(not _unread(found.places) for found in _steps(given)))
     for run in (given, *(given / name for name in RUN_FOLDERS)):
         checkpoints = _steps(run)
         if checkpoints:
@@ -198,12 +205,37 @@ def _places(folder: Path) -> tuple[Place, ...]:
     children = [child.name for child in folders_in(folder)]
     for role in ROLES:
         if role in children:
-            places += [Place(role, match, folder / role) for match in recognise(folder / role) if match.component == "model"]
+            places += [Place(role, match, folder / role) for match in _of_role(folder / role) if match.component == "model"]
     for child in children:
         for regex, component in COMPONENT_FOLDERS.items():
             if regex.fullmatch(child):
                 places += [Place(component, match, folder) for match in recognise(folder / child)]
-    return _chosen(places)
+    read = [place for place in places if not _unread([place])]
+    return _chosen(read or places or [Place("model", match, folder) for match in _of_role(folder) or _tags(folder, children)])
+
+
+def _of_role(folder: Path) -> list[Match]:
+    """What a role folder holds: directly, or in ``dist_ckpt`` where verl's Megatron workers put it."""
+    return recognise(folder) or next((found for name in DIST_CKPT if (found := recognise(folder / name))), [])
+
+
+def _tags(folder: Path, children: Sequence[str]) -> list[Match]:
+    """What DeepSpeed or Megatron keep one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
+
+    Of a folder that is no step, step folders are its steps and not this.
+    """
+    is_step = step_of(folder) is not None
+    for child in children[:MAX_NODES]:
+        if is_step or step_of(folder / child) is None:
+            found = [match for match in Unread().recognise(folder / child) if isinstance(match.trouble, Unsupported)]
+            if found:
+                return found
+    return []
+
+
+def _unread(places: Sequence[Place]) -> bool:
+    """Whether these are formats that are refused by name."""
+    return all(place.match.format == UNREAD for place in places)
 
 
 def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:

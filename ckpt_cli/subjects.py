@@ -10,7 +10,7 @@ from pathlib import Path
 from ckpt_cli.assets import CONFIG
 from ckpt_cli.errors import NotFound
 from ckpt_cli.files import Files
-from ckpt_cli.folder_checks import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder
+from ckpt_cli.folder_checks import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder, wanted_index
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
 from ckpt_cli.lora_merge import adapters_alone
@@ -92,6 +92,7 @@ def _file_subject(path: Path, files: Files) -> Subject:
     for weights in checked.sets:
         own = {file.name for file in (*weights.files, *([weights.index] if weights.index else []))}
         if path.name in own:
+            own.add(wanted_index(path.name))
             about = tuple(item for item in checked.findings if item.file in own or (item.tensor is not None and item.file is None))
             return set_subject(folder, replace(checked, findings=about), weights)
     return _folder_subjects(folder, files, None)[0]

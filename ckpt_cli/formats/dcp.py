@@ -15,6 +15,7 @@ from ckpt_cli.files import Files, entries_in
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
+from ckpt_cli.formats.dcp_megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
 from ckpt_cli.model import Component, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, few, printable
@@ -35,9 +36,8 @@ class Dcp:
         if not found and not items:
             return []
         trouble: CkptError | None = None
-        if os.path.exists(folder / "common.pt"):
-            text = "this is a Megatron torch_dist checkpoint, whose tensor names and layouts only Megatron knows"
-            trouble = Unsupported(text, path=folder, hint="convert it with Megatron's own tools or with mbridge")
+        if has_megatron_files(folder):
+            trouble = megatron_error(folder)
         elif not found:
             temporary = " (.metadata.tmp is there)" if os.path.exists(folder / ".metadata.tmp") else ""
             trouble = MissingShard(
@@ -55,7 +55,8 @@ class Dcp:
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         roots = (match.root, *match.more_roots)
         catalog = read_catalog(*roots)
-        groups = groups_of(catalog)
+        with reading(match.root):
+            groups = groups_of(catalog)
         group = _chosen(match, groups)
         _refuse_permuted(catalog, group, match.root)
         reader = ItemReader(roots, files)

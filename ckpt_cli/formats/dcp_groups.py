@@ -6,11 +6,13 @@ that prefix is removed, never more: with accelerate a Hugging Face name "model.l
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.errors import Inconsistent
+from ckpt_cli.formats.dcp_megatron import refuse_megatron
 from ckpt_cli.formats.dcp_metadata import Catalog, CatalogObject, CatalogTensor
 
 
@@ -59,7 +61,8 @@ class Group:
 
 
 def groups_of(catalog: Catalog) -> list[Group]:
-    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name."""
+    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name, Unsupported for Megatron."""
+    refuse_megatron((*catalog.tensors, *catalog.objects))
     found: list[Group] = []
     taken: set[str] = set()
     for rule in MODELS:
@@ -89,14 +92,26 @@ def groups_of(catalog: Catalog) -> list[Group]:
             name = next(free for free in (name, *(f"{name}_{number}" for number in range(2, len(nested) + 2))) if free not in names)
             names.add(name)
             named.append(_group(catalog, name, "", inside, prefix))
-    found += sorted(named, key=lambda group: _rank(group.name))
-    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not NO_WEIGHTS.fullmatch(t.path[0])}
+    # Groups with matrices come first: of two groups, counters are not the model either.
+    found += sorted(named, key=lambda group: (not _has_matrix(group.tensors), _rank(group.name)))
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not NO_WEIGHTS.fullmatch(t.path[0].split(".")[0])}
     if flat:
-        # A counter at the top is no model while a group holds the weights.
-        alone = not found or (found[0].writer == "" and len(flat) > max(len(group.tensors) for group in found))
-        group = _group(catalog, "model" if alone and "model" not in names else "flat", FLAT, flat, ())
-        found = [group, *found] if alone else [*found, group]
+        first = (not found or found[0].writer == "") and not _is_loose(flat, named)
+        group = _group(catalog, "model" if first and "model" not in names else "flat", FLAT, flat, ())
+        found = [group, *found] if first else [*found, group]
     return found
+
+
+def _has_matrix(tensors: Mapping[str, CatalogTensor]) -> bool:
+    return any(len(tensor.shape) > 1 for tensor in tensors.values())
+
+
+def _is_loose(flat: Mapping[str, CatalogTensor], groups: Sequence[Group]) -> bool:
+    """Whether tensors at the top level (a step, a queue) only lie beside a group that is the model."""
+    if any("." in tensor.path[0] for tensor in flat.values()) and _has_matrix(flat):
+        return False
+    sizes = (sum(math.prod(tensor.shape) for tensor in group.tensors.values()) for group in groups)
+    return max(sizes, default=0) > sum(math.prod(tensor.shape) for tensor in flat.values())
 
 
 def _is_below(tensor: CatalogTensor, prefix: Path) -> bool:

@@ -6,9 +6,11 @@ import os
 import re
 from pathlib import Path
 
-from ckpt_cli.errors import Inconsistent, MissingShard, reading
-from ckpt_cli.files import Files, Source, entries_in
+from ckpt_cli.errors import IncompleteError, Inconsistent, MissingShard, reading
+from ckpt_cli.files import Files, Source, entries_in, files_in
 from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.set_contents import refuse_shard
+from ckpt_cli.formats.set_names import error_of, part_of
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
 from ckpt_cli.model import Component, Piece, Tensor
@@ -24,7 +26,8 @@ EMA = "ema.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 """What `extract-state` writes: no model."""
 
-PART = re.compile(r"model-[0-9]+-of-[0-9]+\.safetensors", re.ASCII)
+INDEX_SUFFIX = ".safetensors.index.json"
+PART = re.compile(r"(?P<stem>.+)-[0-9]+-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
 
 
 class HubFolder:
@@ -34,7 +37,7 @@ class HubFolder:
 
     def recognise(self, path: Path) -> list[Match]:
         if os.path.isfile(path):
-            if path.name.endswith(".safetensors.index.json"):
+            if path.name.endswith(INDEX_SUFFIX):
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {path.name}")]
             if path.suffix == ".safetensors":
                 return [Match(FORMAT, "model", path, (path,), "a safetensors file")]
@@ -44,16 +47,24 @@ class HubFolder:
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
         if os.path.isfile(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
+        others = [entry for entry in files_in(path) if entry.name.endswith(INDEX_SUFFIX)]
+        if len(others) == 1 and not matches:
+            return [Match(FORMAT, "model", path, (others[0],), f"index {others[0].name}")]
         alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != OPTIMIZER]
-        if len(alone) == 1 and not matches and not PART.fullmatch(alone[0].name):
+        if len(alone) == 1 and not matches and _is_whole(alone[0].name):
             return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}")]
         parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]
         if parts:
-            trouble = MissingShard(
-                f"{INDEX} is missing; {len(parts)} parts without it prove nothing",
-                path=path / INDEX,
+            fields = PART.fullmatch(parts[0].name)
+            index = f"{fields['stem'] if fields else 'model'}{INDEX_SUFFIX}"
+            incomplete = part_of(parts[0])
+            trouble: IncompleteError = MissingShard(
+                f"{index} is missing; {len(parts)} parts without it prove nothing",
+                path=path / index,
                 hint="copy the index from where the model came from",
             )
+            if incomplete is not None and incomplete.missing:
+                trouble = error_of(incomplete)
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]
         return matches
 
@@ -64,12 +75,19 @@ class HubFolder:
         first = match.files[0]
         if first.suffix != ".json":
             header = read_header(source := files.source(first))
+            with reading(first):
+                refuse_shard(header.metadata)
             entries = [(entry, source) for entry in header.entries]
             paths: tuple[Path, ...] = (first,)
         else:
             mapping = read_weight_map(first, ".safetensors")
             names = sorted(set(mapping.values()))
-            unlisted = [entry.name for entry in entries_in(first.parent) if PART.fullmatch(entry.name) and entry.name not in names]
+            stem = first.name.removesuffix(INDEX_SUFFIX)
+            unlisted = [
+                entry.name
+                for entry in entries_in(first.parent)
+                if (fields := PART.fullmatch(entry.name)) and fields["stem"] == stem and entry.name not in names
+            ]
             if unlisted:
                 hint = "move it away if it is of an older save"
                 raise Inconsistent(f"the index does not mention {few(unlisted)}", path=first, hint=hint)
@@ -84,6 +102,11 @@ class HubFolder:
             paths = (first, *(first.parent / name for name in names))
         tensors = {check_name(entry.name): described_entry(entry, source) for entry, source in entries}
         return Component(match.component, FORMAT, match.root, tensors, paths, writer=match.evidence)
+
+
+def _is_whole(name: str) -> bool:
+    fields = PART.fullmatch(name)
+    return fields is None or fields["parts"].lstrip("0") == "1"
 
 
 def described_entry(entry: Entry, source: Source) -> Tensor:

@@ -15,6 +15,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.set_contents import SHARDING as INFO
 from ckpt_cli.geometry import Box
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.names import check_name
@@ -22,7 +23,6 @@ from ckpt_cli.safetensors_file import Entry, parse_json, read_header
 
 FORMAT = "hub-shards"
 SHARD = re.compile(r"shard-(?P<rank>[0-9]+)-model-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
-INFO = "DCP_SHARDING_INFO"
 MAX_SHARDS = 1 << 20
 
 

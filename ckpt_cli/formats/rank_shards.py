@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
 from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
-from ckpt_cli.formats.state_dict import read_state
-from ckpt_cli.model import Component, Mesh, Note
-from ckpt_cli.pickle_nodes import as_dict, describe
+from ckpt_cli.formats.set_contents import refuse_part
+from ckpt_cli.formats.state_dict import MODEL_KEYS, model_entries, read_state
+from ckpt_cli.model import Component, Leaf, Mesh, Note
+from ckpt_cli.pickle_nodes import describe
 from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "rank-shards"
@@ -74,6 +75,7 @@ class RankShards:
         states = [self._read(rank, path, files) for rank, path in sorted(match.ranks.items())]
         world_size = match.world_size
         if world_size is None:
+            _refuse_unproven(states)
             world_size = max(max(match.ranks) + 1, *map(_announced_size, states))
         missing = tuple(rank for rank in range(world_size) if rank not in match.ranks)
         check_rank_files(states, world_size)
@@ -103,11 +105,23 @@ class RankShards:
         source = files.source(path)
         file = TorchFile(source)
         with reading(path):
-            entries = as_dict(file.root)
-            if entries is None:
-                raise CorruptFile(f"the file holds {describe(file.root)}, not a state dict", expected="a dict of tensors")
-            held, leaves = read_state(entries, LocalReader(file, rank), path)
-        return RankState(rank, path, held, leaves, file.fingerprint)
+            refuse_part(file, path)
+            reader = LocalReader(file, rank)
+            entries, above = model_entries(file.root, MODEL_KEYS, reader)
+            held, leaves = read_state(entries, reader, path)
+            beside = tuple(Leaf(str(key), describe(value)) for key, value in above.items())
+        return RankState(rank, path, held, (*beside, *leaves), file.fingerprint)
+
+
+def _refuse_unproven(states: list[RankState]) -> None:
+    """Raise PartOfSet for the file of one rank if neither names nor meshes say how many ranks there are."""
+    if len(states) == 1 and not _announced_size(states[0]):
+        raise PartOfSet(
+            f"{states[0].path.name} is the file of one rank, and nothing in it says how many ranks there are",
+            path=states[0].path,
+            expected="the files of all ranks",
+            hint="if one process wrote all of it, give the file a name without a rank, such as model.pt",
+        )
 
 
 def check_rank_files(states: list[RankState], world_size: int) -> None:

@@ -8,23 +8,30 @@ module              reads
 `hub_shards`        sharded safetensors of torch's HuggingFaceStorageWriter
 `hub_folder`        safetensors, single or with an index: Hugging Face model folders
 `torch_files`       single files of ``torch.save``, also ``pytorch_model.bin`` with an index
+`unread`            nothing: DeepSpeed's and Megatron's folders and unknown sets, which are refused by name
 ==================  =============================================================================
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.errors import PartOfSet
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import Match, Reader, ReadOptions
 from ckpt_cli.formats.dcp import Dcp
 from ckpt_cli.formats.hub_folder import HubFolder
 from ckpt_cli.formats.hub_shards import HubShards
 from ckpt_cli.formats.rank_shards import RankShards
+from ckpt_cli.formats.set_contents import share_error
+from ckpt_cli.formats.set_names import index_beside, part_error
 from ckpt_cli.formats.torch_files import TorchFiles
+from ckpt_cli.formats.unread import FORMAT as UNREAD
+from ckpt_cli.formats.unread import Unread
 from ckpt_cli.model import Component
 
-READERS: tuple[Reader, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles())
+READERS: tuple[Reader, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
 
 
 FORMATS = tuple(reader.name for reader in READERS)
@@ -32,15 +39,35 @@ FORMATS = tuple(reader.name for reader in READERS)
 
 
 def recognise(path: Path) -> list[Match]:
-    """Everything that some reader recognises directly at ``path``."""
-    return [match for reader in READERS for match in reader.recognise(path)]
+    """Everything that some reader recognises directly at ``path``; a file that is one of a set, by its name, gets that as its trouble."""
+    found = [match for reader in READERS for match in reader.recognise(path)]
+    read = [match for match in found if match.format != UNREAD]
+    return [_doubted(match) for match in read or found]
 
 
 def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     """The component behind a match; see `Reader.describe` for what it proves and raises. Raises the trouble of the match."""
     if match.trouble is not None:
         raise match.trouble
-    return _reader(match).describe(match, files, options)
+    alone = _alone(match)
+    if alone is not None and (index := index_beside(alone)) is not None:
+        text = f"{alone.name} is one of several files of the model that {index.name} lists"
+        raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
+    component = _reader(match).describe(match, files, options)
+    if alone is not None and (error := share_error(component.tensors, alone)) is not None:
+        raise error
+    return component
+
+
+def _alone(match: Match) -> Path | None:
+    """The file, if a match is one file that is taken for the whole model."""
+    one = len(match.files) == 1 and match.format in (HubFolder.name, TorchFiles.name) and match.files[0].suffix != ".json"
+    return match.files[0] if one else None
+
+
+def _doubted(match: Match) -> Match:
+    alone = _alone(match) if match.trouble is None else None
+    return match if alone is None else replace(match, trouble=part_error(alone))
 
 
 def groups(match: Match) -> list[str]:

@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, MissingShard, Undecidable, reading
+from ckpt_cli.errors import IncompleteError, MissingShard, Undecidable, reading
 from ckpt_cli.files import Files, files_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader
-from ckpt_cli.formats.state_dict import read_state
+from ckpt_cli.formats.set_contents import refuse_part
+from ckpt_cli.formats.set_names import error_of, part_of
+from ckpt_cli.formats.state_dict import EMA_KEYS, MODEL_KEYS, model_entries, read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
-from ckpt_cli.model import Component, Leaf
+from ckpt_cli.model import Component, Leaf, Note
 from ckpt_cli.names import few
 from ckpt_cli.pickle_nodes import as_dict, describe
 from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "torch-file"
 INDEX = "pytorch_model.bin.index.json"
-PART = re.compile(r"pytorch_model-[0-9]+-of-[0-9]+\.bin", re.ASCII)
+PART = re.compile(r".+-[0-9]+-of-[0-9]+\.bin", re.ASCII)
+ONE = re.compile(r".+-0*1-of-0*1\.bin", re.ASCII)
+"""The only part is the whole model."""
+
 KNOWN = re.compile(
-    r"pytorch_model\.bin|pytorch_model_fsdp(_[0-9]+)?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt", re.ASCII
+    r"pytorch_model\.bin|pytorch_model_fsdp(_[0-9]+)?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
+    r"|(model|checkpoint|model_best)\.pth\.tar|model_optim_rng\.pt|consolidated\.0+\.pth",
+    re.ASCII,
 )
+ADAPTER = "adapter_model.bin"
+"""PEFT's adapter, in the form from before safetensors."""
+
 NO_MODEL = re.compile(r"(optim|extra_state|scheduler|rng_state|random_states|training_args|data|scaler).*", re.ASCII)
 """Names of files with other things than weights."""
 
-SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
-EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict")
-MAX_DEPTH = 4
+SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 
 
 class TorchFiles:
@@ -45,18 +51,26 @@ class TorchFiles:
         if os.path.isfile(path):
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
-            wanted = path.suffix in SUFFIXES and not NO_MODEL.fullmatch(path.name)
+            wanted = path.name.endswith(SUFFIXES) and not NO_MODEL.fullmatch(path.name)
             return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
         if os.path.isfile(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
-        found = [entry for entry in files_in(path) if KNOWN.fullmatch(entry.name)]
-        parts = [] if found else [entry for entry in files_in(path) if PART.fullmatch(entry.name)]
+        listed = files_in(path)
+        found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]
+        parts = [] if found else [entry for entry in listed if PART.fullmatch(entry.name)]
+        if not found and (len(parts) == 1 and ONE.fullmatch(parts[0].name)):
+            found, parts = parts, []
+        if not found and not parts:
+            found = [entry for entry in listed if entry.name == ADAPTER]
         if parts:
-            unproven = MissingShard(
+            incomplete = part_of(parts[0])
+            unproven: IncompleteError = MissingShard(
                 f"{INDEX} is missing; {len(parts)} parts without it prove nothing",
                 path=path / INDEX,
                 hint="copy the index from where the model came from",
             )
+            if incomplete is not None and incomplete.missing:
+                unproven = error_of(incomplete)
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]
         models, ema = [entry for entry in found if entry.stem != "ema"], [entry for entry in found if entry.stem == "ema"]
         matches = []
@@ -82,15 +96,26 @@ class TorchFiles:
             paths = [first.parent / name for name in sorted(set(mapping.values()))]
         tensors = {}
         leaves: list[Leaf] = []
+        notes: list[Note] = []
         for path in paths:
-            state, others = _read(path, files, match.component)
+            state, others, passed = _read(path, files, match.component)
+            if passed:
+                text = f"left out, since they lie beside the state dict: {few(passed)}"
+                notes.append(Note("warning", "beside-weights", text))
             if mapping is not None:
                 with reading(path):
                     check_members(mapping, path.name, state.locals)
             leaves += others
             tensors.update(assemble([state], 1, (), options).tensors)
         return Component(
-            match.component, FORMAT, match.root, tensors, tuple(dict.fromkeys([first, *paths])), leaves=tuple(leaves), writer=match.evidence
+            match.component,
+            FORMAT,
+            match.root,
+            tensors,
+            tuple(dict.fromkeys([first, *paths])),
+            leaves=tuple(leaves),
+            writer=match.evidence,
+            notes=tuple(notes),
         )
 
 
@@ -98,14 +123,17 @@ def _component(path: Path) -> str:
     return "ema" if path.name == "ema.pt" else "model"
 
 
-def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Leaf]]:
+def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Leaf], list[str]]:
+    """The state of a file, what else is in it, and which matrices beside the state dict are not taken."""
     file = TorchFile(files.source(path))
     reader = LocalReader(file, 0)
     with reading(path):
-        entries, above = _state_dict(file.root, EMA_KEYS if component == "ema" else MODEL_KEYS)
+        refuse_part(file, path)
+        entries, above = model_entries(file.root, EMA_KEYS if component == "ema" else MODEL_KEYS, reader)
         held, leaves = read_state(entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in above.items()]
-    return RankState(0, path, held), [*beside, *leaves]
+        passed = [str(key) for key, value in above.items() if (local := reader.read(value)) is not None and len(local.shape) > 1]
+    return RankState(0, path, held), [*beside, *leaves], passed
 
 
 def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict[str, Any]:
@@ -122,22 +150,3 @@ def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict
     with reading(path):
         kept = {str(key): node for key, node in entries.items() if key not in weights and not leave_out.fullmatch(str(key))}
         return {key: reader.read(node) for key, node in kept.items()}
-
-
-def _state_dict(root: Any, keys: tuple[str, ...]) -> tuple[Mapping[Any, Any], dict[Any, Any]]:
-    """The dict of tensors in a file, and what stands beside it: going down through the known keys that hold a dict.
-
-    Tensors beside such a key (a random state, a loss) do not make a state dict of what is around it.
-    """
-    above: dict[Any, Any] = {}
-    node = root
-    for _ in range(MAX_DEPTH):
-        entries = as_dict(node)
-        if entries is None:
-            raise CorruptFile(f"the file holds {describe(node)}, not a state dict", expected="a dict of tensors")
-        inner = next((key for key in keys if as_dict(entries.get(key)) is not None), None)
-        if inner is None:
-            return entries, above
-        above |= {key: value for key, value in entries.items() if key != inner}
-        node = entries[inner]
-    raise CorruptFile("the state dict is nested too deeply")

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, PartOfSet, reading
 from ckpt_cli.files import read_small, stays_inside
+from ckpt_cli.formats.set_names import unlisted_parts
 from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import parse_json
 
@@ -39,6 +40,13 @@ def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
                 message = "the index names a file outside of its folder or of another format"
                 raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
         names = sorted(set(mapping.values()))
+        unlisted = unlisted_parts(names)
+        if unlisted:
+            raise PartOfSet(
+                f"the index lists {len(names)} files and not {few(unlisted)}, of which their names speak",
+                expected="the index of the whole model",
+                hint="get the index again from where the model came from",
+            )
         absent = [name for name in names if not os.path.isfile(index.parent / name)]
         if absent:
             raise MissingShard(

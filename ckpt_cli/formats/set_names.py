@@ -1,0 +1,290 @@
+"""Names of files that are one part of a set: ``model-00002-of-00003.safetensors``, ``zero_pp_rank_0_...``, ``rank0.pt``.
+
+A part alone is a well-formed file of weights; only its name, its siblings, or its content tell that it is no model. Here are
+the names; `set_contents` is about what a file says itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli.errors import CkptError, PartOfSet
+from ckpt_cli.files import entries_in, read_small
+from ckpt_cli.names import few
+from ckpt_cli.safetensors_file import parse_json
+
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
+"""Endings of files of weights."""
+
+INDEX_SUFFIX = ".index.json"
+MAX_DIGITS = 12
+MAX_PARTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SetKind:
+    """A way of naming the files of a set: ``part`` is a number in the expression, ``parts`` how many there are, if names say it.
+
+    ``content_decides``: part 0 without siblings may be everything, which `set_contents` finds out.
+    """
+
+    regex: re.Pattern[str]
+    writer: str
+    unit: str
+    content_decides: bool = False
+
+
+def _kind(expression: str, writer: str, unit: str = "rank", content_decides: bool = False) -> SetKind:
+    return SetKind(re.compile(expression, re.ASCII | re.IGNORECASE), writer, unit, content_decides)
+
+
+DEEPSPEED = (
+    _kind(r"(bf16_|fp16_)?zero_pp_rank_(?P<part>\d+)_mp_rank_\d+_optim_states\.pt", "DeepSpeed ZeRO"),
+    _kind(r"zero_pp_rank_(?P<part>\d+)_mp_rank_\d+_model_states\.pt", "DeepSpeed ZeRO-3"),
+    _kind(r"expp_rank_(?P<part>\d+)_mp_rank_\d+_optim_states\.pt", "DeepSpeed MoE"),
+    _kind(r"layer_\d+_expert_(?P<part>\d+)_mp_rank_\d+_model_states\.pt", "DeepSpeed MoE", "expert"),
+    _kind(r"layer_(?P<part>\d+)(-model_\d+)?-model_states\.pt", "a DeepSpeed pipeline", "layer"),
+    _kind(r"mp_rank_(?P<part>\d+)_model_states\.pt", "DeepSpeed", content_decides=True),
+)
+"""What DeepSpeed writes, whole names."""
+
+WHOLE_NAMES = (
+    *DEEPSPEED,
+    _kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
+    _kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
+    _kind(r"model(?P<part>\d+)-mp(?P<parts>\d+)\.safetensors", "DeepSeek's inference code", "part"),
+    _kind(r"model_[a-z_]+_pp-rank-(?P<part>\d+)-of-\d+_tp-rank-\d+-of-\d+\.safetensors", "a Nanotron checkpoint", "parameter"),
+    _kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
+)
+
+OF = _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
+RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
+SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
+MARKS = (
+    RANK,
+    SHARD,
+    _kind(r"(?<![a-z])part(ition)?[-_. ]?(?P<part>\d+)(?!\d)", "a model in parts", "part"),
+    _kind(r"(?<![a-z])(tp|pp|(pp|pipe(line)?)[-_]?stage|[a-z]{1,9}[-_]parallel)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
+)
+"""Marks anywhere in a name."""
+
+WEAK = _kind(
+    r"(?<![a-z])(mp|dp|worker|node|host|proc(ess)?|device|gpu|chunk|split|slice|piece|fragment|consolidated|layers?|block|experts?)"
+    r"[-_. ]?(?P<part>\d+)(?!\d)",
+    "files that differ in a number",
+    "part",
+)
+"""Marks that count only where another number stands beside it."""
+
+RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", re.ASCII)
+"""``mp_rank_00_001``, ``tp_rank_00_pp_rank_000``: where Megatron and NeMo put the file of one rank."""
+
+BY_CONTENT = frozenset({"model_optim_rng.pt"})
+"""Names whose content says everything, so that their folder need not."""
+
+UNIVERSAL = re.compile(r"(fp32|exp_avg|exp_avg_sq|step)\.pt", re.ASCII)
+"""What a DeepSpeed universal checkpoint has per parameter: ``zero/<parameter>/fp32.pt``."""
+
+SCRIPT = "zero_to_fp32.py"
+OUT_OF_SCRIPT = re.compile(r"layer_|expp_|mp_rank_0*[1-9]|.*_mp_rank_0*[1-9]", re.ASCII)
+
+ONE_WRITER = re.compile(r"world[-_]?size[-_]?0*1(?!\d)", re.ASCII | re.IGNORECASE)
+ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
+"""In names of adapters, "rank32" is mostly the rank of the factors."""
+
+NO_MODEL = re.compile(
+    r"(optim|extra_state|scheduler|lr_|rng|random_|training_args|data|scaler|sampler|loss|metric|stats|log|distrib_optim|trainer).*",
+    re.ASCII | re.IGNORECASE,
+)
+"""Names of files with other things than weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a set: its number, how many there are (None: unknown), and its siblings that are there, by number."""
+
+    path: Path
+    kind: SetKind
+    number: int
+    count: int | None
+    siblings: Mapping[int, Path]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Numbers that are nowhere, as far as names tell; of very large sets the first ones."""
+        if self.kind.unit in ("layer", "parameter") or self.kind.regex is RANK_FOLDER:
+            # Layers without weights have no file, and of folders only one was looked at.
+            return ()
+        from_one = self.kind is OF and 0 not in self.siblings and self.number > 0 and "rank" not in self.path.name
+        first = 1 if from_one else 0
+        last = min(first + self.count if self.count is not None else max(self.siblings) + 1, MAX_PARTS)
+        return tuple(number for number in range(first, last) if number not in self.siblings)
+
+
+def part_of(path: Path) -> Part | None:
+    """The set that a file is one of, by its name and those beside it; None for what may be a whole model."""
+    folder = path.parent
+    if UNIVERSAL.fullmatch(path.name) and folder.parent.name == "zero":
+        return Part(path, SetKind(UNIVERSAL, "a DeepSpeed universal checkpoint", "parameter"), 0, None, {0: path})
+    for kind in WHOLE_NAMES:
+        fields = kind.regex.fullmatch(path.name)
+        if fields:
+            part = _part(path, kind, fields)
+            return None if kind.content_decides and part.number == 0 and len(part.siblings) == 1 else part if part.count != 1 else None
+    counts = [_part(path, OF, fields) for fields in OF.regex.finditer(path.name) if len(fields["part"]) <= MAX_DIGITS]
+    several = next((part for part in counts if part.count != 1), None)
+    if several is not None:
+        return several
+    counted = {place for fields in OF.regex.finditer(path.name) for place in range(*fields.span())}
+    for kind in (*MARKS, WEAK):
+        fields = next((found for found in kind.regex.finditer(path.name) if found.start("part") not in counted), None)
+        if fields is None or len(fields["part"]) > MAX_DIGITS:
+            continue
+        part = _part(path, kind, fields)
+        if part.count != 1 and not _says_otherwise(part) and (kind is not WEAK or len(part.siblings) > 1):
+            return part
+    if path.name in BY_CONTENT:
+        return None
+    if RANK_FOLDER.fullmatch(folder.name):
+        return Part(path, SetKind(RANK_FOLDER, f"model parallelism ({folder.name})", "rank"), 0, None, {0: path})
+    return _part_of_folders(path)
+
+
+def _part_of_folders(path: Path) -> Part | None:
+    """Files of one name in folders of ranks or shards: ``rank0/model.pt`` beside ``rank1/model.pt``."""
+    folder = path.parent
+    for kind in (RANK, SHARD):
+        fields = kind.regex.fullmatch(folder.name)
+        if fields:
+            part = _part(folder, kind, fields)
+            like = {number: sibling / path.name for number, sibling in part.siblings.items() if os.path.isfile(sibling / path.name)}
+            found = Part(path, SetKind(RANK_FOLDER, f"folders like {folder.name}", kind.unit), part.number, None, like)
+            if len(like) > 1 and not _says_otherwise(replace(part, path=folder / path.name)):
+                return found
+    return None
+
+
+def part_error(path: Path) -> CkptError | None:
+    """Why a file alone is no model, by names, its own or that which a link points to; None if nothing says so."""
+    part = part_of(path)
+    if part is None and os.path.islink(path):
+        part = part_of(Path(os.path.realpath(path)))
+    return None if part is None else error_of(part)
+
+
+def error_of(part: Part) -> PartOfSet:
+    """What there is to say about a part: the set, what is missing, what to do."""
+    name, unit = part.path.name, part.kind.unit
+    if unit == "parameter":
+        message = f"{part.path.parent.name}/{name} is one parameter of {part.kind.writer}"
+    elif part.count is not None:
+        message = f"{name} is one of {part.count} files of {part.kind.writer}"
+    else:
+        message = f"{name} is one file of a set ({part.kind.writer}), {unit} {part.number}"
+    missing = [_sibling_name(part, number) for number in part.missing]
+    expected = f"the whole set; not here: {few(missing)}" if missing else None
+    if expected is None and len(part.siblings) > 1:
+        shown = {number: path.name if path.parent == part.path.parent else str(path) for number, path in part.siblings.items()}
+        others = [name for number, name in sorted(shown.items()) if number != part.number]
+        expected = f"the whole set; beside it: {few(others)}"
+    return PartOfSet(message, path=part.path, expected=expected or "the whole set", hint=_hint(part, missing))
+
+
+def unread_sets(names: Sequence[str]) -> list[str]:
+    """Those names of weight files that are parts of sets of DeepSpeed."""
+    return [name for name in names if any(kind.regex.fullmatch(name) for kind in DEEPSPEED)]
+
+
+def index_beside(path: Path) -> Path | None:
+    """An index in the same folder that lists this file, and others with it."""
+    for index in entries_in(path.parent):
+        if index.name.endswith(INDEX_SUFFIX):
+            files = _indexed(index)
+            if path.name in files and len(files) > 1:
+                return index
+    return None
+
+
+def unlisted_parts(files: Iterable[str]) -> list[str]:
+    """Parts that names such as "x-00001-of-00003.bin" speak of and that are not among the files; of each set the first one."""
+    sets: dict[tuple[str, str, int, int], set[int]] = {}
+    for name in set(files):
+        for fields in OF.regex.finditer(name):
+            (start, stop), count = fields.span("part"), int(fields["parts"][:MAX_DIGITS])
+            if stop - start <= MAX_DIGITS and int(fields["part"]) <= count <= MAX_PARTS:
+                sets.setdefault((name[:start], name[stop:], stop - start, count), set()).add(int(fields["part"]))
+    absent = []
+    for (before, after, width, count), numbers in sorted(sets.items()):
+        first = 0 if 0 in numbers else 1
+        missing = next((number for number in range(first, first + count) if number not in numbers), None)
+        if missing is not None:
+            absent.append(f"{before}{missing:0{width}d}{after}")
+    return absent
+
+
+def _indexed(index: Path) -> set[str]:
+    try:
+        content = parse_json(read_small(index), "the index")
+    except CkptError:
+        return set()
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    return {file for file in mapping.values() if isinstance(file, str)} if isinstance(mapping, dict) else set()
+
+
+def _part(path: Path, kind: SetKind, fields: re.Match[str]) -> Part:
+    start, stop = fields.span("part")
+    if stop - start > MAX_DIGITS:
+        return Part(path, kind, MAX_PARTS, None, {MAX_PARTS: path})
+    like = re.compile(re.escape(path.name[:start]) + r"(\d{1,12})" + re.escape(path.name[stop:]), re.ASCII)
+    siblings = {int(found[1]): entry for entry in entries_in(path.parent) if (found := like.fullmatch(entry.name))}
+    number = int(fields["part"])
+    text = fields.groupdict().get("parts")
+    count = min(int(text[:MAX_DIGITS]), MAX_PARTS) if text else None
+    if ONE_WRITER.search(path.name) and kind.unit == "rank":
+        count = 1
+    return Part(path, kind, number, count, {number: path, **siblings})
+
+
+def _says_otherwise(part: Part) -> bool:
+    """Whether the number is the rank of LoRA factors."""
+    name = f"{part.path.parent.name}/{part.path.name}"
+    return part.kind.unit == "rank" and bool(ADAPTERS.search(name)) and part.number > 0 and 0 not in part.siblings
+
+
+def _sibling_name(part: Part, number: int) -> str:
+    fields = part.kind.regex.search(part.path.name)
+    if fields is None or "part" not in part.kind.regex.groupindex:
+        return f"{part.kind.unit} {number}"
+    start, stop = fields.span("part")
+    width = stop - start if part.path.name[start] == "0" else 0
+    return f"{part.path.name[:start]}{number:0{width}d}{part.path.name[stop:]}"
+
+
+def _hint(part: Part, missing: Sequence[str]) -> str:
+    """What to do next; every hint says only what was looked at."""
+    index = index_beside(part.path)
+    if index is not None:
+        absent = [file for file in sorted(_indexed(index)) if not os.path.isfile(index.parent / file)]
+        return f"pass {index}" if not absent else f"{index.name} lists the files; get the missing ones: {few(absent)}"
+    if part.kind in DEEPSPEED or part.kind.unit == "parameter":
+        return deepspeed_hint(part.path.parent)
+    if part.count is not None and part.kind.unit == "part" and part.path.suffix in (".safetensors", ".bin"):
+        what = "the other files and the index" if missing else "the index that belongs to these files"
+        return f"get {what} from where the model came from"
+    if len(part.siblings) == 1 and not missing and part.count is None and part.number == 0:
+        return "if one process wrote all of it, give the file a name without a number, such as model.pt"
+    return "put the set together with the program that wrote it, and save one state dict"
+
+
+def deepspeed_hint(folder: Path) -> str:
+    """DeepSpeed puts a script beside the folder of a step, which knows ZeRO, but no experts, pipelines or tensor parallelism."""
+    names = [entry.name for entry in entries_in(folder)]
+    plain = not any(OUT_OF_SCRIPT.match(name) for name in names) and any("zero_pp_rank_" in name for name in names)
+    script = next((home / SCRIPT for home in (folder, *folder.parents[:2]) if os.path.isfile(home / SCRIPT)), None)
+    if script is not None and plain:
+        return f"{script} puts the set together: run it there, then pass its output"
+    return "load the set with DeepSpeed, and save one state dict"

@@ -1,0 +1,66 @@
+"""Folders that are recognised and not read: DeepSpeed's and Megatron's steps, and sets whose names no reader knows.
+
+They are last in the registry, and count only where no other reader finds anything: a folder that holds a whole model as well
+is that model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ckpt_cli.errors import CkptError, Unsupported
+from ckpt_cli.files import Files, files_in, folders_in
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.set_contents import MEGATRON
+from ckpt_cli.formats.set_names import NO_MODEL, SUFFIXES, deepspeed_hint, error_of, part_of, unread_sets
+from ckpt_cli.model import Component
+
+FORMAT = "unread"
+LEGACY = re.compile(r"mp_rank_[0-9]{2,}(_[0-9]{3,})*", re.ASCII)
+"""Folders of the ranks in a step of Megatron before torch_dist."""
+
+LEGACY_FILE = "model_optim_rng.pt"
+MAX_NAMES = 1000
+STAGE_0_TO_2 = "mp_rank_00_model_states.pt"
+
+
+class Unread:
+    """Recogniser of what is refused by name."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        if not os.path.isdir(path):
+            return []
+        ranks = [folder for folder in folders_in(path) if LEGACY.fullmatch(folder.name) and os.path.isfile(folder / LEGACY_FILE)]
+        if ranks:
+            text = f"this is a Megatron checkpoint in {counted(len(ranks))} (legacy torch format), which is not read yet"
+            trouble: CkptError = Unsupported(text, path=path, hint=MEGATRON)
+            return [Match(FORMAT, "model", path, tuple(folder / LEGACY_FILE for folder in ranks), "Megatron-LM", trouble=trouble)]
+        names = [entry.name for entry in files_in(path) if entry.name.endswith(SUFFIXES)]
+        sharded = unread_sets(names)
+        if sharded:
+            text = f"this is a DeepSpeed checkpoint ({counted(len(sharded))}), which is not read yet"
+            hint = deepspeed_hint(path)
+            if STAGE_0_TO_2 in sharded and not any(name.startswith(("zero_pp_rank_0_mp_rank_00_model", "layer_")) for name in sharded):
+                whole = part_of(path / STAGE_0_TO_2) is None
+                hint = f"{hint}; or pass {path / STAGE_0_TO_2}, the weights in the dtype of the training" if whole else hint
+            trouble = Unsupported(text, path=path, hint=hint)
+            return [Match(FORMAT, "model", path, tuple(path / name for name in sharded), "DeepSpeed", trouble=trouble)]
+        wanted = [name for name in sorted(names)[:MAX_NAMES] if not NO_MODEL.match(name)]
+        part = next((found for name in wanted if (found := part_of(path / name)) is not None), None)
+        if part is None:
+            return []
+        return [Match(FORMAT, "model", path, tuple(part.siblings.values()), "a set of files", trouble=error_of(part))]
+
+    def groups(self, match: Match) -> list[str]:
+        return [match.component]
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        raise match.trouble or Unsupported("this is not read", path=match.root)
+
+
+def counted(files: int) -> str:
+    return f"{files} file{'s' if files != 1 else ''}"

@@ -1,0 +1,531 @@
+"""A part is never taken for the whole: names, siblings and content of files that are one of a set."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError, IncompleteError, PartOfSet, Undecidable, Unsupported
+from ckpt_cli.formats.set_names import part_error, part_of, unlisted_parts
+from tests.cli import ckpt
+from tests.tensors import load
+
+WEIGHTS = {"model.layers.0.weight": torch.arange(12.0).reshape(3, 4), "model.norm.weight": torch.ones(4)}
+STEP = torch.tensor(3)
+
+
+def put(path: Path, content: Any = None) -> Path:
+    """A file of weights, well-formed in itself."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = dict(WEIGHTS) if content is None else content
+    if ".safetensors" in path.name:
+        save_file(content, path)
+    else:
+        torch.save(content, path)
+    return path
+
+
+def refused_everywhere(path: Path, tmp_path: Path, code: int, *words: str) -> None:
+    """Every command that speaks of weights says no, with this exit code, and writes nothing."""
+    out = tmp_path / "out"
+    calls: dict[str, Callable[[], Any]] = {
+        "merge": lambda: ckpt_cli.merge(path, out),
+        "average": lambda: ckpt_cli.average([path, path], out),
+        "inspect": lambda: ckpt_cli.inspect(path),
+    }
+    for name, call in calls.items():
+        with pytest.raises(CkptError) as caught:
+            call()
+        assert caught.value.exit_code == code, name
+        said = f"{caught.value.message} {caught.value.expected} {caught.value.advice}"
+        assert all(word in said for word in words), said
+    detected = ckpt_cli.detect(path)
+    assert detected.exit_code == code
+    assert detected.problem
+    assert not out.exists()
+    assert verified(path) in (1, code)
+
+
+def verified(path: Path) -> int:
+    try:
+        return ckpt_cli.verify(path).exit_code
+    except CkptError as error:
+        return error.exit_code
+
+
+PARTS = [
+    "checkpoint_last-shard0.pt",
+    "reshard-model_part-0-shard0.pt",
+    "model-rank-0-of-4.pth",
+    "weights_tp-rank-0-of-2.pt",
+    "zero_pp_rank_0_mp_rank_00_model_states.pt",
+    "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt",
+    "expp_rank_0_mp_rank_00_optim_states.pt",
+    "layer_0_expert_1_mp_rank_00_model_states.pt",
+    "layer_01-model_states.pt",
+    "mp_rank_01_model_states.pt",
+    "consolidated.01.pth",
+    "model-00002-of-00002.safetensors",
+    "ft-model-00001-of-00002.safetensors",
+    "model.fp16-00001-of-00002.safetensors",
+    "pytorch_model-00001-of-00003.bin",
+    "model_00002-of-00004.pt",
+    "pytorch_model-00002.bin",
+    "rank0.pt",
+    "rank_0.safetensors",
+    "checkpoint_rank_3.pt",
+    "fsdp_shard_0_of_8.pt",
+    "model.part1.safetensors",
+    "model_tp0.pt",
+    "model-rank-0-part-0.safetensors",
+    "model0-mp8.safetensors",
+    "epoch3_rank0.pth.tar",
+    "shard-00001-model-00001-of-00002.safetensors",
+    "model_rank0.pt",
+    "pytorch_model_fsdp_rank0.bin",
+]
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", PARTS)
+    def test_a_part_given_as_a_file_is_refused(self, name: str, tmp_path: Path) -> None:
+        refused_everywhere(put(tmp_path / "folder" / name), tmp_path, 4)
+
+    @pytest.mark.parametrize("name", PARTS)
+    def test_a_part_alone_in_a_folder_is_refused(self, name: str, tmp_path: Path) -> None:
+        path = put(tmp_path / "folder" / name)
+        deepspeed = path.name.endswith(("_model_states.pt", "_optim_states.pt", "-model_states.pt"))
+        refused_everywhere(path.parent, tmp_path, 3 if deepspeed else 4)
+
+    @pytest.mark.parametrize(
+        "folder",
+        ["mp_rank_01", "mp_rank_00_001", "tp_rank_00_pp_rank_000", "zero/model.norm.weight"],
+    )
+    def test_the_folder_of_one_rank_is_a_part(self, folder: str, tmp_path: Path) -> None:
+        path = put(tmp_path / folder / ("fp32.pt" if folder.startswith("zero") else "model_weights.ckpt"))
+        refused_everywhere(path, tmp_path, 4)
+
+    @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+    def test_folders_of_ranks_beside_each_other(self, name: str, tmp_path: Path) -> None:
+        first = put(tmp_path / "rank0" / name)
+        assert part_of(first) is None
+        put(tmp_path / "rank1" / name)
+        refused_everywhere(first, tmp_path, 4, "rank0", "rank1")
+        refused_everywhere(first.parent, tmp_path, 4)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "model-00001-of-00001.safetensors",
+            "model.safetensors-00001-of-00001.safetensors",
+            "pytorch_model-00001-of-00001.bin",
+            "model_world_size_1_rank_0.pt",
+            "model.pt",
+            "lora_rank32.safetensors",
+            "adapter_rank_8.pt",
+            "epoch_3.pt",
+            "model_1000.pt",
+            "step-00002000.safetensors",
+            "model_stage2.pt",
+            "best_of_5.pt",
+            "ranker-v2.pt",
+            "sharded8x.safetensors",
+            "mp_rank_00_model_states.pt",
+            "consolidated.00.pth",
+        ],
+    )
+    def test_whole_files_stay_readable(self, name: str, tmp_path: Path) -> None:
+        path = put(tmp_path / "folder" / name)
+        ckpt_cli.merge(path, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+        assert ckpt_cli.detect(path).exit_code == 0
+        assert ckpt_cli.verify(path).exit_code == 0
+
+    @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "pytorch_model-00001-of-00001.bin", "adapter_model.bin"])
+    def test_whole_files_alone_in_a_folder(self, name: str, tmp_path: Path) -> None:
+        ckpt_cli.merge(put(tmp_path / "folder" / name).parent, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+    def test_part_0_of_a_set_whose_names_do_not_say_it(self, tmp_path: Path) -> None:
+        for name in ("consolidated.{}.pth", "mp_rank_{}_model_states.pt"):
+            first = put(tmp_path / name.format("00"))
+            put(tmp_path / name.format("01"))
+            refused_everywhere(first, tmp_path, 4, name.format("01"))
+
+    def test_numbers_without_end_are_no_sets(self, tmp_path: Path) -> None:
+        for name in (f"rank{'9' * 300}.pt", f"model-1-of-{'9' * 200}.safetensors", "shard2147483647.pt", "rank999999999999.pt"):
+            path = put(tmp_path / name[-250:])
+            error = part_error(path)
+            assert error is None or len(str(error.expected)) < 5000
+
+
+class TestSiblings:
+    """What stands beside a file, behind a link, or in an index."""
+
+    @pytest.mark.parametrize("name", ["gpu{}.pt", "model_worker{}.bin", "chunk-{}.safetensors", "layers.{}.pt"])
+    def test_weak_marks_count_with_a_sibling(self, name: str, tmp_path: Path) -> None:
+        first = put(tmp_path / "folder" / name.format(0))
+        assert part_of(first) is None
+        put(tmp_path / "folder" / name.format(1))
+        refused_everywhere(first, tmp_path, 4, name.format(1))
+
+    @pytest.mark.parametrize("name", ["rank0.pt", "model-00001-of-00002.safetensors", "x-shard3.bin"])
+    def test_a_link_to_a_part_is_one(self, name: str, tmp_path: Path) -> None:
+        part = put(tmp_path / "parts" / name)
+        link = tmp_path / "folder" / f"model{part.suffix}"
+        link.parent.mkdir()
+        link.symlink_to(part)
+        refused_everywhere(link, tmp_path, 4, name)
+
+    @pytest.mark.parametrize("name", ["model-0000{}-of-00003.safetensors", "pytorch_model-0000{}-of-00003.bin"])
+    def test_an_index_that_lists_some_parts(self, name: str, tmp_path: Path) -> None:
+        folder = tmp_path / "folder"
+        mapping = {}
+        for number, (tensor, value) in enumerate(WEIGHTS.items(), 1):
+            put(folder / name.format(number), {tensor: value})
+            mapping[tensor] = name.format(number)
+        index = "model.safetensors.index.json" if "safetensors" in name else "pytorch_model.bin.index.json"
+        (folder / index).write_text(json.dumps({"weight_map": mapping}))
+        refused_everywhere(folder, tmp_path, 4, name.format(3))
+        assert unlisted_parts(["x-0-of-2.pt", "x-1-of-2.pt", "x-1-of-1.pt", "y.pt", "z_2_of_10.pt"]) == ["z_1_of_10.pt"]
+
+    def test_a_shard_of_dcp_under_another_name(self, tmp_path: Path) -> None:
+        for name in ("model.safetensors", "weights.safetensors"):
+            path = tmp_path / name.split(".")[0] / name
+            path.parent.mkdir()
+            offsets = {"model.norm.weight": {"saved_offsets": [4]}}
+            save_file(WEIGHTS, path, metadata={"DCP_SHARDING_INFO": json.dumps(offsets)})
+            refused_everywhere(path, tmp_path, 4, "DCP_SHARDING_INFO")
+            assert [found.code for found in ckpt_cli.verify(path).findings if found.severity == "error"] == ["part-of-set"]
+
+    @pytest.mark.parametrize(
+        "name", ["model_weight_pp-rank-0-of-1_tp-rank-0-of-2", "model_weight_pp-rank-0-of-1_tp-rank-0-of-1", "model_weight"]
+    )
+    def test_the_file_of_one_parameter(self, name: str, tmp_path: Path) -> None:
+        path = put(tmp_path / "o_proj" / f"{name}.safetensors", {"data": torch.ones(4)})
+        refused_everywhere(path, tmp_path, 4, "Nanotron")
+        refused_everywhere(path.parent, tmp_path, 4, "Nanotron")
+
+    def test_the_ranks_of_adapters_beside_each_other(self, tmp_path: Path) -> None:
+        for rank in (8, 16):
+            put(tmp_path / f"rank{rank}" / "adapter_model.safetensors")
+            put(tmp_path / f"lora_rank{rank}.safetensors")
+        assert part_error(tmp_path / "rank8" / "adapter_model.safetensors") is None
+        assert part_error(tmp_path / "lora_rank16.safetensors") is None
+
+    def test_a_run_takes_an_older_whole_step(self, tmp_path: Path) -> None:
+        for name in ("rank0.pt", "ft-model-00001-of-00002.safetensors"):
+            run = tmp_path / name.split("-")[0]
+            put(run / "checkpoint-100" / name)
+            put(run / "checkpoint-50" / "model.safetensors")
+            result = ckpt_cli.detect(run)
+            assert result.checkpoint.step == 50
+            assert any(note.code == "step-skipped" and name in note.text for note in result.checkpoint.notes)
+            assert [step.problem is None for step in result.checkpoint.steps] == [True, False]
+
+
+class TestHints:
+    def test_the_index_that_lists_the_part_is_named(self, tmp_path: Path) -> None:
+        one, two = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+        folder = put(tmp_path / "folder" / one, {"a": torch.ones(2)}).parent
+        put(folder / two, {"b": torch.ones(2)})
+        index = folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": {"a": one, "b": two}}))
+        error = part_error(folder / one)
+        assert error is not None
+        assert error.hint == f"pass {index}"
+        ckpt_cli.merge(index, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == {"a", "b"}
+        (folder / two).unlink()
+        error = part_error(folder / one)
+        assert error is not None
+        assert error.hint is not None
+        assert two in error.hint
+
+    def test_files_of_any_name_that_an_index_lists_are_parts(self, tmp_path: Path) -> None:
+        folder = tmp_path / "folder"
+        put(folder / "first.safetensors", {"a": torch.ones(2)})
+        put(folder / "second.safetensors", {"b": torch.ones(2)})
+        (folder / "any.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {"a": "first.safetensors", "b": "second.safetensors"}})
+        )
+        with pytest.raises(PartOfSet, match=r"any\.safetensors\.index\.json lists"):
+            ckpt_cli.merge(folder / "first.safetensors", tmp_path / "out")
+        ckpt_cli.merge(folder, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == {"a", "b"}
+
+    def test_what_is_missing_is_named(self, tmp_path: Path) -> None:
+        error = part_error(put(tmp_path / "x-rank-2-of-4.pth"))
+        assert error is not None
+        assert error.expected == "the whole set; not here: x-rank-0-of-4.pth, x-rank-1-of-4.pth, x-rank-3-of-4.pth"
+
+    def test_renaming_is_only_advised_for_the_first_part(self, tmp_path: Path) -> None:
+        zero, three = part_error(put(tmp_path / "a" / "rank0.pt")), part_error(put(tmp_path / "b" / "rank3.pt"))
+        assert zero is not None
+        assert three is not None
+        assert "without a number" in str(zero.hint)
+        assert "without a number" not in str(three.hint)
+
+    def test_the_command_line_says_it(self, tmp_path: Path) -> None:
+        done = ckpt("merge", put(tmp_path / "rank0.pt"), "-o", tmp_path / "out")
+        assert done.code == 4
+        assert "error[part-of-set]: rank0.pt is one file of a set" in done.err
+
+
+def megatron_args(**sizes: int) -> argparse.Namespace:
+    return argparse.Namespace(**{"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, **sizes})
+
+
+def deepspeed(module: Any, **more: Any) -> dict[str, Any]:
+    shapes = {name: tensor.shape for name, tensor in WEIGHTS.items()}
+    return {"module": module, "ds_version": "0.19.8", "mp_world_size": 1, "param_shapes": [shapes], **more}
+
+
+class TestContent:
+    """The name of these files says nothing: each was renamed to model.pt."""
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            {"args": megatron_args(tensor_model_parallel_size=2), "checkpoint_version": 3.0, "model": dict(WEIGHTS)},
+            {"args": megatron_args(pipeline_model_parallel_size=4), "model": dict(WEIGHTS)},
+            {"args": megatron_args(expert_model_parallel_size=2), "model0": dict(WEIGHTS)},
+            deepspeed({name: torch.empty(0) for name in WEIGHTS}),
+            deepspeed(dict(WEIGHTS), mp_world_size=2),
+            deepspeed(dict(WEIGHTS), checkpoint_parallel_dimensions={"pp_degree": 1, "tp_degree": 2}),
+            deepspeed(dict(WEIGHTS), num_experts=[4]),
+            deepspeed(None),
+            deepspeed({"model.norm.weight": torch.ones(4)}),
+            {"optimizer_state_dict": {"fp32": torch.ones(4)}, "ds_config": {}, "ds_version": "0.19.8"},
+            {"model": dict(WEIGHTS), "shard_metadata": {"param_metadata": [{"fsdp_path": ""}]}},
+        ],
+        ids=["tp", "pp", "ep", "zero3", "mp", "degrees", "moe", "pipeline", "absent", "optimizer", "fairscale"],
+    )
+    def test_what_a_file_says_of_its_set(self, content: Any, tmp_path: Path) -> None:
+        path = put(tmp_path / "folder" / "model.pt", content)
+        refused_everywhere(path, tmp_path, 4)
+        refused_everywhere(path.parent, tmp_path, 4)
+        shutil.copy(path, tmp_path / "folder" / "model_world_size_1_rank_0.pt")
+        with pytest.raises(IncompleteError):
+            ckpt_cli.merge(tmp_path / "folder" / "model_world_size_1_rank_0.pt", tmp_path / "out")
+
+    def test_one_rank_of_megatron_is_whole_and_not_read(self, tmp_path: Path) -> None:
+        content = {"args": megatron_args(), "checkpoint_version": 3.0, "model": dict(WEIGHTS)}
+        path = put(tmp_path / "mp_rank_00" / "model_optim_rng.pt", content)
+        refused_everywhere(path, tmp_path, 3, "Megatron")
+        refused_everywhere(path.parent, tmp_path, 3, "Megatron")
+
+    def test_deepspeed_that_cuts_no_weights_is_read(self, tmp_path: Path) -> None:
+        ckpt_cli.merge(put(tmp_path / "mp_rank_00_model_states.pt", deepspeed(dict(WEIGHTS))), tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+    def test_arguments_of_other_trainers_are_no_sign(self, tmp_path: Path) -> None:
+        content = {"args": argparse.Namespace(lr=1.0), "model": dict(WEIGHTS), "shard_metadata": None}
+        ckpt_cli.merge(put(tmp_path / "model.pt", content), tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+    @pytest.mark.parametrize(
+        ("columns", "params"), [(4, None), (4, {"dim": 8, "n_heads": 4, "head_dim": 2}), (8, {"n_heads": 8, "head_dim": 2})]
+    )
+    def test_a_share_of_a_model_of_meta(self, columns: int, params: dict[str, int] | None, tmp_path: Path) -> None:
+        path = put(tmp_path / "consolidated.00.pth", {"layers.0.attention.wo.weight": torch.ones(8, columns)})
+        if params is not None:
+            (tmp_path / "params.json").write_text(json.dumps(params))
+        refused_everywhere(path, tmp_path, 4, "one of 2 files")
+
+    @pytest.mark.parametrize(("columns", "params"), [(8, None), (4, {"n_heads": 2, "head_dim": 2}), (6, None)])
+    def test_a_whole_model_of_meta(self, columns: int, params: dict[str, int] | None, tmp_path: Path) -> None:
+        path = put(tmp_path / "consolidated.00.pth", {"layers.0.attention.wo.weight": torch.ones(8, columns)})
+        if params is not None:
+            (tmp_path / "params.json").write_text(json.dumps(params))
+        ckpt_cli.merge(path, tmp_path / "out")
+
+    def test_flat_parameters_of_fairscale(self, tmp_path: Path) -> None:
+        for name in ("flat_param_0", "model.flat_param", "layers.0._flat_param"):
+            path = put(tmp_path / "model.pt", {name: torch.ones(9), "model.norm.weight": torch.ones(4)})
+            with pytest.raises(Unsupported, match="flat parameters"):
+                ckpt_cli.merge(path, tmp_path / "out")
+
+
+class TestFolders:
+    """DeepSpeed and Megatron are named, wherever in their folders one points."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        for step in (10, 20):
+            tag = tmp_path / "run" / f"checkpoint-{step}" / f"global_step{step}"
+            for rank in range(2):
+                put(tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", deepspeed({}))
+                put(tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+            (tag.parent / "zero_to_fp32.py").touch()
+        return tmp_path / "run"
+
+    def test_deepspeed_by_name(self, run: Path, tmp_path: Path) -> None:
+        for path in (run, run / "checkpoint-20", run / "checkpoint-20" / "global_step20"):
+            refused_everywhere(path, tmp_path, 3, "DeepSpeed", "checkpoint-20/zero_to_fp32.py")
+        assert ckpt_cli.detect(run).checkpoint.framework == "DeepSpeed"
+        with pytest.raises(Unsupported, match="DeepSpeed"):
+            ckpt_cli.extract_state(run, tmp_path / "out")
+
+    def test_the_script_is_only_named_where_it_is_and_helps(self, run: Path) -> None:
+        tag = run / "checkpoint-20" / "global_step20"
+        put(tag / "layer_0_expert_0_mp_rank_00_model_states.pt")
+        with pytest.raises(Unsupported) as caught:
+            ckpt_cli.merge(tag)
+        assert "zero_to_fp32" not in str(caught.value.hint)
+        (run / "checkpoint-10" / "zero_to_fp32.py").unlink()
+        with pytest.raises(Unsupported) as caught:
+            ckpt_cli.merge(run / "checkpoint-10")
+        assert "zero_to_fp32" not in str(caught.value.hint)
+
+    def test_a_whole_model_beside_the_tag_is_the_checkpoint(self, run: Path, tmp_path: Path) -> None:
+        put(run / "checkpoint-20" / "model.safetensors")
+        result = ckpt_cli.merge(run / "checkpoint-20", tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+        assert not any(note.code in ("steps-inside", "passed-over") for note in result.checkpoint.notes)
+        assert ckpt_cli.detect(run).checkpoint.step == 20
+
+    def test_what_is_not_read_hides_no_steps(self, run: Path, tmp_path: Path) -> None:
+        shutil.copytree(run / "checkpoint-10" / "global_step10", run / "last")
+        shutil.rmtree(run / "checkpoint-20")
+        put(run / "checkpoint-30" / "model.safetensors")
+        ckpt_cli.merge(run, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+    def test_megatron_before_torch_dist(self, tmp_path: Path) -> None:
+        step = tmp_path / "run" / "iter_0000005"
+        for rank in range(2):
+            content = {"args": megatron_args(tensor_model_parallel_size=2), "checkpoint_version": 3.0, "model": dict(WEIGHTS)}
+            put(step / f"mp_rank_0{rank}" / "model_optim_rng.pt", content)
+        refused_everywhere(step.parent, tmp_path, 3, "Megatron", "2 files")
+        refused_everywhere(step, tmp_path, 3, "Megatron")
+        refused_everywhere(step / "mp_rank_00", tmp_path, 4, "TP 2")
+
+    def test_other_things_of_a_trainer_are_no_sets(self, tmp_path: Path) -> None:
+        for name in ("optim_rank0.pt", "rng_state_rank0.pth", "dataloader_rank0.pt", "scheduler-shard0.pt"):
+            put(tmp_path / "folder" / name)
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.merge(tmp_path / "folder")
+        assert caught.value.code == "not-recognised"
+
+
+def save_dcp(folder: Path, state: dict[str, Any]) -> Path:
+    dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+    return folder
+
+
+QKV = "self_attention.linear_qkv.weight"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+class TestMegatronDcp:
+    @pytest.mark.parametrize(
+        "state",
+        [
+            {f"decoder.layers.0.{QKV}": torch.ones(4, 4), "common_state/shard_0_1": [{"args": 1}]},
+            {f"decoder.layers.0.{QKV}": torch.ones(4, 4), "rng_state/shard_0.0.1_1.1.2": ["x"]},
+            {f"decoder.layers.1.{QKV}": torch.ones(4, 4), "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.param": torch.ones(16)},
+            {f"decoder.layers.1.{QKV}": torch.ones(4, 4), f"optimizer.state.fp32_param.decoder.layers.1.{QKV}": torch.ones(4, 4)},
+            {f"decoder.layers.{QKV}": torch.ones(2, 4, 4), "embedding.word_embeddings.weight": torch.ones(8, 4)},
+            {f"decoder.layers.0.{QKV}": torch.ones(4, 4), "decoder.layers.0.mlp._extra_state/shard_0_1": [None]},
+        ],
+        ids=["common", "rng", "buckets", "masters", "stacked", "extra"],
+    )
+    def test_torch_dist_is_recognised_by_its_keys(self, state: dict[str, Any], tmp_path: Path) -> None:
+        step = save_dcp(tmp_path / "run" / "iter_0000005", state)
+        refused_everywhere(step, tmp_path, 3, "Megatron torch_dist", "mbridge")
+        refused_everywhere(step.parent, tmp_path, 3, "Megatron torch_dist")
+        refused_everywhere(step / "__0_0.distcp", tmp_path, 3, "Megatron torch_dist")
+        with pytest.raises(Unsupported, match="Megatron torch_dist"):
+            ckpt_cli.extract_state(step, tmp_path / "out")
+
+    @pytest.mark.parametrize("name", ["common.pt", "metadata.json"])
+    def test_torch_dist_is_recognised_by_its_files(self, name: str, tmp_path: Path) -> None:
+        step = save_dcp(tmp_path / "actor" / "model" / "dist_ckpt", {f"decoder.layers.0.{QKV}": torch.ones(4, 4)})
+        if name.endswith(".pt"):
+            torch.save({"content_metadata": {}}, step / name)
+        else:
+            (step / name).write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
+        for path in (step, tmp_path / "actor"):
+            refused_everywhere(path, tmp_path, 3, "Megatron torch_dist")
+
+    def test_optimizers_at_the_top_level_are_no_weights(self, tmp_path: Path) -> None:
+        folder = save_dcp(tmp_path / "step", {**WEIGHTS, "optimizer.state.exp_avg.x": torch.ones(4), "optim": torch.ones(2)})
+        (folder / "metadata.json").write_text('{"author": "someone"}')
+        ckpt_cli.merge(folder, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+class TestLooseTensors:
+    """A tensor beside the group that is the model."""
+
+    STATES: tuple[dict[str, Any], ...] = (
+        {"net": dict(WEIGHTS), "step": STEP},
+        {"step": STEP, "queue": torch.zeros(2, 2), "generator": dict(WEIGHTS)},
+        {"net": dict(WEIGHTS), "loss": torch.ones(3), "counters": {"seen": STEP}, "optimizer": {"exp_avg": torch.ones(40)}},
+    )
+
+    def save(self, form: str, state: dict[str, Any], tmp_path: Path) -> Path:
+        if form == "dcp":
+            return save_dcp(tmp_path / "step", state)
+        return put(tmp_path / "step" / ("model.pt" if form == "file" else "model_world_size_1_rank_0.pt"), state)
+
+    @pytest.mark.parametrize("form", ["dcp", "file", "ranks"])
+    @pytest.mark.parametrize("state", STATES, ids=["step", "queue", "counters"])
+    def test_the_group_is_the_model(self, form: str, state: dict[str, Any], tmp_path: Path) -> None:
+        ckpt_cli.merge(self.save(form, state, tmp_path), tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+    @pytest.mark.parametrize("form", ["file", "ranks"])
+    def test_two_groups_are_refused(self, form: str, tmp_path: Path) -> None:
+        with pytest.raises(Undecidable, match="net, critic"):
+            ckpt_cli.merge(self.save(form, {"net": dict(WEIGHTS), "critic": dict(WEIGHTS), "step": STEP}, tmp_path), tmp_path / "out")
+
+    @pytest.mark.parametrize("form", ["file", "ranks"])
+    def test_a_state_dict_with_a_group_in_it_is_refused(self, form: str, tmp_path: Path) -> None:
+        state = {**WEIGHTS, "head": {"weight": torch.ones(100, 4)}}
+        with pytest.raises(Unsupported, match="holds tensors"):
+            ckpt_cli.merge(self.save(form, state, tmp_path), tmp_path / "out")
+
+    def test_a_model_at_the_top_level_stays_the_model(self, tmp_path: Path) -> None:
+        folder = self.save("dcp", {**WEIGHTS, "counters": {"seen": STEP}, "teacher": {"weight": torch.ones(100, 4)}}, tmp_path)
+        ckpt_cli.merge(folder, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+    def test_a_matrix_that_is_left_out_is_told(self, tmp_path: Path) -> None:
+        result = ckpt_cli.merge(self.save("file", self.STATES[1], tmp_path), tmp_path / "out")
+        assert any(note.code == "beside-weights" and "queue" in note.text for note in result.checkpoint.notes)
+
+
+class TestNamesThatAreRead:
+    @pytest.mark.parametrize("name", ["model_best.pth.tar", "checkpoint.pth.tar", "model.pth.tar"])
+    def test_files_of_torch_save_called_tar(self, name: str, tmp_path: Path) -> None:
+        path = put(tmp_path / "folder" / name, {"epoch": 3, "arch": "resnet", "state_dict": dict(WEIGHTS), "best_acc1": torch.tensor(7.0)})
+        for index, given in enumerate((path, path.parent)):
+            ckpt_cli.merge(given, tmp_path / f"out{index}")
+            assert load(tmp_path / f"out{index}").keys() == WEIGHTS.keys()
+
+    def test_an_adapter_of_peft_before_safetensors(self, tmp_path: Path) -> None:
+        factors = {
+            f"base_model.model.layers.0.q_proj.lora_{side}.weight": torch.ones(2, 4) if side == "A" else torch.ones(4, 2) for side in "AB"
+        }
+        for suffix in ("bin", "safetensors"):
+            folder = put(tmp_path / suffix / f"adapter_model.{suffix}", dict(factors)).parent
+            (folder / "adapter_config.json").write_text(
+                json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "task_type": "CAUSAL_LM"})
+            )
+            ckpt_cli.merge(folder, tmp_path / f"out-{suffix}", lora="keep")
+        found, expected = load(tmp_path / "out-bin"), load(tmp_path / "out-safetensors")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)

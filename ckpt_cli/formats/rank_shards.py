@@ -57,9 +57,8 @@ class RankShards:
         found: dict[tuple[NamePattern, int | None], dict[int, list[Path]]] = {}
         for name in entries:
             pattern = _pattern(name)
-            if pattern is not None:
-                fields = pattern.regex.fullmatch(name)
-                assert fields is not None
+            fields = pattern.regex.fullmatch(name) if pattern is not None else None
+            if pattern is not None and fields is not None:
                 world = int(fields["world"]) if "world" in fields.groupdict() else None
                 found.setdefault((pattern, world), {}).setdefault(int(fields["rank"]), []).append(path / name)
         worlds: dict[NamePattern, list[int | None]] = {}

@@ -15,7 +15,7 @@ from ckpt_cli.agreeing import Agreed, agree
 from ckpt_cli.assets import CONFIG, Assets, config_notes, resolve_base
 from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import NonFinite, UsageError
+from ckpt_cli.errors import NonFinite, UsageError, within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import Naming, ShardOrder
@@ -130,6 +130,7 @@ class Job:
         return [source for source, weight in zip(self.sources, self.formula.weights, strict=True) if weight]
 
 
+@within_memory
 def average(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import CkptError, NotFound, UsageError
+from ckpt_cli.errors import CkptError, NotFound, UsageError, within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ShardOrder
@@ -41,6 +41,7 @@ class ExtractOptions:
     shard_order: ShardOrder = "auto"
 
 
+@within_memory
 def extract_state(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,

@@ -5,12 +5,13 @@ Placements decide, never values. Two ranks whose parts are the same box hold rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.dtypes import Dtype
-from ckpt_cli.errors import Gap, Inconsistent, MissingShard, Overlap, Undecidable
+from ckpt_cli.errors import CorruptFile, Gap, Inconsistent, MissingShard, Overlap, Undecidable
 from ckpt_cli.files import Source
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.dtensor import DistributedLocal, Local, ShardedLocal
@@ -19,6 +20,9 @@ from ckpt_cli.geometry import Box, Doubled, Shape, Split, boxes_of, check_tiling
 from ckpt_cli.model import LayoutKind, Leaf, Note, Piece, Tensor
 from ckpt_cli.safetensors_file import Entry
 from ckpt_cli.torchfile import Storage, StoredTensor
+
+MAX_BOXES = 1 << 16
+"""Blocks of one tensor on one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,8 @@ def _parts_by(
                 tensor=name,
                 hint="the files are of different runs, or the tensor was cut by a rule that placements do not record",
             )
+        if math.prod(len(axis) for axis in intervals) > MAX_BOXES:
+            raise CorruptFile("its placements cut the tensor into more blocks than any training does", expected=f"at most {MAX_BOXES}")
         parts += [Part(rank, local.stored, box, place) for box, place in boxes_of(intervals) if box.numel]
     return parts
 

@@ -20,6 +20,7 @@ from ckpt_cli.formats.base import Match, Reader, ReadOptions
 from ckpt_cli.formats.dcp import Dcp
 from ckpt_cli.formats.hub_folder import HubFolder
 from ckpt_cli.formats.hub_shards import HubShards
+from ckpt_cli.formats.placeholders import refuse_placeholders
 from ckpt_cli.formats.rank_shards import RankShards
 from ckpt_cli.formats.torch_files import TorchFiles
 from ckpt_cli.model import Component
@@ -40,7 +41,9 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     """The component behind a match; see `Reader.describe` for what it proves and raises. Raises the trouble of the match."""
     if match.trouble is not None:
         raise match.trouble
-    return _reader(match).describe(match, files, options)
+    component = _reader(match).describe(match, files, options)
+    refuse_placeholders(component)
+    return component
 
 
 def groups(match: Match) -> list[str]:

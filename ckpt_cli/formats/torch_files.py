@@ -13,7 +13,7 @@ from ckpt_cli.files import Files, files_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader
-from ckpt_cli.formats.state_dict import read_state
+from ckpt_cli.formats.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
 from ckpt_cli.model import Component, Leaf
@@ -90,7 +90,14 @@ class TorchFiles:
             leaves += others
             tensors.update(assemble([state], 1, (), options).tensors)
         return Component(
-            match.component, FORMAT, match.root, tensors, tuple(dict.fromkeys([first, *paths])), leaves=tuple(leaves), writer=match.evidence
+            match.component,
+            FORMAT,
+            match.root,
+            tensors,
+            tuple(dict.fromkeys([first, *paths])),
+            leaves=tuple(leaves),
+            notes=left_out_notes(leaves),
+            writer=match.evidence,
         )
 
 

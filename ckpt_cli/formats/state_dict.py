@@ -96,6 +96,9 @@ def holds_storage(node: object) -> bool:
 
 def _is_array(node: object) -> bool:
     """Whether a node is a numpy array, or bytes that may be one: data that is no setting."""
+    if isinstance(node, Call) and node.is_("_codecs", "encode") and node.args and isinstance(node.args[0], str):
+        # How protocol 2 holds bytes.
+        return len(node.args[0]) > MAX_SETTING
     if isinstance(node, (bytes, bytearray)):
         return len(node) > MAX_SETTING
     return isinstance(node, Call) and any(node.is_(module, "_reconstruct") for module in NUMPY_CORES)

@@ -124,8 +124,8 @@ def resolve_base(base: str) -> Path:
 
 def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
     """A config.json with other entries."""
-    text = read_small(content) if isinstance(content, Path) else content
-    return (json.dumps({**json.loads(text.decode("utf-8-sig")), **changes}, indent=2, ensure_ascii=False) + "\n").encode()
+    config = read_config(content) if isinstance(content, Path) else parse_json(content, "the config")
+    return (json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
@@ -133,8 +133,12 @@ def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
 
     Only these words of the text change. Sub-configs of multimodal models that repeat the old dtype follow.
     """
-    text = read_small(path).decode("utf-8-sig")
-    config = json.loads(text)
+    with reading(path):
+        raw = read_small(path)
+        config = parse_json(raw, "the config")
+        if not isinstance(config, dict):
+            raise CorruptFile("the config is not a JSON object")
+    text = raw.decode("utf-8-sig")
     keys = [key for key in ("dtype", "torch_dtype") if key in config]
     old = {config[key] for key in keys if isinstance(config[key], str)}
     if keys and old == {dtype} and all(isinstance(config[key], str) for key in keys):

@@ -18,7 +18,7 @@ from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allo
 from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.dtypes import Dtype
-from ckpt_cli.errors import NonFinite, UsageError
+from ckpt_cli.errors import NonFinite, UsageError, within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import Naming, ShardOrder
@@ -145,6 +145,7 @@ class Job:
         return [source for source, weight in zip(self.sources, self.formula.weights, strict=True) if weight]
 
 
+@within_memory
 def average(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],

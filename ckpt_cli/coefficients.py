@@ -124,18 +124,17 @@ def _weighted(count: int, weights: Sequence[float] | None, normalize: bool) -> F
 
 
 def _ema(count: int, steps: Sequence[int] | None, decay: float | None, half_life: float | None) -> tuple[float, ...]:
-    if (decay is None) == (half_life is None):
-        raise UsageError("the method ema needs either --decay or --half-life", expected="--decay 0.8 (per checkpoint) or --half-life STEPS")
-    if decay is not None:
+    if decay is not None and half_life is None:
         if not 0 < decay < 1:
             raise UsageError("--decay is out of range", expected="a number between 0 and 1")
         kept = [decay] * (count - 1)
-    else:
-        assert half_life is not None
+    elif half_life is not None and decay is None:
         if not 0 < half_life < math.inf:
             raise UsageError("--half-life is out of range", expected="a positive number of steps")
         known = _known(steps, "ema with a half-life")
         kept = [0.5 ** ((later - earlier) / half_life) for earlier, later in itertools.pairwise(known)]
+    else:
+        raise UsageError("the method ema needs either --decay or --half-life", expected="--decay 0.8 (per checkpoint) or --half-life STEPS")
     weights = []
     for k in range(count):
         entered = 1.0 if k == 0 else 1.0 - kept[k - 1]

@@ -8,6 +8,7 @@
     │   ├── Unreadable           unreadable           permissions, I/O errors, not a regular file
     │   ├── CorruptFile          corrupt-file         truncated, damaged or lying bytes
     │   ├── Unsupported          unsupported          understood, but deliberately not read
+    │   ├── NoMemory             no-memory            the process may not use as much memory as it needs
     │   └── SourceChanged        source-changed       a source file changed while it was being read
     ├── IncompleteError       4
     │   ├── MissingShard         missing-shard        files of some ranks are not there
@@ -34,9 +35,16 @@ Texts that come from files are escaped when they are shown, never here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from functools import wraps
+from typing import ClassVar, ParamSpec, TypeVar
+
+LEAST_MEMORY = 256 << 20
+"""Bytes of address space that a command takes, mostly for numpy."""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class CkptError(Exception):
@@ -115,6 +123,11 @@ class CorruptFile(InputError):
 class Unsupported(InputError):
     code = "unsupported"
     usual_hint = "load it with the library that wrote it, and save plain tensors"
+
+
+class NoMemory(InputError):
+    code = "no-memory"
+    usual_hint = "use a machine, or a batch job, with more memory"
 
 
 class SourceChanged(InputError):
@@ -216,3 +229,55 @@ def reading(path: object = None, *, tensor: str | None = None) -> Iterator[None]
         if error.tensor is None:
             error.tensor = tensor
         raise
+
+
+def within_memory(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A command whose lack of memory is an error of ours: NoMemory."""
+
+    @wraps(command)
+    def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        try:
+            _take_buffers()
+            return command(*arguments, **options)
+        except MemoryError:
+            # Raised when the frames that held the memory are gone.
+            pass
+        raise no_memory()
+
+    return run
+
+
+def _take_buffers() -> None:
+    """OpenBLAS ends the process where it finds no memory for its buffers, so under a limit it gets them first."""
+    limits = memory_limits()
+    if not limits:
+        return
+    if min(limits.values()) < LEAST_MEMORY:
+        raise MemoryError
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        raise MemoryError from error
+
+
+def no_memory() -> NoMemory:
+    """The error for a lack of memory, with the limit of the process if it has one."""
+    limits = memory_limits()
+    if not limits:
+        return NoMemory("there is not enough memory", expected=f"at least {LEAST_MEMORY >> 20} MiB")
+    option, size = min(limits.items(), key=lambda item: item[1])
+    return NoMemory(
+        f"the memory that this process may use is not enough: ulimit {option} is {size >> 20} MiB",
+        expected=f"at least {LEAST_MEMORY >> 20} MiB, more for files with long pickles",
+        hint=f"raise it with `ulimit {option} unlimited` where that is allowed, or run it in a batch job",
+    )
+
+
+def memory_limits() -> dict[str, int]:
+    """The limits of this process's memory in bytes, by the option of ``ulimit``; without those that are not set."""
+    try:
+        import resource
+    except ImportError:
+        return {}
+    soft = {"-v": resource.getrlimit(resource.RLIMIT_AS)[0], "-d": resource.getrlimit(resource.RLIMIT_DATA)[0]}
+    return {option: size for option, size in soft.items() if size != resource.RLIM_INFINITY}

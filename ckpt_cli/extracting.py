@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import CkptError, NotFound, UsageError
+from ckpt_cli.errors import CkptError, NotFound, UsageError, within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ShardOrder
@@ -42,6 +42,7 @@ class ExtractOptions:
     shard_order: ShardOrder = "auto"
 
 
+@within_memory
 def extract_state(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
@@ -145,8 +146,7 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
             continue
         if len(names) > 1:
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
-        place = found.place(names[0])
-        assert place is not None
+        place = found.known_place(names[0])
         problem = listed_component(place).problem
         if problem is None:
             return found, place, notes
@@ -155,8 +155,7 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
             break
         notes.append(Note("warning", "step-skipped", f"{found.path.name} is skipped: {problem}"))
     if not candidates:
-        assert first_error is not None
-        raise first_error
+        raise first_error or NotFound("there is no checkpoint", path=path)
     found, place, problem = candidates[0]
     return found, place, [Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")]
 

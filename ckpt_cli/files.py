@@ -279,15 +279,25 @@ def _is(kind: Callable[[int], bool], path: Path) -> bool:
 
 
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:
-    """The content of a side file (JSON, tracker). Raises NotFound, Unreadable, or CorruptFile above ``limit`` bytes."""
+    """The content of a side file (JSON, tracker), of which so much is asked for as there is.
+
+    Raises NotFound, Unreadable, CorruptFile above ``limit`` bytes, or SourceChanged if it has not the size that it had when it was opened.
+    """
     fd, identity = _open(os.fspath(path))
     with os.fdopen(fd, "rb") as file:
         if identity.size > limit:
             raise CorruptFile(f"{identity.size} bytes is too large for a side file", path=path, expected=f"at most {limit} bytes")
         try:
-            return file.read(limit + 1)
+            content = file.read(identity.size + 1)
         except OSError as error:
             raise Unreadable(f"reading failed: {error.strerror}", path=path) from error
+    if len(content) != identity.size:
+        raise SourceChanged(
+            f"{len(content)} bytes were read of a file that had {identity.size}",
+            path=path,
+            hint="is something still writing it? Run the command again when it has ended; a broken disk or mount gives nothing as well",
+        )
+    return content
 
 
 def _open(name: str) -> tuple[int, Identity]:

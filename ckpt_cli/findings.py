@@ -39,6 +39,9 @@ KINDS: dict[str, Kind] = {
     "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", MOVE),
     "misplaced-tensor": Kind("error", "headers", "index and files disagree about which file holds a tensor", AGAIN),
     "duplicate-tensor": Kind("error", "headers", "two files of one model hold the same tensor", "move the older file away"),
+    "empty-weights": Kind(
+        "error", "headers", "weights without elements, as DeepSpeed ZeRO stage 3 leaves them", "save again with gathered weights"
+    ),
     "index-total": Kind("warning", "headers", "the index names another total size (bytes) than the tensors have"),
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, and the weights lack it", AGAIN),
     "wrong-shape": Kind("error", "headers", "a tensor has another shape than the config asks for", "restore config.json from the run"),

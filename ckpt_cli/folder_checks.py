@@ -14,6 +14,7 @@ from ckpt_cli.files import Files, files_in, read_small, stays_inside
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.hub_folder import EMA, INDEX, SINGLE, described_entry
 from ckpt_cli.formats.hub_shards import SHARD
+from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.set_contents import refuse_shard, share_error
 from ckpt_cli.formats.set_names import part_error, unlisted_parts
 from ckpt_cli.manifest import NAME as MANIFEST
@@ -102,6 +103,12 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         if index_name not in broken and not any(item.file == index_name for item in found):
             found.append(finding("missing-index", f"{len(members)} of {_count(members[0])} parts and no {index_name}", file=index_name))
         sets.append(_set(_name_of(members[0], SUFFIX), None, folder, members, headers, found))
+    for weights in sets:
+        empty = placeholders({name: tensor.shape for name, tensor in weights.tensors.items()})
+        if empty:
+            text = f"{len(empty)} of {len(weights.tensors)} tensors have no elements: ZeRO stage 3 leaves such placeholders"
+            place = weights.index or (weights.files[0] if weights.files else None)
+            found.append(finding("empty-weights", text, tensor=empty[0], file=place.name if place else None))
     sets.sort(key=lambda weights: _rank(weights, manifest))
     for weights in sets[1:]:
         listed = manifest is not None and all(path.name in (*manifest.outputs, *manifest.side_files) for path in weights.files)

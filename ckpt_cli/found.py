@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_cli.errors import NotFound
 from ckpt_cli.formats.base import Match
 
 
@@ -34,6 +35,13 @@ class Found:
 
     def place(self, name: str) -> Place | None:
         return next((place for place in self.places if place.name == name), None)
+
+    def known_place(self, name: str) -> Place:
+        """The place of a component. Raises NotFound if there is none of that name."""
+        place = self.place(name)
+        if place is None:
+            raise NotFound(f"there is no component {name}", path=self.path, expected=", ".join(p.name for p in self.places) or None)
+        return place
 
 
 @dataclass(frozen=True, slots=True)

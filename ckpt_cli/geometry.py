@@ -91,7 +91,9 @@ def split_dimension(length: int, splits: Iterable[Split]) -> list[Interval]:
     intervals: list[Interval] = [(0, length)] if length else []
     for split in splits:
         total = sum(size for _, size in intervals)
-        blocks = [chunk(total, split.factor, block) for block in range(split.factor)]
+        # Blocks behind the last element are empty, however many there are.
+        filled = -(-total // -(-total // split.factor)) if total else 0
+        blocks = [chunk(total, split.factor, block) for block in range(filled)]
         kept: list[Interval] = []
         for start, size in blocks:
             first, count = chunk(size, split.parts, split.index)

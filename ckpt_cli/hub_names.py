@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ckpt_cli.errors import Inconsistent, Unsupported
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.gathered import applying, check_gathered, checked_axis, checked_parts, two_of_one_name
 from ckpt_cli.geometry import Shape
 from ckpt_cli.hub_rules import Conversion, HubRules, Renaming
 from ckpt_cli.model import Tensor
@@ -24,20 +25,29 @@ Held = dict[str, list[Tensor]]
 def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) -> dict[str, Tensor]:
     """The tensors under the names that ``save_pretrained`` would give them, re-cut as it would.
 
-    Raises Unsupported for an operation that is not known (see `unknown_operations`), Inconsistent if two get one name.
+    Every operation must be known (see `unknown_operations`). Raises Inconsistent if two get one name, if a rule gathers only some of
+    what it joins, and where config and tensors disagree, naming tensor and rule.
     """
     state = _State(rules)
     native = native_tensors(tensors, rules)
-    gathered: dict[str, tuple[Conversion | None, Held]] = {}
+    gathered: dict[str, tuple[Conversion | None, Held, dict[str, list[str]]]] = {}
     for name in sorted(native, key=natural_key):
         renamed, conversion, pattern = state.converted(name)
         if conversion is None:
             renamed, pattern = state.renamed(name), name
-        _, held = gathered.setdefault(renamed, (conversion, {}))
+        first, held, names = gathered.setdefault(renamed, (conversion, {}, {}))
+        names.setdefault(pattern, []).append(name)
+        if first is not conversion or (conversion is None and held):
+            raise two_of_one_name([each for listed in names.values() for each in listed], renamed)
         held.setdefault(pattern, []).append(native[name])
     result: dict[str, Tensor] = {}
-    for name, (conversion, held) in gathered.items():
-        made = {name: next(iter(held.values()))[0]} if conversion is None else _recut(name, conversion, held, config)
+    for name, (conversion, held, names) in gathered.items():
+        if conversion is None:
+            made = {name: _single(held)}
+        else:
+            with applying(conversion, next(iter(names.values()))[0]):
+                check_gathered(conversion, names)
+                made = _recut(name, conversion, held, config)
         for new, tensor in made.items():
             final = new if conversion is None else state.renamed(new)
             if final in result:
@@ -78,7 +88,7 @@ def natural_key(name: str) -> list[tuple[Any, ...]]:
     parts: list[tuple[Any, ...]] = []
     for part in name.split("."):
         text = part.rstrip("0123456789")
-        if part.isdigit():
+        if part.isdecimal():
             parts.append((0, int(part)))
         else:
             parts.append((1, text, int(part[len(text) :])) if len(text) < len(part) else (1, text))
@@ -166,18 +176,20 @@ def _single(held: Held) -> Tensor:
 def _chunk(held: Held, _: Sequence[str], targets: Sequence[str], config: Config, dim: int, num_shards_attribute: str | None = None) -> Held:
     tensor = _single(held)
     if num_shards_attribute is not None:
-        named = [level[num_shards_attribute] for level in (config.get("text_config"), config) if level and num_shards_attribute in level]
-        targets = [targets[0].replace("*", str(i)) for i in range(int(named[0] if named else 0))]
-    axis, length = dim % len(tensor.shape), tensor.shape[dim]
-    size = -(-length // max(len(targets), 1))
-    return {target: [sliced(tensor, axis, i * size, min(length, (i + 1) * size))] for i, target in enumerate(targets)}
+        levels = [level for level in (config.get("text_config"), config) if isinstance(level, Mapping)]
+        named = next((level[num_shards_attribute] for level in levels if num_shards_attribute in level), None)
+        count = checked_parts(tensor, tensor.shape[checked_axis(tensor, dim)], named, f"parts ({num_shards_attribute} in config.json)")
+        targets = [targets[0].replace("*", str(i)) for i in range(count)]
+    axis = checked_axis(tensor, dim)
+    size = tensor.shape[axis] // checked_parts(tensor, tensor.shape[axis], len(targets), "equal parts")
+    return {target: [sliced(tensor, axis, i * size, (i + 1) * size)] for i, target in enumerate(targets)}
 
 
 def _concatenate(
     held: Held, sources: Sequence[str], targets: Sequence[str], _: Config, dim: int, num_shards_attribute: str | None = None
 ) -> Held:
     tensors = [tensor for source in sources for tensor in held.get(source, [])]
-    return {targets[0]: [concatenated(tensors, dim % len(tensors[0].shape))]}
+    return {targets[0]: [concatenated(tensors, checked_axis(tensors[0], dim))]}
 
 
 def _split_list(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int) -> Held:
@@ -185,7 +197,10 @@ def _split_list(held: Held, _: Sequence[str], targets: Sequence[str], __: Config
     for pattern, tensors in held.items():
         tensor = _only(tensors)
         target = targets[0] if len(held) == 1 else pattern
-        result |= {target.replace("*", str(i)): [selected(tensor, dim, i)] for i in range(tensor.shape[dim])}
+        # One element has at least one dimension itself: a stack of numbers is no stack of experts.
+        axis = checked_axis(tensor, dim, least=2)
+        count = checked_parts(tensor, tensor.shape[axis], tensor.shape[axis] or 1, "elements of a list")
+        result |= {target.replace("*", str(i)): [selected(tensor, axis, i)] for i in range(min(count, tensor.shape[axis]))}
     return result
 
 
@@ -202,12 +217,14 @@ def _transpose(
         # While saving, transformers compares with the parameter of the same name, which has this very shape.
         return {target: [tensor]}
     order = list(range(len(tensor.shape)))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
+    first, second = checked_axis(tensor, dim0), checked_axis(tensor, dim1)
+    order[first], order[second] = order[second], order[first]
     return {target: [permuted(tensor, order)]}
 
 
 def _interleave(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int, inverse: bool = False) -> Held:
-    return {targets[0]: [interleaved(_single(held), dim, inverse=inverse)]}
+    tensor = _single(held)
+    return {targets[0]: [interleaved(tensor, checked_axis(tensor, dim), inverse=inverse)]}
 
 
 def _permute_for_rope(
@@ -231,10 +248,9 @@ def _permute_for_rope(
 
 def _rotated(tensor: Tensor, heads: int, inverse: bool) -> Tensor:
     """Rows of each head: pairs of neighbours become two halves, or (``inverse``) two halves pairs of neighbours."""
-    rows = tensor.shape[0]
-    if type(heads) is not int or heads < 1 or rows % (2 * heads):
-        raise Unsupported(f"{rows} rows cannot be {heads} heads of rotary positions", tensor=tensor.name, hint="pass --names native")
-    length = rows // heads
+    rows = tensor.shape[checked_axis(tensor, 0)]
+    length = rows // checked_parts(tensor, rows, heads, "heads (num_attention_heads in config.json)")
+    checked_parts(tensor, length, 2, "halves of a head (num_attention_heads in config.json)")
     parts = [sliced(tensor, 0, head * length, (head + 1) * length) for head in range(heads)]
     return concatenated([interleaved(part, 0, inverse=inverse) for part in parts], 0)
 

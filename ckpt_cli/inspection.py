@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.descriptor import Checkpoint, TensorInfo
-from ckpt_cli.errors import CorruptFile, IncompleteError, Unsupported
+from ckpt_cli.errors import CorruptFile, IncompleteError, Unsupported, within_memory
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.frameworks import framework_of
@@ -17,6 +17,7 @@ from ckpt_cli.patterns import pattern_of, ranged
 from ckpt_cli.report import DetectResult, InspectResult, TensorGroup
 
 
+@within_memory
 def detect(
     path: str | os.PathLike[str],
     *,
@@ -52,6 +53,7 @@ def detect(
     return DetectResult(checkpoint=checkpoint.without_tensors())
 
 
+@within_memory
 def inspect(
     path: str | os.PathLike[str],
     *,

@@ -211,7 +211,8 @@ def _checked_magnitude(adapter: Adapter, length: int) -> Tensor | None:
 def _add_bias(adapter: Adapter, tensors: dict[str, Tensor], scale: float, dtype: Dtype | None, kept: Kept) -> None:
     """``lora_bias``: the bias of B, scaled, goes into the bias of the module."""
     name, added = f"{adapter.module}.bias", adapter.bias
-    assert added is not None
+    if added is None:
+        return
     if name not in tensors or tensors[name].shape != added.shape:
         raise Inconsistent("the adapter has a bias, and its module has none like it", tensor=added.name)
     bias = tensors[name]

@@ -193,18 +193,19 @@ class FusedSource:
         import numpy
 
         update = self._update
-        if update.magnitude is None:
+        whole_magnitude = update.magnitude
+        if whole_magnitude is None:
             return None
         with numpy.errstate(all="ignore"):
             if update.by_column:
-                factor = self._kept.get((self.identity, "norms"), self._column_factors)
+                factor = self._kept.get((self.identity, "norms"), lambda: self._column_factors(whole_magnitude))
                 return factor.reshape(1, -1)
-            magnitude = self._kept.get((self.identity, "magnitude"), lambda: _all(update.magnitude))
+            magnitude = self._kept.get((self.identity, "magnitude"), lambda: _all(whole_magnitude))
             rows = numpy.linalg.norm(values, axis=1)
             factors: Array = (magnitude[start : start + len(values)] / rows).reshape(-1, 1)
             return factors
 
-    def _column_factors(self) -> Array:
+    def _column_factors(self, magnitude: Tensor) -> Array:
         """Magnitudes over norms of columns: one more pass over the weight."""
         import numpy
 
@@ -212,7 +213,7 @@ class FusedSource:
         squares = numpy.zeros(update.columns)
         for start in range(0, update.rows, self._rows):
             squares += (self._values(start, min(self._rows, update.rows - start)) ** 2).sum(axis=0)
-        factors: Array = _all(update.magnitude) / numpy.sqrt(squares)
+        factors: Array = _all(magnitude) / numpy.sqrt(squares)
         return factors
 
 
@@ -229,8 +230,7 @@ def matrix(tensor: Tensor, rows: int, columns: int) -> Array:
     return _all(tensor).reshape(rows, columns)
 
 
-def _all(tensor: Tensor | None) -> Array:
-    assert tensor is not None
+def _all(tensor: Tensor) -> Array:
     return _read(tensor, 0, tensor.numel, PieceIndex(tensor.pieces))
 
 

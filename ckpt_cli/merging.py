@@ -12,7 +12,7 @@ from ckpt_cli import manifest
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import UsageError
+from ckpt_cli.errors import UsageError, within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.key_map import read_key_map
@@ -25,6 +25,7 @@ from ckpt_cli.report import MergedComponent, MergeResult
 from ckpt_cli.verification import verify_written
 
 
+@within_memory
 def merge(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,

@@ -84,10 +84,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An entry of a state dict that is not a tensor; never interpreted, only shown."""
+    """An entry of a state dict that is not a tensor; never interpreted, only shown. ``holds_data``: it is more than a setting."""
 
     name: str
     text: str
+    holds_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)

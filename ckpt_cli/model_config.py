@@ -7,11 +7,36 @@ from typing import Any
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 Config = Mapping[str, Any]
+PARTS = ("layer", "expert", "depth", "block", "stage", "label", "codebook", "nextn", "group", "head", "level", "module")
+"""Words in the names of numbers of parts that a model is made of."""
+
+SIZES = ("size", "dim", "len", "position", "id", "width", "channel", "intermediate", "token")
+"""Words in the names of numbers that count no parts."""
+
+MOST_PARTS = 1 << 14
+"""More parts of one kind than any model has."""
 
 
 def levels(config: Config) -> list[Config]:
     """The config itself and the configs of its parts (``text_config``, ``vision_config``, ...)."""
     return [config, *(value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict))]
+
+
+def huge_number(config: Config) -> str | None:
+    """A number of parts (layers, experts, labels, ...) that would keep whoever builds the model busy for ever; None if there is none.
+
+    It is looked for at every depth of the config and in its lists.
+    """
+    pending: list[tuple[str, object]] = list(config.items())
+    while pending:
+        key, value = pending.pop()
+        if isinstance(value, Mapping):
+            pending += value.items()
+        elif isinstance(value, list):
+            pending += [(key, item) for item in value]
+        elif type(value) is int and value > MOST_PARTS and any(word in key for word in PARTS) and not any(word in key for word in SIZES):
+            return f"{key} {str(value)[:20]}"
+    return None
 
 
 def ties_embeddings(config: Config, default: bool = False) -> bool:

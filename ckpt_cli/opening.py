@@ -93,7 +93,8 @@ def open_checkpoint(
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
-    assert first_error is not None
+    if first_error is None:
+        raise NotFound("there is no checkpoint", path=path)
     if isinstance(first_error, NotFound) and target.run is not None:
         first_error.path = str(target.run)
     first_error.hint = first_error.hint or "no step of this run is complete"
@@ -163,8 +164,7 @@ def step_info(found: Found, problem: str | None = None) -> StepInfo:
 
 def describe_place(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:
     """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
-    place = found.place(name)
-    assert place is not None
+    place = found.known_place(name)
     homes = (place.home, found.path, *place.more_homes)
     assets = find_assets(homes, base, code=os.path.isdir(found.path))
     component = describe(place.match, files, ReadOptions(assets.config, shard_order))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
 from ckpt_cli.files import files_in
+from ckpt_cli.formats.base import MAX_RANKS, missing_of
 
-MAX_RANKS = 1 << 20
 FOLDERS = ("", "optimizer", "optim")
 RANK_FILES = tuple(
     re.compile(pattern, re.ASCII)
@@ -44,7 +44,7 @@ class OptimizerFiles:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
+        return missing_of(self.world_size, self.ranks)
 
 
 def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:

@@ -228,12 +228,13 @@ def _same_options(entries: RankEntries, first: RankEntries) -> bool:
 def _united(ranks: Sequence[RankEntries]) -> list[Group]:
     """The groups of all ranks: pipeline stages list parameters of their own."""
     groups = [{**group, "params": list(group["params"])} for group in ranks[0].groups]
+    united: list[dict[Parameter, None]] = [dict.fromkeys(group["params"]) for group in groups]
     for entries in ranks[1:]:
         if len(entries.groups) != len(groups):
             raise Inconsistent("the ranks have different numbers of parameter groups", path=entries.path)
-        for group, more in zip(groups, entries.groups, strict=True):
-            group["params"] += [parameter for parameter in more["params"] if parameter not in set(group["params"])]
-    return groups
+        for known, more in zip(united, entries.groups, strict=True):
+            known.update(dict.fromkeys(more["params"]))
+    return [{**group, "params": list(known)} for group, known in zip(groups, united, strict=True)]
 
 
 # -- by number -------------------------------------------------------------------------------------------------------

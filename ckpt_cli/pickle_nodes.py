@@ -52,22 +52,39 @@ class Persistent:
     pid: Any
 
 
+def below(node: object) -> list[Any]:
+    """Everything that a node refers to itself: items, keys and values, and all that a call was given."""
+    if isinstance(node, Call):
+        pairs = node.pairs or {}
+        return [node.target, *node.args, node.kwargs, node.state, *(node.items or ()), *pairs, *pairs.values()]
+    if isinstance(node, dict):
+        return [*node, *node.values()]
+    return list(node) if isinstance(node, (list, tuple)) else []
+
+
 def as_dict(value: object) -> dict[Any, Any] | None:
-    """The pairs of a dict or of a pickled OrderedDict / defaultdict; None for anything else."""
+    """The pairs of a dict or of a pickled OrderedDict / defaultdict; None for anything else. Raises CorruptFile for unknown forms."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, Call) or not value.is_("collections", "OrderedDict", "defaultdict"):
         return None
-    if len(value.args) == 1 and isinstance(value.args[0], list):
-        pairs = value.args[0]
-        if all(isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
-            if len({pair[0] for pair in pairs}) < len(pairs):
-                raise CorruptFile("an OrderedDict has the same key twice")
-            merged = dict(pairs)
-            if merged.keys() & (value.pairs or {}).keys():
-                raise CorruptFile("an OrderedDict has the same key twice")
-            return merged | (value.pairs or {})
-    return value.pairs if value.pairs is not None else {}
+    later = value.pairs if value.pairs is not None else {}
+    # Python 2 gives an OrderedDict its pairs as an argument; the argument of a defaultdict is what makes its defaults.
+    first = value.args[0] if value.args and value.is_("collections", "OrderedDict") else None
+    if first is None:
+        return later
+    pairs = list(first.items()) if isinstance(first, dict) else first
+    if len(value.args) > 1 or not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
+        raise CorruptFile("an OrderedDict has a form that is not known", expected="pairs of keys and values")
+    merged = dict(pairs)
+    if len(merged) < len(pairs) or merged.keys() & later.keys():
+        raise CorruptFile("an OrderedDict has the same key twice")
+    return merged | later
+
+
+def _is_pair(value: object) -> bool:
+    """A key whose hash is cheap, and a value."""
+    return isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], (str, bytes, int, float, type(None)))
 
 
 def attributes(state: object) -> Mapping[str, Any]:

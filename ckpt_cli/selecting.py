@@ -134,9 +134,7 @@ def select_tensors(
     tied: dict[str, str] = {}
     for tie in ties:
         name, partner = final.get(id(native[tie.name])), final.get(id(native[tie.partner]))
-        if name in kept and partner in kept:
-            assert name is not None
-            assert partner is not None
+        if name is not None and partner is not None and name in kept and partner in kept:
             tied[name] = partner
             dropped[name] = tie.reason.replace(tie.partner, partner)
             del kept[name]

@@ -27,11 +27,11 @@ from typing import Literal
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
 from ckpt_cli.files import files_in
+from ckpt_cli.formats.base import MAX_RANKS
 
 Kind = Literal["extra", "random", "scheduler", "scaler", "json", "copied"]
 """``extra``: a dict of several states; ``random``: random states of one rank; ``copied``: passed on as it is."""
 
-MAX_RANKS = 1 << 20
 FOLDERS = ("", "extra_state", "dataloader_state", "dataloader", "train")
 """Where the files are, below the folder of a component and that of the checkpoint."""
 

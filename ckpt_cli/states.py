@@ -11,6 +11,7 @@ from typing import Any
 from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files import Files, read_small
 from ckpt_cli.formats.assembly import ranks_of
+from ckpt_cli.formats.base import MAX_RANKS, missing_of
 from ckpt_cli.formats.dcp_state import read_dcp_state
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.formats.torch_files import beside_weights
@@ -173,13 +174,13 @@ def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int |
     by_rank = [file for file in listed if file.rank is not None and file.kind != "copied"]
     said = {file.world_size for file in by_rank if file.world_size is not None}
     world = max((file.world_size or (file.rank or 0) + 1 for file in by_rank), default=0)
-    if of_weights is not None and by_rank and not said:
+    if of_weights is not None and of_weights <= MAX_RANKS and by_rank and not said:
         world = max(world, of_weights)
     if of_weights is not None and said - {of_weights}:
         text = f"the state is of {world} ranks, the weights are of {of_weights}: they may be of different saves"
         state.notes.append(Note("warning", "world-sizes-differ", text))
     state.ranks = world
-    missing = tuple(rank for rank in range(world) if rank not in there)
+    missing = missing_of(world, there)
     if missing:
         other = f"; what ranks share is that of rank {min(there)}" if 0 in missing and there else ""
         text = f"{ranks_of(missing, world)} missing from the training state: None in lists over ranks{other}"

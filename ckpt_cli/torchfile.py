@@ -16,7 +16,7 @@ from ckpt_cli.dtypes import BY_STORAGE, BY_TORCH, Dtype
 from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.files import Source, Window
 from ckpt_cli.geometry import Shape
-from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict
+from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict, below
 from ckpt_cli.pickles import load_pickle
 from ckpt_cli.zipmap import ZipMap
 
@@ -221,10 +221,7 @@ class TorchFile:
                 sizes[key] = 1 if dtype is None else dtype.itemsize
             elif isinstance(node, (list, tuple, dict, Call)) and id(node) not in seen:
                 seen.add(id(node))
-                if isinstance(node, Call):
-                    pending += [*node.args, node.state, *(node.items or ()), *(node.pairs or {}).values()]
-                else:
-                    pending += node.values() if isinstance(node, dict) else node
+                pending += below(node)
         return sizes
 
     # -- tensors -----------------------------------------------------------------------------------------------------

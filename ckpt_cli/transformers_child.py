@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ckpt_cli.model_config import Config
+from ckpt_cli.model_config import Config, huge_number
 
 TIMEOUT = 300
 """Seconds for a child process that imports torch and transformers and builds a model without weights."""
@@ -31,10 +31,11 @@ def installed_version() -> str | None:
 def asked_child(question: Question, config: Config, schema: int) -> dict[str, Any] | None:
     """What `ckpt_cli.hub_compile` answers to a question about a config, from the user's cache if it was asked before.
 
-    ``schema`` counts the forms that the answer has had. None if transformers is not installed or cannot build the model.
+    ``schema`` counts the forms that the answer has had. None if transformers is not installed or cannot build the model, or if
+    the config asks for more than anybody builds.
     """
     version = installed_version()
-    if version is None:
+    if version is None or huge_number(config) is not None:
         return None
     text = json.dumps(config, sort_keys=True)
     home = _cache_home()

@@ -7,6 +7,7 @@ starts again when an earlier byte is wanted. Memory stays at a few buffers.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from ckpt_cli.files import Identity, Source
 
 CHUNK = 1 << 20
 MAX_SIZE = 1 << 46
+MOST_OPEN = 8
 
 
 class Inflater(Protocol):
@@ -38,7 +40,7 @@ class _Compressed:
         return data
 
 
-def inflated(source: Source, start: int, length: int, transforms: Sequence[str]) -> InflatedSource:
+def inflated(source: Source, start: int, length: int, transforms: Sequence[str], inflaters: Inflaters) -> InflatedSource:
     """``length`` bytes of ``source`` from ``start`` on, with the transforms undone. Raises Unsupported for unknown ones."""
     if tuple(transforms) != ("stream.zstd/1",):
         raise Unsupported(f"the items are transformed by {', '.join(transforms)}", expected="no transform, or stream.zstd/1")
@@ -54,7 +56,25 @@ def inflated(source: Source, start: int, length: int, transforms: Sequence[str])
         reader = zstandard.ZstdDecompressor().stream_reader(compressed, read_across_frames=True)
         return _Guarded(reader, zstandard.ZstdError)
 
-    return InflatedSource(source, fresh, start)
+    return InflatedSource(source, fresh, start, inflaters)
+
+
+class Inflaters:
+    """At most so many decompressors at a time, each of which holds some megabytes; that of the source used longest ago ends."""
+
+    def __init__(self, most: int = MOST_OPEN) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, InflatedSource] = OrderedDict()
+
+    def opened(self, source: InflatedSource) -> None:
+        """Note that a source has a decompressor now, and end others that nobody is reading from."""
+        with self._lock:
+            self._open[id(source)] = source
+            self._open.move_to_end(id(source))
+            for other in list(self._open.values())[: max(0, len(self._open) - self._most)]:
+                if other is not source and other.released():
+                    del self._open[id(other)]
 
 
 class InflatedSource:
@@ -62,13 +82,15 @@ class InflatedSource:
 
     forward_only = True
 
-    def __init__(self, source: Source, fresh: Callable[[], Inflater], start: int) -> None:
+    def __init__(self, source: Source, fresh: Callable[[], Inflater], start: int, inflaters: Inflaters) -> None:
         self._source = source
         self._start = start
         self._fresh = fresh
+        self._inflaters = inflaters
         self._lock = threading.Lock()
         self._held = b""
-        self._restart()
+        self._position = 0
+        self._inflater: Inflater | None = None
         self.size = self._measure()
 
     @property
@@ -94,7 +116,7 @@ class InflatedSource:
         """Fill ``buffer`` with inflated bytes from ``offset`` on."""
         with self._lock:
             if offset < self._position:
-                self._restart()
+                self._release()
             filled = 0
             while filled < len(buffer):
                 while self._position + len(self._held) <= offset + filled:
@@ -109,12 +131,23 @@ class InflatedSource:
         """Raise SourceChanged unless the file behind it still is what it was."""
         self._source.check_unchanged()
 
-    def _restart(self) -> None:
-        self._inflater = self._fresh()
-        self._position = 0
-        self._held = b""
+    def released(self) -> bool:
+        """Let go of the decompressor, which is made anew when it is needed; False while somebody reads."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._release()
+        finally:
+            self._lock.release()
+        return True
+
+    def _release(self) -> None:
+        self._inflater, self._position, self._held = None, 0, b""
 
     def _next(self) -> bytes:
+        if self._inflater is None:
+            self._inflater = self._fresh()
+            self._inflaters.opened(self)
         data = self._inflater.read(CHUNK)
         if not data:
             raise CorruptFile("a compressed item ends too early", path=self.path)
@@ -122,12 +155,11 @@ class InflatedSource:
 
     def _measure(self) -> int:
         """The inflated size: one pass over the data, since streams do not always record it."""
-        total = 0
-        while data := self._inflater.read(CHUNK):
+        total, inflater = 0, self._fresh()
+        while data := inflater.read(CHUNK):
             total += len(data)
             if total > MAX_SIZE:
                 raise CorruptFile("a compressed item inflates beyond all bounds", path=self.path)
-        self._restart()
         return total
 
 
@@ -141,6 +173,8 @@ class _Guarded:
     def read(self, size: int) -> bytes:
         try:
             result: bytes = self._inner.read(size)
-        except self._error:
+        except self._error as error:
+            if "memory" in str(error).lower():
+                raise MemoryError from None
             raise CorruptFile("a compressed item is damaged") from None
         return result

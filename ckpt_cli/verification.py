@@ -18,7 +18,7 @@ from ckpt_cli.assets import resolve_base
 from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
 from ckpt_cli.drift_plot import check_plot, draw
-from ckpt_cli.errors import NotFound, UsageError
+from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.findings import finding
 from ckpt_cli.folder_checks import check_folder
@@ -63,6 +63,7 @@ class VerifyOptions:
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
+@within_memory
 def verify(
     path: str | os.PathLike[str],
     *,

@@ -6,14 +6,63 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ckpt_cli.errors import Undecidable
+from ckpt_cli.errors import Inconsistent, Undecidable
 from ckpt_cli.geometry import Box, Shape, contiguous_strides
 from ckpt_cli.model import Piece, Tensor
 
 
+def _check_grid(*tensors: Tensor) -> None:
+    """Boxes of a reshaped tensor are no boxes of its dimensions, so that it cannot be re-cut by them. Raises Undecidable."""
+    for tensor in tensors:
+        if tensor.own_grid is not None:
+            raise Undecidable(
+                f"it was put together in shape {list(tensor.own_grid)}, so its dimensions cannot be re-cut",
+                tensor=tensor.name,
+                expected=f"pieces of shape {list(tensor.shape)}",
+            )
+
+
+def _check_axis(tensor: Tensor, axis: int, more: int = 0) -> None:
+    """Raise Inconsistent unless the tensor has this dimension (and ``more`` behind it)."""
+    if not 0 <= axis < len(tensor.shape) - more:
+        raise Inconsistent(
+            f"shape {list(tensor.shape)} has no dimension {axis + more}",
+            tensor=tensor.name,
+            expected=f"at least {axis + more + 1} dimensions",
+            hint="the tensors are of another model than the config",
+        )
+
+
+def _check_alike(tensors: Sequence[Tensor], axis: int | None) -> None:
+    """Raise Inconsistent unless all have one dtype, and one shape but for dimension ``axis``."""
+    first = tensors[0]
+    for tensor in tensors:
+        _check_grid(tensor)
+        if tensor.dtype != first.dtype:
+            raise Inconsistent(
+                f"it has dtype {tensor.dtype}, {first.name or 'the first'} has {first.dtype}, and both are parts of one tensor",
+                tensor=tensor.name,
+                expected="parts of one dtype",
+                hint="save all parts in the same dtype",
+            )
+        other, wanted = (shape if axis is None else _with(shape, axis, 0) for shape in (tensor.shape, first.shape))
+        if other != wanted:
+            raise Inconsistent(
+                f"it has shape {list(tensor.shape)}, {first.name or 'the first'} has {list(first.shape)}, and both are parts of one tensor",
+                tensor=tensor.name,
+                expected="parts of one shape" if axis is None else f"parts of one shape but for dimension {axis}",
+                hint="the tensors are of another model than the config",
+            )
+
+
 def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """Dimensions in another order, as ``torch.permute``: dimension ``i`` of the result is dimension ``order[i]``."""
-    assert tensor.own_grid is None
+    """Dimensions in another order, as ``torch.permute``: dimension ``i`` of the result is dimension ``order[i]``.
+
+    This and the other views raise Inconsistent for shapes and dtypes that do not fit, Undecidable for reshaped tensors.
+    """
+    _check_grid(tensor)
+    if sorted(order) != [*range(len(tensor.shape))]:
+        raise Inconsistent(f"shape {list(tensor.shape)} has not the {len(order)} dimensions that are exchanged", tensor=tensor.name)
 
     def turned(values: Shape) -> Shape:
         return tuple(values[i] for i in order)
@@ -28,7 +77,11 @@ def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
 
 def sliced(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
     """Elements ``start``, ``start + step``, ... below ``stop`` of one dimension, as ``tensor[..., start:stop:step, ...]``."""
-    assert tensor.own_grid is None
+    _check_grid(tensor)
+    _check_axis(tensor, axis)
+    if not 0 <= start <= stop <= tensor.shape[axis] or step < 1:
+        text = f"elements {start} to {stop} lie outside of dimension {axis} of shape {list(tensor.shape)}"
+        raise Inconsistent(text, tensor=tensor.name)
 
     def piece(old: Piece) -> Piece | None:
         low, count = old.box.offset[axis], old.box.extent[axis]
@@ -50,8 +103,9 @@ def sliced(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> T
 
 def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors of one shape as one with a new dimension, as ``torch.stack``."""
-    first = tensors[0]
-    assert all((tensor.shape, tensor.dtype, tensor.own_grid) == (first.shape, first.dtype, None) for tensor in tensors)
+    _check_alike(tensors, None)
+    if not 0 <= axis <= len(tensors[0].shape):
+        raise Inconsistent(f"tensors of shape {list(tensors[0].shape)} cannot be stacked on dimension {axis}", tensor=tensors[0].name)
     expanded = [_inserted(tensor, axis) for tensor in tensors]
     return concatenated(expanded, axis)
 
@@ -59,11 +113,11 @@ def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
 def concatenated(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Tensors one after the other along a dimension, as ``torch.cat``."""
     first = tensors[0]
+    _check_axis(first, axis)
+    _check_alike(tensors, axis)
     moved: list[tuple[Tensor, int]] = []
     length = 0
     for tensor in tensors:
-        assert tensor.own_grid is None
-        assert (tensor.dtype, _with(tensor.shape, axis, 0)) == (first.dtype, _with(first.shape, axis, 0))
         moved.append((tensor, length))
         length += tensor.shape[axis]
 
@@ -95,7 +149,11 @@ def selected(tensor: Tensor, axis: int, index: int) -> Tensor:
 
 def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
     """Every other element of a dimension first, then the others; ``inverse``: elements of the two halves in turn."""
+    _check_axis(tensor, axis)
     length = tensor.shape[axis]
+    if length % 2 and inverse:
+        text = f"dimension {axis} of shape {list(tensor.shape)} has no two halves"
+        raise Inconsistent(text, tensor=tensor.name, expected="an even number", hint="the tensors are of another model than the config")
     if not inverse:
         return concatenated([sliced(tensor, axis, start, length, 2) for start in (0, 1)], axis)
     halves = [sliced(tensor, axis, 0, length // 2), sliced(tensor, axis, length // 2, length)]
@@ -104,7 +162,8 @@ def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
 
 def merged(tensor: Tensor, axis: int) -> Tensor:
     """A dimension and the next one as one, as ``torch.flatten(axis, axis + 1)``. A piece becomes several if it is no rows of both."""
-    assert tensor.own_grid is None
+    _check_grid(tensor)
+    _check_axis(tensor, axis, more=1)
     inner = tensor.shape[axis + 1]
 
     def pieces(old: Piece) -> Iterator[Piece]:
@@ -170,14 +229,17 @@ def _with(values: Shape, axis: int, value: int) -> Shape:
 
 def reshaped(tensor: Tensor, shape: Shape) -> Tensor:
     """Another shape for the same elements in the same order, as ``torch.reshape``."""
-    assert math.prod(shape) == tensor.numel
+    if math.prod(shape) != tensor.numel:
+        raise Inconsistent(f"shape {list(tensor.shape)} has not as many elements as {list(shape)}", tensor=tensor.name)
     return replace(tensor, shape=shape, own_grid=tensor.grid, alias_of=None)
 
 
 def unfolded(tensor: Tensor, axis: int, sizes: Shape) -> Tensor:
     """One dimension as several (``torch.unflatten``). Raises Undecidable if shards cut that dimension."""
-    assert tensor.own_grid is None
-    assert math.prod(sizes) == tensor.shape[axis]
+    _check_grid(tensor)
+    _check_axis(tensor, axis)
+    if math.prod(sizes) != tensor.shape[axis]:
+        raise Inconsistent(f"dimension {axis} of shape {list(tensor.shape)} is not {' x '.join(map(str, sizes))}", tensor=tensor.name)
     inner = contiguous_strides(sizes)
 
     def spread(values: Shape, new: Shape) -> Shape:

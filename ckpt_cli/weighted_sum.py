@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
+from ckpt_cli.errors import Inconsistent
 from ckpt_cli.kernels import cast
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ class WeightedSum:
         """
         import numpy
 
-        assert self._added == len(self._formula.weights)
+        if self._added != len(self._formula.weights):
+            raise Inconsistent(f"{self._added} of {len(self._formula.weights)} checkpoints were added to a sum")
         over = 0
         for begin, block in _blocks(out):
             where = slice(begin, begin + len(block))

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from ckpt_cli.errors import no_memory
+
 INTERNAL = 70
 """Exit code of an error that is a bug of ours (EX_SOFTWARE of sysexits.h)."""
 
@@ -68,6 +70,10 @@ def _run(arguments: list[str]) -> int:
         return 5
     except Exception as error:
         # The one net under everything: a bug of ours ends in one line, not in a traceback.
+        if isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map segment" in str(error)):
+            lack = no_memory()
+            _tell(arguments, lack.exit_code, lack.code, lack.message, lack.advice)
+            return lack.exit_code
         if debug:
             raise
         _tell(arguments, INTERNAL, "internal", f"{type(error).__name__}: this is a bug in ckpt", "run again with --debug and report it")

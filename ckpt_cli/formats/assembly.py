@@ -5,12 +5,13 @@ Placements decide, never values. Two ranks whose parts are the same box hold rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.dtypes import Dtype
-from ckpt_cli.errors import Gap, Inconsistent, MissingShard, Overlap, Undecidable
+from ckpt_cli.errors import CorruptFile, Gap, Inconsistent, MissingShard, Overlap, Undecidable
 from ckpt_cli.files import Source
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.dtensor import DistributedLocal, Local, ShardedLocal
@@ -19,6 +20,9 @@ from ckpt_cli.geometry import Box, Doubled, Shape, Split, boxes_of, check_tiling
 from ckpt_cli.model import LayoutKind, Leaf, Note, Piece, Tensor
 from ckpt_cli.safetensors_file import Entry
 from ckpt_cli.torchfile import Storage, StoredTensor
+
+MAX_BOXES = 1 << 16
+"""Blocks of one tensor on one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,26 +209,32 @@ def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: S
     """The boxes of every rank, by the first rule whose local shapes are those that the files hold on *all* ranks."""
     first = next(iter(held.values()))
     strided = any(placement.factor > 1 for placement in first.placements)
-    wrong: tuple[int, Shape, Shape] | None = None
-    for nested in (True, False) if strided else (False,):
-        parts: list[Part] = []
-        wrong = None
-        for rank, local in held.items():
-            intervals = [split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)]
-            extent = tuple(sum(size for _, size in axis) for axis in intervals)
-            if extent != local.stored.shape:
-                wrong = rank, extent, local.stored.shape
-                break
-            parts += [Part(rank, local.stored, box, place) for box, place in boxes_of(intervals) if box.numel]
-        if wrong is None:
-            return parts
-    assert wrong is not None
-    rank, computed, stored = wrong
-    raise Inconsistent(
-        f"rank {rank} should hold a part of shape {list(computed)} by its placements, but the file holds {list(stored)}",
-        tensor=name,
-        hint="the files are of different runs, or the tensor was cut by a rule that placements do not record",
-    )
+    found = _parts_by(name, held, strided, order, notes)
+    if strided and isinstance(found, Inconsistent):
+        found = _parts_by(name, held, False, order, notes)
+    if isinstance(found, Inconsistent):
+        raise found
+    return found
+
+
+def _parts_by(
+    name: str, held: Mapping[int, DistributedLocal], nested: bool, order: ShardOrder, notes: dict[str, Note]
+) -> list[Part] | Inconsistent:
+    """The boxes of every rank by one rule, or what contradicts it."""
+    parts: list[Part] = []
+    for rank, local in held.items():
+        intervals = [split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)]
+        extent = tuple(sum(size for _, size in axis) for axis in intervals)
+        if extent != local.stored.shape:
+            return Inconsistent(
+                f"rank {rank} should hold a part of shape {list(extent)} by its placements, but the file holds {list(local.stored.shape)}",
+                tensor=name,
+                hint="the files are of different runs, or the tensor was cut by a rule that placements do not record",
+            )
+        if math.prod(len(axis) for axis in intervals) > MAX_BOXES:
+            raise CorruptFile("its placements cut the tensor into more blocks than any training does", expected=f"at most {MAX_BOXES}")
+        parts += [Part(rank, local.stored, box, place) for box, place in boxes_of(intervals) if box.numel]
+    return parts
 
 
 def _splits(name: str, local: DistributedLocal, dim: int, nested: bool, order: ShardOrder, notes: dict[str, Note]) -> list[Split]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -14,6 +14,13 @@ from ckpt_cli.model import Component
 Naming = Literal["hub", "native"]
 LoraMode = Literal["fuse", "export", "both", "keep"]
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
+MAX_RANKS = 1 << 20
+"""More ranks than any training has: what names or files say beyond that is damaged or a lie, and is never counted through."""
+
+
+def missing_of(world_size: int, there: Container[int]) -> tuple[int, ...]:
+    """The ranks below a world size that are not there; none of a world size that cannot be, which is an error of its own."""
+    return tuple(rank for rank in range(world_size) if rank not in there) if world_size <= MAX_RANKS else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,7 @@ class Match:
     @property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks whose file is not there."""
-        world_size = self.world_size or max(self.ranks, default=-1) + 1
-        return tuple(rank for rank in range(world_size) if rank not in self.ranks)
+        return missing_of(self.world_size or max(self.ranks, default=-1) + 1, self.ranks)
 
 
 @dataclass(frozen=True, slots=True)

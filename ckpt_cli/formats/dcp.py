@@ -17,6 +17,7 @@ from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
+from ckpt_cli.formats.state_dict import EXTRA_STATE
 from ckpt_cli.model import Component, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, few, printable
 
@@ -65,22 +66,7 @@ class Dcp:
         for name, entry in group.tensors.items():
             with reading(match.root, tensor=name):
                 tensors[check_name(name)] = assembled(name, entry, reader)
-        notes = []
-        for name, thing in group.objects.items():
-            if thing.stored is None or name.endswith("_extra_state") or not reader.holds_tensors(thing.stored):
-                continue
-            if group.writer == FLAT:
-                # Nothing tells a trainer's state from weights here.
-                text = f"{printable(name)} is no tensor but holds tensors, which are not written"
-                notes.append(Note("warning", "object-with-tensors", text))
-            else:
-                raise Unsupported(
-                    "this entry is no tensor but holds tensors",
-                    path=match.root,
-                    tensor=name,
-                    expected="a dict of tensors",
-                    hint="save what is in it as entries of their own",
-                )
+        notes = _notes_of_objects(group, reader, match.root)
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
@@ -102,6 +88,39 @@ class Dcp:
             notes=tuple(notes),
             writer=f"torch DCP ({catalog.writer})",
         )
+
+
+def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note]:
+    """Warnings about entries beside weights that are no tensors. Raises Unsupported, or MissingShard, where that would lose weights."""
+    notes = []
+    for name, thing in group.objects.items():
+        if name.endswith(EXTRA_STATE):
+            continue
+        # Nothing tells a trainer's state from weights in a folder without groups.
+        stray = group.writer == FLAT
+        if thing.stored is None or not reader.path(thing.stored.file).is_file():
+            if not stray:
+                file = thing.stored.file if thing.stored else None
+                raise MissingShard(
+                    "the file of this entry is missing, so that nothing tells whether it holds tensors",
+                    path=root,
+                    tensor=name,
+                    expected=str(root / file) if file else "a place for it in the metadata",
+                    hint="copy it from the node that wrote it (or pass its folder with --also), or use an older step",
+                )
+            notes.append(Note("warning", "object-missing", f"{printable(name)} is no tensor, and its file is missing"))
+        elif reader.holds_tensors(thing.stored):
+            if not stray:
+                raise Unsupported(
+                    "this entry is no tensor but holds tensors",
+                    path=root,
+                    tensor=name,
+                    expected="a dict of tensors",
+                    hint="save what is in it as entries of their own",
+                )
+            text = f"{printable(name)} is no tensor but holds tensors, which are not written"
+            notes.append(Note("warning", "object-with-tensors", text))
+    return notes
 
 
 def _chosen(match: Match, groups: Sequence[Group]) -> Group:

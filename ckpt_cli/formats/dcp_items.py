@@ -17,7 +17,7 @@ from ckpt_cli.model import Tensor
 from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import Entry, read_header
 from ckpt_cli.torchfile import StoredTensor, TorchFile
-from ckpt_cli.transforms import inflated
+from ckpt_cli.transforms import Inflaters, inflated
 
 ZIP = b"PK\x03\x04"
 
@@ -46,6 +46,7 @@ class ItemReader:
     def __init__(self, roots: Sequence[Path], files: Files) -> None:
         self._roots = roots
         self._files = files
+        self._inflaters = Inflaters()
         self._blobs: dict[tuple[str, int], dict[str, Entry]] = {}
 
     def path(self, file: str) -> Path:
@@ -103,7 +104,7 @@ class ItemReader:
     def _zip_item(self, source: FileSource, stored: Stored) -> TorchFile | None:
         """The item as a file of torch.save, or None if it is not one."""
         if stored.transforms:
-            stream = inflated(source, stored.offset, stored.length, stored.transforms)
+            stream = inflated(source, stored.offset, stored.length, stored.transforms, self._inflaters)
             return TorchFile(stream, 0, stream.size)
         if source.read(stored.offset, min(4, stored.length)) == ZIP:
             return TorchFile(source, stored.offset, stored.length)

@@ -151,7 +151,9 @@ def read_catalog(*folders: Path) -> Catalog:
                         _add_tensor(tensors, name, nested, attributes(entry.state), places)
                         tensors[name].keys = keys
                     elif entry.target.name == "BytesStorageMetadata":
-                        objects[name] = CatalogObject(nested, places.get((name, None)), keys)
+                        # Without collectives every rank lists all objects, and says only where its own are.
+                        known = objects.get(name)
+                        objects[name] = CatalogObject(nested, places.get((name, None)) or (known.stored if known else None), keys)
                     else:
                         raise CorruptFile(f"an entry is {entry.target}, neither a tensor nor an object")
     return Catalog(tensors, objects, writer)

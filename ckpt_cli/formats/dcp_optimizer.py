@@ -27,18 +27,18 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
     """The optimizer of a folder (of one or several nodes). Raises NotFound if there is none, Unsupported if there are several."""
     catalog = read_catalog(*roots)
     reader = ItemReader(roots, files)
-    found: dict[tuple[str, ...], dict[str, CatalogTensor]] = {}
-    for key, entry in catalog.tensors.items():
+    found: dict[tuple[str, ...], list[tuple[str, tuple[str, ...], CatalogTensor]]] = {}
+    for entry in catalog.tensors.values():
         split = _split(entry.path)
         if split is not None:
-            found.setdefault(split[0], {})[key] = entry
+            found.setdefault(split[0], []).append((split[1], split[2], entry))
     if not found:
         raise NotFound("the folder holds no optimizer", path=roots[0])
     if len(found) > 1:
         listed = few([".".join(prefix) for prefix in found])
         raise Unsupported(f"the folder holds several optimizers: {listed}", path=roots[0], hint="extract the state without --optimizer")
     prefix, held = next(iter(found.items()))
-    reader.check_files(held.values())
+    reader.check_files(entry for _, _, entry in held)
     tensors: dict[Key, Tensor] = {}
     values: dict[Key, Any] = {}
     groups: dict[int, Group] = {}
@@ -53,15 +53,13 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
             name, option = _parameter(rest)
             options.setdefault(name, {})[option] = value
 
-    for entry in held.values():
-        split = _split(entry.path)
-        assert split is not None
+    for kind, rest, entry in held:
         with reading(roots[0], tensor=entry.name):
-            if split[1] == "state":
-                name, slot = _parameter(split[2])
+            if kind == "state":
+                name, slot = _parameter(rest)
                 tensors[check_name(name), slot] = assembled(f"state.{name}.{slot}", entry, reader)
             else:
-                add(split[1], split[2], tensor_value(entry, reader))
+                add(kind, rest, tensor_value(entry, reader))
     for thing in catalog.objects.values():
         split = _split(thing.path)
         if split is not None and split[0] == prefix and thing.stored is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile
+from ckpt_cli.errors import CorruptFile, Inconsistent
 from ckpt_cli.files import Files
 from ckpt_cli.formats.dcp_groups import Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
@@ -17,7 +17,9 @@ from ckpt_cli.inert_values import MAX_DEPTH, TensorValue, Unrepresented
 from ckpt_cli.kernels import read_tile
 
 MAX_BYTES = 64 << 20
-MAX_LIST = 1 << 20
+SPARE, SPREAD = 64, 16
+"""A list may be so much longer than its items that are there; what has higher numbers is no list."""
+
 ROOTS = ("state", "app")
 """Keys that composer and prime-rl put around everything."""
 
@@ -73,12 +75,12 @@ def tensor_value(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unre
 def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:
     if len(keys) > MAX_DEPTH:
         raise CorruptFile("the keys of the metadata are nested too deeply")
+    place: Any = state
     for key in keys[:-1]:
-        inner = state.setdefault(key, {})
-        if not isinstance(inner, dict):
-            return
-        state = inner
-    state.setdefault(keys[-1], value)
+        place = place.setdefault(key, {}) if isinstance(place, dict) else None
+    if not isinstance(place, dict) or keys[-1] in place:
+        raise Inconsistent(f"two entries of the metadata have the same place: {'.'.join(map(str, keys))[:200]}")
+    place[keys[-1]] = value
 
 
 def _with_lists(value: Any) -> Any:
@@ -87,6 +89,9 @@ def _with_lists(value: Any) -> Any:
         return value
     plain = {key: _with_lists(item) for key, item in value.items()}
     numbers = [key for key in plain if isinstance(key, int)]
-    if numbers and len(numbers) == len(plain) and max(numbers) < MAX_LIST:
+    if numbers and len(numbers) == len(plain) and min(numbers) >= 0 and max(numbers) < SPARE + SPREAD * len(numbers):
         return [plain.get(index) for index in range(max(numbers) + 1)]
-    return {str(key): item for key, item in plain.items()}
+    named = {str(key): item for key, item in plain.items()}
+    if len(named) < len(plain):
+        raise Inconsistent("keys of the metadata are numbers and the same numbers as text")
+    return named

@@ -18,12 +18,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported
+from ckpt_cli.formats.base import MAX_RANKS
 from ckpt_cli.geometry import Box, Shape
 from ckpt_cli.pickle_nodes import Call, Global, attributes
 from ckpt_cli.torchfile import StoredTensor, TorchFile, dimensions, unwrap
 
 OLD_MODULE = "torch.distributed._tensor"
 """Class paths of torch <= 2.4."""
+
+MAX_FACTOR = 4096
+"""Blocks of a strided split, which are ranks of other mesh dimensions; more than that only where the mesh has as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +132,12 @@ class LocalReader:
             raise CorruptFile("a DTensor does not say its global shape")
         shape = dimensions(meta.args[0])
         mesh = self._mesh(described.get("mesh"))
+        most = max(MAX_FACTOR, math.prod(mesh.shape))
         placements = described.get("placements")
         if not isinstance(placements, (tuple, list)):
             raise CorruptFile("a DTensor has no placements")
         old = kind.module.startswith(OLD_MODULE)
-        parsed = tuple(_placement(placement, len(shape)) for placement in placements)
+        parsed = tuple(_placement(placement, len(shape), most) for placement in placements)
         padded = old and len(parsed) < len(mesh.shape)
         if padded:
             # torch 2.3 wrote HSDP parameters of FSDP2 with the whole mesh and only the placement of its last dimension.
@@ -161,6 +166,8 @@ class LocalReader:
             shape = tuple(math.prod(n for n, _ in axis) for axis in axes)
             ranks = self._own_row(axes, rank_map)
             outside = self._outside(fields.get("_root_mesh"), axes, rank_map)
+        if not all(0 <= rank < MAX_RANKS for rank in ranks):
+            raise CorruptFile("a mesh has ranks that no training has", expected=f"ranks from 0 to {MAX_RANKS - 1}")
         if len(set(ranks)) != len(ranks) or self.rank not in ranks:
             raise Inconsistent(
                 f"the file says that rank {self.rank} is not part of the mesh of its tensors, which has ranks {_brief(ranks)}",
@@ -205,6 +212,8 @@ class LocalReader:
             return tuple(rank_map)
         position = rank_map.index(self.rank)
         flat = [pair for axis in axes for pair in axis]
+        if math.prod(size for size, _ in flat) > len(rank_map) or any(size > 1 and not stride for size, stride in flat):
+            raise CorruptFile("a mesh layout has more places than ranks", expected=f"at most {len(rank_map)} places")
         base = position - sum(position // stride % size * stride for size, stride in flat if stride)
         places = [base]
         for size, stride in flat:
@@ -263,10 +272,13 @@ def _shard_metadata(node: object, shape: Shape) -> tuple[int, Box]:
         raise CorruptFile(f"a shard {box} lies outside of its tensor of shape {list(shape)}")
     placement = fields.get("placement")
     rank = attributes(placement.state).get("_rank") if isinstance(placement, Call) else None
-    return rank if isinstance(rank, int) else -1, box
+    if type(rank) is int and not -1 <= rank < MAX_RANKS:
+        raise CorruptFile("a shard is of a rank that no training has", expected=f"ranks from 0 to {MAX_RANKS - 1}")
+    return rank if type(rank) is int else -1, box
 
 
-def _placement(node: object, rank: int) -> Placement:
+def _placement(node: object, rank: int, most: int) -> Placement:
+    """A placement of a tensor of ``rank`` dimensions; ``most`` blocks are as many as a dimension can be cut into."""
     if not isinstance(node, Call) or not isinstance(node.target, Global):
         raise CorruptFile("a placement is not an object")
     name, fields = node.target.name, attributes(node.state) if node.state is not None else {}
@@ -280,7 +292,7 @@ def _placement(node: object, rank: int) -> Placement:
             )
         raise Unsupported(f"placement {node.target} is not known")
     dim, factor = fields.get("dim", node.args[0] if node.args else None), fields.get("split_factor", 1)
-    if type(dim) is not int or type(factor) is not int or not -rank <= dim < rank or factor < 1:
+    if type(dim) is not int or type(factor) is not int or not -rank <= dim < rank or not 1 <= factor <= most:
         raise CorruptFile(f"a {name} placement makes no sense")
     return Placement(name, dim % rank, factor)
 

@@ -53,7 +53,8 @@ def expert_blocks(
     for position, (ranks, mesh) in enumerate(sorted(meshes.items(), key=lambda item: min(item[0]))):
         expert_dims = [(size, own) for dim, size, own in mesh.outside or () if "ep" in dim.split("_")]
         index[ranks] = expert_dims[0][1] if len(expert_dims) == 1 and expert_dims[0][0] == count else position
-    if rest == 0 and set(index.values()) == set(range(count)):
+    # No range over a number of the config: as many blocks as groups of ranks, each block once.
+    if rest == 0 and count <= len(index) and set(index.values()) == set(range(count)):
         return count, index
     if missing:
         raise MissingShard(f"the experts of the missing ranks {', '.join(map(str, missing[:12]))} are in no other file", tensor=name)

@@ -56,15 +56,14 @@ class HubShards:
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         parts: dict[str, list[Part]] = {}
         for path in match.files:
-            fields = SHARD.fullmatch(path.name)
-            assert fields is not None
+            rank = _rank(path)
             source = files.source(path)
             header = read_header(source)
             with reading(path):
                 offsets = _saved_offsets(header.metadata.get(INFO))
                 for entry in header.entries:
                     with reading(path, tensor=entry.name):
-                        parts.setdefault(check_name(entry.name), []).append(_part(entry, source, int(fields["rank"]) - 1, offsets))
+                        parts.setdefault(check_name(entry.name), []).append(_part(entry, source, rank, offsets))
         tensors = {}
         for name, held in parts.items():
             with reading(match.root, tensor=name):
@@ -76,6 +75,12 @@ class HubShards:
         )
         world = max(part.rank for held in parts.values() for part in held) + 1
         return Component(match.component, FORMAT, match.root, tensors, match.files, world_size=world, notes=(note,), writer=match.evidence)
+
+
+def _rank(path: Path) -> int:
+    """The rank that wrote a file; names count shards from one."""
+    fields = SHARD.fullmatch(path.name)
+    return int(fields["rank"]) - 1 if fields is not None else 0
 
 
 def _lost_part(names: list[re.Match[str]]) -> str | None:

@@ -6,6 +6,7 @@ is a number or a name; DCP's flattened form has keys ``state.<name>.<slot>`` and
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files import Files
 from ckpt_cli.formats.dtensor import Local, LocalReader
-from ckpt_cli.inert_values import ValueReader, equal
+from ckpt_cli.inert_values import ValueReader, equal, to_json
 from ckpt_cli.model import Tensor
 from ckpt_cli.names import check_name
 from ckpt_cli.pickle_nodes import as_dict
@@ -140,11 +141,15 @@ def _flattened(entries: Mapping[Any, Any], values: ValueReader) -> tuple[dict[tu
 def regrouped(options: Mapping[str, Mapping[str, Any]]) -> list[Group]:
     """Parameter groups of options that are given per parameter: parameters with equal options are one group."""
     groups: list[Group] = []
+    # Equal settings have one text, so that each is compared with few: there may be a group for every parameter.
+    alike: dict[str, list[tuple[dict[str, Any], Group]]] = {}
     for name, own in options.items():
         settings = {key: value for key, value in own.items() if key != "params"}
-        same = next((group for group in groups if equal({k: v for k, v in group.items() if k != "params"}, settings)), None)
+        candidates = alike.setdefault(json.dumps(to_json(settings), sort_keys=True), [])
+        same = next((group for known, group in candidates if equal(known, settings)), None)
         if same is None:
             groups.append({**settings, "params": [name]})
+            candidates.append((settings, groups[-1]))
         else:
             same["params"].append(name)
     return groups

@@ -14,16 +14,15 @@ from pathlib import Path
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
 from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import RankState, assemble
-from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.base import MAX_RANKS, Match, ReadOptions, missing_of
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.set_contents import refuse_part
-from ckpt_cli.formats.state_dict import MODEL_KEYS, model_entries, read_state
+from ckpt_cli.formats.state_dict import MODEL_KEYS, left_out_notes, model_entries, read_state
 from ckpt_cli.model import Component, Leaf, Mesh, Note
 from ckpt_cli.pickle_nodes import describe
 from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "rank-shards"
-MAX_RANKS = 1 << 20
 MAX_HOURS = 1
 """Ranks of one save write within minutes of each other."""
 
@@ -58,9 +57,8 @@ class RankShards:
         found: dict[tuple[NamePattern, int | None], dict[int, list[Path]]] = {}
         for name in entries:
             pattern = _pattern(name)
-            if pattern is not None:
-                fields = pattern.regex.fullmatch(name)
-                assert fields is not None
+            fields = pattern.regex.fullmatch(name) if pattern is not None else None
+            if pattern is not None and fields is not None:
                 world = int(fields["world"]) if "world" in fields.groupdict() else None
                 found.setdefault((pattern, world), {}).setdefault(int(fields["rank"]), []).append(path / name)
         worlds: dict[NamePattern, list[int | None]] = {}
@@ -77,7 +75,7 @@ class RankShards:
         if world_size is None:
             _refuse_unproven(states)
             world_size = max(max(match.ranks) + 1, *map(_announced_size, states))
-        missing = tuple(rank for rank in range(world_size) if rank not in match.ranks)
+        missing = missing_of(world_size, match.ranks)
         check_rank_files(states, world_size)
         try:
             assembled = assemble(states, world_size, missing, options)
@@ -85,7 +83,11 @@ class RankShards:
             if error.expected is None and missing:
                 error.expected = str(match.root / _name_of(match, missing[0]))
             raise
-        notes = (*assembled.notes, *_age_notes([files.source(path) for path in match.ranks.values()]))
+        notes = (
+            *assembled.notes,
+            *left_out_notes(leaf for state in states for leaf in state.leaves),
+            *_age_notes([files.source(path) for path in match.ranks.values()]),
+        )
         mesh = next((m for state in states for m in [_largest_mesh(state)] if m is not None), None)
         return Component(
             name=match.component,

@@ -23,6 +23,7 @@ from ckpt_cli.formats.base import Match, Reader, ReadOptions
 from ckpt_cli.formats.dcp import Dcp
 from ckpt_cli.formats.hub_folder import HubFolder
 from ckpt_cli.formats.hub_shards import HubShards
+from ckpt_cli.formats.placeholders import refuse_placeholders
 from ckpt_cli.formats.rank_shards import RankShards
 from ckpt_cli.formats.set_contents import share_error
 from ckpt_cli.formats.set_names import index_beside, part_error
@@ -56,6 +57,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     component = _reader(match).describe(match, files, options)
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error
+    refuse_placeholders(component)
     return component
 
 

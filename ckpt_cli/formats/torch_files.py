@@ -14,7 +14,7 @@ from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader
 from ckpt_cli.formats.set_contents import refuse_part
 from ckpt_cli.formats.set_names import error_of, part_of
-from ckpt_cli.formats.state_dict import EMA_KEYS, MODEL_KEYS, model_entries, read_state
+from ckpt_cli.formats.state_dict import EMA_KEYS, MODEL_KEYS, left_out_notes, model_entries, read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
 from ckpt_cli.model import Component, Leaf, Note
@@ -115,7 +115,7 @@ class TorchFiles:
             tuple(dict.fromkeys([first, *paths])),
             leaves=tuple(leaves),
             writer=match.evidence,
-            notes=tuple(notes),
+            notes=(*notes, *left_out_notes(leaves)),
         )
 
 

@@ -31,6 +31,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.dcp import Dcp
 from ckpt_cli.formats.dcp_metadata import metadata_files
+from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.geometry import Box
 from ckpt_cli.model import Component
 from tests.conftest import Copy
@@ -205,6 +206,10 @@ def test_what_one_process_saves_is_merged_bit_for_bit(model: tuple[dict[str, Any
     content, expected = model
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder, "dcp"), content, **options)
+        if placeholders({name: tuple(tensor.shape) for name, tensor in expected.items()}):
+            with pytest.raises(Gap):
+                ckpt_cli.merge(Path(folder, "dcp"), Path(folder, "out"))
+            return
         ckpt_cli.merge(Path(folder, "dcp"), Path(folder, "out"))
         assert differences(load(Path(folder, "out")), resolved(expected)) == []
 

@@ -1,0 +1,43 @@
+"""Empty tensors that stand for weights which are somewhere else, as DeepSpeed's ZeRO stage 3 leaves them in a module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ckpt_cli.errors import Gap
+from ckpt_cli.geometry import Shape
+from ckpt_cli.model import Component
+from ckpt_cli.names import few
+
+WEIGHT = re.compile(r"(.*\.)?(weight|lora_[AB](\.\w+)?|\w+_proj|in_proj_weight)", re.DOTALL)
+"""Names of tensors that are never empty in a model: matrices of layers, norms, experts."""
+
+NOTHING = (0,)
+"""The shape of ``torch.empty(0)``; a genuine empty tensor mostly keeps its other dimensions."""
+
+
+def placeholders(shapes: Mapping[str, Shape]) -> list[str]:
+    """The names of tensors that are no weights but placeholders for some; empty for a model whose few empty tensors are its own.
+
+    Those are all tensors where none has an element, otherwise vectors of no elements that have the names of weights, or that are most.
+    """
+    if shapes and all(0 in shape for shape in shapes.values()):
+        return list(shapes)
+    vectors = [name for name, shape in shapes.items() if shape == NOTHING]
+    if len(vectors) > 1 and len(vectors) * 2 > len(shapes):
+        return vectors
+    return [name for name in vectors if WEIGHT.fullmatch(name)]
+
+
+def refuse_placeholders(component: Component) -> None:
+    """Raise Gap for a component whose weights are placeholders."""
+    empty = placeholders({name: tensor.shape for name, tensor in component.tensors.items()})
+    if empty:
+        raise Gap(
+            f"{len(empty)} of {len(component.tensors)} tensors have no elements: {few(empty, 3)}",
+            tensor=empty[0],
+            path=component.root,
+            expected="weights; such empty placeholders are what a model under DeepSpeed ZeRO stage 3 has outside of its forward pass",
+            hint="save with stage3_gather_16bit_weights_on_model_save, or use the ZeRO checkpoint (zero_pp_rank_* files) of the same step",
+        )

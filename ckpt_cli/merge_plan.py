@@ -10,7 +10,7 @@ from typing import get_args
 
 from ckpt_cli import plan
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.assets import auxiliary_weights, config_notes, tied_pair
+from ckpt_cli.assets import AUXILIARY, config_notes, tied_pair
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
@@ -32,7 +32,7 @@ from ckpt_cli.states import read_state
 from ckpt_cli.styles import FolderStyle, style_of
 
 INDEX = "model.safetensors.index.json"
-MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG)
+MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
 """Assets that make a folder a model."""
 
 
@@ -201,7 +201,9 @@ def _job(
     if len(set(names)) < len(names):
         raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
     _check_target(opened, group, target, whole, base, options)
-    return Job(parts, target, whole, _side_files(group[0], whole, base))
+    side = model_files(group[0].assets, whole)
+    written = {file.name for file in whole.files}
+    return Job(parts, target, whole, {name: content for name, content in side.items() if name not in written})
 
 
 def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base: Base | None, options: MergeOptions) -> Job:
@@ -320,15 +322,6 @@ def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Con
     if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.dropped} and pair[1] in selection.tensors:
         lacking[pair[0]] = pair[1]
     return lacking
-
-
-def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None) -> dict[str, bytes | Path]:
-    side = model_files(component.assets, whole)
-    if base is not None:
-        written = {file.name for file in whole.files}
-        extra = auxiliary_weights(base.folder, base.component.files if base.component else ())
-        side |= {name: path for name, path in extra.items() if name not in written}
-    return side
 
 
 def with_state(job: Job, opened: Opened, files: Files) -> Job:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
@@ -17,7 +18,7 @@ from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
 from ckpt_cli.model import Component, Leaf, Note, Tensor
-from ckpt_cli.names import check_name, few, printable
+from ckpt_cli.names import check_name, few, is_extra_state, printable
 
 FORMAT = "dcp"
 
@@ -57,6 +58,11 @@ class Dcp:
         catalog = read_catalog(*roots)
         groups = groups_of(catalog)
         group = _chosen(match, groups)
+        state = [name for name in group.tensors if is_extra_state(name)]
+        if state:
+            group = replace(group, tensors={name: entry for name, entry in group.tensors.items() if not is_extra_state(name)})
+        if not group.tensors:
+            raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
         _refuse_permuted(catalog, group, match.root)
         reader = ItemReader(roots, files)
         reader.check_files(group.tensors.values())
@@ -66,7 +72,7 @@ class Dcp:
                 tensors[check_name(name)] = assembled(name, entry, reader)
         notes = []
         for name, thing in group.objects.items():
-            if thing.stored is None or name.endswith("_extra_state") or not reader.holds_tensors(thing.stored):
+            if thing.stored is None or is_extra_state(name) or not reader.holds_tensors(thing.stored):
                 continue
             if group.writer == FLAT:
                 # Nothing tells a trainer's state from weights here.
@@ -97,7 +103,7 @@ class Dcp:
             tensors=tensors,
             files=tuple(reader.path(file) for file in sorted(used)),
             world_size=world,
-            leaves=tuple(Leaf(name, "stored object") for name in catalog.objects),
+            leaves=tuple(Leaf(name, "stored object") for name in (*state, *catalog.objects)),
             notes=tuple(notes),
             writer=f"torch DCP ({catalog.writer})",
         )

@@ -9,7 +9,7 @@ from typing import Any
 from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.formats.dtensor import Local, LocalReader
 from ckpt_cli.model import Leaf
-from ckpt_cli.names import check_name
+from ckpt_cli.names import check_name, is_extra_state
 from ckpt_cli.pickle_nodes import Call, Persistent, as_dict, describe
 
 MAX_DEPTH = 8
@@ -17,7 +17,7 @@ MAX_NODES = 100_000
 
 
 def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> tuple[dict[str, Local], tuple[Leaf, ...]]:
-    """The tensors of a state dict, and its other entries as inert leaves.
+    """The tensors of a state dict, and its other entries as inert leaves; extra state of modules is one of these, whatever it holds.
 
     Raises Unsupported for an entry that is no tensor but holds some (a nested dict, an object of an unknown class): to
     leave it out would lose weights. Raises CorruptFile if there is no tensor at all.
@@ -26,6 +26,9 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
     leaves: list[Leaf] = []
     for name, node in entries.items():
         checked = check_name(name)
+        if is_extra_state(checked):
+            leaves.append(Leaf(checked, describe(node)))
+            continue
         with reading(path, tensor=checked):
             local = reader.read(node)
             if local is not None:

@@ -66,7 +66,9 @@ def _holds_weights(path: Path) -> bool:
     name = path.name
     if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or PART.fullmatch(name) or SHARD.fullmatch(name):
         return False
-    return path.suffix == ".safetensors" or WEIGHTS.fullmatch(name) is not None or SAME_WEIGHTS.fullmatch(name) is not None and _is_other(name)
+    if path.suffix == ".safetensors" or WEIGHTS.fullmatch(name) is not None:
+        return True
+    return SAME_WEIGHTS.fullmatch(name) is not None and _is_other(name)
 
 
 def _is_other(name: str) -> bool:

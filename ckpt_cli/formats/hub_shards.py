@@ -15,8 +15,8 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.geometry import Box
 from ckpt_cli.formats.hub_folder import entry_leaf
+from ckpt_cli.geometry import Box
 from ckpt_cli.model import Component, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, is_extra_state
 from ckpt_cli.safetensors_file import Entry, parse_json, read_header

@@ -13,10 +13,11 @@ from ckpt_cli.files import Files, files_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader
+from ckpt_cli.formats.file_groups import EMA_KEYS, MODEL_KEYS, FileGroup, chosen_group, file_groups, without_averages
 from ckpt_cli.formats.state_dict import read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
-from ckpt_cli.model import Component, Leaf
+from ckpt_cli.model import Component, Leaf, Note
 from ckpt_cli.names import few
 from ckpt_cli.pickle_nodes import as_dict, describe
 from ckpt_cli.torchfile import TorchFile
@@ -31,8 +32,6 @@ NO_MODEL = re.compile(r"(optim|extra_state|scheduler|rng_state|random_states|tra
 """Names of files with other things than weights."""
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
-EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict")
 MAX_DEPTH = 4
 
 
@@ -72,7 +71,12 @@ class TorchFiles:
         return matches
 
     def groups(self, match: Match) -> list[str]:
-        return [match.component]
+        """The model of a file, and the averages that a trainer keeps beside it."""
+        first = match.files[0]
+        if match.trouble is not None or first.name == INDEX:
+            return [match.component]
+        with Files() as files, reading(first):
+            return [group.name for group in _groups(TorchFile(files.source(first)), match.component)]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
@@ -82,15 +86,23 @@ class TorchFiles:
             paths = [first.parent / name for name in sorted(set(mapping.values()))]
         tensors = {}
         leaves: list[Leaf] = []
+        notes: list[Note] = []
         for path in paths:
-            state, others = _read(path, files, match.component)
+            state, others = _read(path, files, match, notes)
             if mapping is not None:
                 with reading(path):
                     check_members(mapping, path.name, state.locals)
             leaves += others
             tensors.update(assemble([state], 1, (), options).tensors)
         return Component(
-            match.component, FORMAT, match.root, tensors, tuple(dict.fromkeys([first, *paths])), leaves=tuple(leaves), writer=match.evidence
+            match.component,
+            FORMAT,
+            match.root,
+            tensors,
+            tuple(dict.fromkeys([first, *paths])),
+            leaves=tuple(leaves),
+            notes=tuple(notes),
+            writer=match.evidence,
         )
 
 
@@ -98,13 +110,25 @@ def _component(path: Path) -> str:
     return "ema" if path.name == "ema.pt" else "model"
 
 
-def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Leaf]]:
+def _groups(file: TorchFile, component: str) -> list[FileGroup]:
+    """The state dicts of a file. A name that is no group's means the component that the file's own name says."""
+    main = "ema" if component == "ema" else "model"
+    return file_groups(file.root, component, *_state_dict(file.root, EMA_KEYS if main == "ema" else MODEL_KEYS))
+
+
+def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[RankState, list[Leaf]]:
     file = TorchFile(files.source(path))
     reader = LocalReader(file, 0)
     with reading(path):
-        entries, above = _state_dict(file.root, EMA_KEYS if component == "ema" else MODEL_KEYS)
-        held, leaves = read_state(entries, reader, path)
-        beside = [Leaf(str(key), describe(value)) for key, value in above.items()]
+        groups = _groups(file, _component(path) if match.group is not None else match.component)
+        group = chosen_group(groups, match.group)
+        held, leaves = read_state(group.entries, reader, path)
+        beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]
+    others = [f"{other.name} (--type {other.name})" for other in groups if other is not group]
+    if group.why is not None:
+        notes.append(Note("warning", "averaged", group.why))
+    if others:
+        notes.append(Note("info", "other-components", f"{path.name} also holds {few(others)}"))
     return RankState(0, path, held), [*beside, *leaves]
 
 
@@ -115,12 +139,9 @@ def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict
     """
     file = TorchFile(files.source(path))
     entries = as_dict(file.root) or {}
-    weights = [key for key in (*MODEL_KEYS, *EMA_KEYS) if as_dict(entries.get(key)) is not None]
-    if not weights:
-        return {}
     reader = ValueReader(file)
     with reading(path):
-        kept = {str(key): node for key, node in entries.items() if key not in weights and not leave_out.fullmatch(str(key))}
+        kept = {str(key): node for key, node in without_averages(entries).items() if not leave_out.fullmatch(str(key))}
         return {key: reader.read(node) for key, node in kept.items()}
 
 

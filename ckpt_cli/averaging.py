@@ -13,6 +13,7 @@ from typing import Any
 from ckpt_cli import manifest, plan
 from ckpt_cli.agreeing import Agreed, agree
 from ckpt_cli.assets import CONFIG, Assets, config_notes, resolve_base
+from ckpt_cli.base_checks import checked_base
 from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import NonFinite, UsageError
@@ -20,6 +21,7 @@ from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.key_map import Rule, read_key_map
+from ckpt_cli.merge_plan import MergeOptions, open_base
 from ckpt_cli.model import Note
 from ckpt_cli.names import few
 from ckpt_cli.opening import OpenedComponent, describe_checkpoint
@@ -166,7 +168,7 @@ def average(
         )
         method = chosen.implied_method
         mixed = _formula(snapshots, method, chosen)
-        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), folder, rules, chosen)
+        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), folder, rules, chosen, files)
         outputs = [_run(job, method, chosen, progress) for job in jobs]
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
     return AverageResult(
@@ -210,14 +212,17 @@ def _jobs(
     base: Path | None,
     rules: tuple[Rule, ...],
     options: AverageOptions,
+    files: Files,
 ) -> list[Job]:
     held = [{component.name: component for component in opened.components} for opened in snapshots.opened]
     if all(len(named) == 1 for named in held):
-        return [_job(snapshots, [next(iter(named.values())) for named in held], mixed, method, output, base, rules, options)]
+        return [_job(snapshots, [next(iter(named.values())) for named in held], mixed, method, output, base, rules, options, files)]
     if any(named.keys() != held[-1].keys() for named in held):
         listed = " and ".join(dict.fromkeys(few(sorted(named)) for named in held))
         raise UsageError(f"the checkpoints have different components: {listed}", hint="average them one by one with --type")
-    return [_job(snapshots, [named[name] for named in held], mixed, method, output / name, base, rules, options) for name in held[-1]]
+    return [
+        _job(snapshots, [named[name] for named in held], mixed, method, output / name, base, rules, options, files) for name in held[-1]
+    ]
 
 
 def _job(
@@ -229,6 +234,7 @@ def _job(
     base: Path | None,
     rules: tuple[Rule, ...],
     options: AverageOptions,
+    files: Files,
 ) -> Job:
     name = components[-1].name
     notes: list[Note] = []
@@ -275,6 +281,8 @@ def _job(
         dropped={**sources[-1].selection.dropped, **agreed.dropped},
         combinations=agreed.combinations,
     )
+    if base is not None:
+        notes += _base_notes(agreed, assets, base, files, options)
     read = [Path(source.path) for source in made.sources]
     check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     notes += [note for source in sources for note in source.selection.notes]
@@ -282,6 +290,24 @@ def _job(
     shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)))
+
+
+def _base_notes(agreed: Agreed, assets: Assets, folder: Path, files: Files, options: AverageOptions) -> tuple[Note, ...]:
+    """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
+    base = open_base(folder, files, MergeOptions())
+    taken = any(path.parent == folder for path in assets.files.values())
+    if base.component is None or options.include or options.exclude or options.intersect:
+        return ()
+    own_config = CONFIG in assets.files and assets.files[CONFIG].parent != folder
+    return checked_base(
+        agreed.tensors,
+        base.component.tensors,
+        folder,
+        config=assets.config,
+        own_config=own_config,
+        base_config=base.config,
+        taken=taken,
+    )
 
 
 def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:

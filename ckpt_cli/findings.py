@@ -74,7 +74,11 @@ KINDS: dict[str, Kind] = {
     "unproved-tensor": Kind(
         "error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"
     ),
-    # -- base: differences are no findings, but for those that are no numbers
+    # -- base: differences are no findings, but for those that are no numbers, and a base of another model
+    "other-base": Kind(
+        "error", "base", "the base is another model: names and shapes are not its", "pass the model that training started from"
+    ),
+    "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
     "not-a-number": Kind("warning", "base", "a difference is NaN or infinite: one side holds such values", "pass --full, which finds them"),
 }
 

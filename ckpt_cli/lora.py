@@ -86,6 +86,17 @@ def adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
+def fits(adapter: Adapter, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the tensor that an adapter is for is here, in a shape that its factors fit; of quantised ones the shape says nothing."""
+    name = adapted_name(adapter, tensors)
+    if name is None:
+        return False
+    weight = tensors[name]
+    sides = {adapter.b.shape[0], math.prod(adapter.a.shape[1:])}
+    experts = name != f"{adapter.module}.weight"
+    return experts or weight.dtype.kind != "float" or {weight.shape[0], math.prod(weight.shape[1:])} == sides
+
+
 def lacks_base(state: PeftState) -> bool:
     """Whether adapters were saved without the weights that they are for."""
     return bool(state.adapters) and not any(_candidates(adapter, state.tensors) for adapter in state.adapters)

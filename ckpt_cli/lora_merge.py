@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ckpt_cli.adapters import AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.assets import tied_pair
-from ckpt_cli.errors import Undecidable, Unsupported
+from ckpt_cli.base_checks import ENOUGH
+from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub_names import native_tensors
 from ckpt_cli.hub_rules import rules_for
-from ckpt_cli.lora import adapted_name, expert_groups, fuse_adapters, lacks_base, on_base, pattern_key, rank_of
+from ckpt_cli.lora import adapted_name, expert_groups, fits, fuse_adapters, lacks_base, on_base, pattern_key, rank_of
 from ckpt_cli.lora_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.model_config import Config, architecture, ties_embeddings
@@ -104,6 +106,20 @@ def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | N
     content = peft_config(facts, ranks, _saved(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
     info = _info("exported", facts, ranks, scales, dora=dora)
     return Exported(_exported(state), content, info, facts.notes)
+
+
+def check_adapters_fit(opened: OpenedComponent, base: Component, folder: Path) -> None:
+    """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
+    state = parse_peft(opened.component.tensors)
+    tensors = _as_in_memory(base.tensors, opened.assets.config)
+    fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
+    if fitting < ENOUGH * len(state.adapters):
+        raise Inconsistent(
+            f"the base is another model: {fitting} of {len(state.adapters)} adapters have a weight of their shape in it",
+            path=folder,
+            expected="the model that training started from",
+            hint="pass that model as --base",
+        )
 
 
 def exported_scales(opened: OpenedComponent, alpha: float | None) -> dict[str, float]:

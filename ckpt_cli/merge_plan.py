@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
 from ckpt_cli import plan
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.assets import AUXILIARY, config_notes, tied_pair
+from ckpt_cli.assets import AUXILIARY, CONFIG, config_notes, find_assets, tied_pair
+from ckpt_cli.base_checks import checked_base, config_doubt
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.key_map import Rule, read_key_map
-from ckpt_cli.lora_merge import ADAPTER_WEIGHTS, exported_adapter, with_adapters_fused
+from ckpt_cli.lora_merge import ADAPTER_WEIGHTS, check_adapters_fit, exported_adapter, with_adapters_fused
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.matching import match_base
 from ckpt_cli.model import Component, Note, Tensor
@@ -72,10 +73,11 @@ class MergeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The base model: its folder, and its weights if it has any."""
+    """The base model: its folder, its weights if it has any, and its config (empty without one)."""
 
     folder: Path
     component: Component | None
+    config: Config = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +127,13 @@ def check_options(options: MergeOptions, output: object, base: object) -> None:
 def open_base(folder: Path, files: Files, options: MergeOptions) -> Base:
     """The base model, with its weights if it has any. Raises NotFound if it has none and the options need them."""
     matches = [match for match in recognise(folder) if match.trouble is None]
+    config = find_assets((folder,)).config
     if matches:
-        return Base(folder, describe(matches[0], files, ReadOptions()))
+        return Base(folder, describe(matches[0], files, ReadOptions()), config)
     if options.match_base or options.compare:
         hint = "pass the folder of the model with its weights"
         raise NotFound("the base has no weights to compare with", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
-    return Base(folder, None)
+    return Base(folder, None, config)
 
 
 def planned_jobs(
@@ -210,6 +213,8 @@ def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base:
     """The adapters of a component as a folder that PEFT loads: no config.json, for which loaders would take it for a model."""
     if options.include or options.exclude:
         raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint="leave out --lora export")
+    if base is not None and base.component is not None:
+        check_adapters_fit(component, base.component, base.folder)
     part, config = _adapter_part(component, base, options)
     whole = plan.united([part.plan], None, None)
     _check_target(opened, (component,), target, whole, base, options)
@@ -277,7 +282,7 @@ def _part(
         allow_unequal_replicas=options.allow_unequal_replicas,
         adapters=options.lora == "keep",
     )
-    notes = [*lora_notes, *selection.notes]
+    notes = [*lora_notes, *selection.notes, *_base_notes(component, chosen, selection, base, options)]
     dtypes = None
     if options.match_base and base is not None and base.component is not None:
         for head, embedding in _lacking_heads(selection, base.component.tensors, config, options).items():
@@ -304,14 +309,35 @@ def _part(
         quantised="quantization_config" in config,
         dropped=selection.dropped,
     )
-    if base is not None and base.component is not None and not set(selection.tensors) & set(base.component.tensors):
-        text = "the base has no tensor of the same name: it is another model, or the names differ (see --key-map)"
-        notes.append(Note("warning", "other-base", text))
     if weights_name == style.loaded:
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
     return Part(component, selection, made, tuple(notes), lora)
+
+
+def _base_notes(
+    component: OpenedComponent, chosen: Component, selection: Selection, base: Base | None, options: MergeOptions
+) -> tuple[Note, ...]:
+    """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
+    if base is None:
+        return ()
+    config = component.assets.config
+    own_config = CONFIG in component.assets.files and component.assets.files[CONFIG].parent != base.folder
+    if base.component is None:
+        doubt = config_doubt(config, base.config) if own_config else None
+        return () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
+    taken = options.match_base or any(path.parent == base.folder for path in component.assets.files.values())
+    return checked_base(
+        selection.tensors,
+        base.component.tensors,
+        base.folder,
+        config=config,
+        own_config=own_config,
+        base_config=base.config,
+        taken=taken,
+        unfiltered=chosen.tensors if options.include or options.exclude else None,
+    )
 
 
 def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:

@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, CorruptFile, NotFound, Unsupported
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, NotFound, Unsupported
 from ckpt_cli.report import MergeResult
+from tests.architectures import MODELS, build
 from tests.cli import ckpt
 from tests.tensors import differences, load
+from tests.training import trained
 
 Tensors = dict[str, torch.Tensor]
 MODEL = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.arange(4.0)}
@@ -52,12 +54,9 @@ class TestFilesBesideTheWeights:
         assert note.level == "warning"
         assert name in note.text
         assert differences(load(tmp_path / "out"), MODEL) == []
-        for command in (
-            ["merge", folders[0], "-o", tmp_path / "one"],
-            ["average", *folders, "-o", tmp_path / "mean"],
-            ["inspect", folders[0]],
-        ):
-            assert f"warning: {name} beside" in ckpt(*command).err
+        assert name in str(ckpt_cli.inspect(folders[0]).checkpoint.notes)
+        ckpt_cli.average(folders, tmp_path / "mean")
+        assert f"warning: {name} beside" in ckpt("average", *folders, "-o", tmp_path / "again").err
 
     @pytest.mark.parametrize("name", ["value_head.bin", "v_head.pt", "critic_head.pth", "non_lora_trainables.bin"])
     def test_of_torch_as_well(self, tmp_path: Path, name: str) -> None:
@@ -77,7 +76,7 @@ class TestFilesBesideTheWeights:
         result = ckpt_cli.merge(folder, tmp_path / "out")
         assert "other-weights" not in codes(result, "warning")
         assert "other-weights" in codes(result)
-        assert name in ckpt("merge", folder, "-o", tmp_path / "again").out
+        assert name in str(result.checkpoint.notes)
 
     @pytest.mark.parametrize("name", ["optimizer.bin", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "optimizer.safetensors"])
     def test_that_are_training_state_are_not_weights(self, tmp_path: Path, name: str) -> None:
@@ -255,7 +254,6 @@ class TestExtraState:
         assert differences(load(out), MODEL) == []
         ckpt_cli.average([path, path], out.with_name("mean"))
         assert differences(load(out.with_name("mean")), MODEL) == []
-        assert "extra state of modules" in ckpt("merge", path, "-o", out.with_name("again")).out
         assert "_extra_state" in str([leaf.name for leaf in ckpt_cli.inspect(path).checkpoint.components[0].leaves])
         assert ckpt_cli.verify(path).exit_code == 0
 
@@ -289,7 +287,212 @@ class TestExtraState:
         assert differences(load(tmp_path / "out"), MODEL) == []
 
 
+def test_what_is_left_out_is_on_the_screen(tmp_path: Path) -> None:
+    folder = hub_folder(tmp_path / "run", {**MODEL, "a._extra_state": torch.ones(2, dtype=torch.uint8)})
+    save_file({"a": torch.ones(1)}, folder / "consolidated.safetensors")
+    for command in (["merge", folder], ["average", folder, folder]):
+        out = " ".join(ckpt(*command, "-o", tmp_path / str(command[0])).out.split())
+        assert "left out" in out
+        assert "a._extra_state: extra state of modules" in out
+        assert "consolidated.safetensors: weights beside those of model" in out
+
+
 def test_a_file_with_nothing_but_extra_state_holds_no_tensor(tmp_path: Path) -> None:
     save_file({"a._extra_state": torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(CorruptFile, match="no tensor"):
         ckpt_cli.merge(tmp_path, tmp_path.with_name("out"))
+
+
+# -- bases -----------------------------------------------------------------------------------------------------------
+
+QWEN3 = ("Qwen3ForCausalLM", "qwen3", MODELS["qwen2"][2])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two models, and folders that may be passed as their base, all tiny."""
+    folder = tmp_path_factory.mktemp("models")
+    trained(build(*MODELS["qwen2_5_vl"]), folder / "qwen2_5_vl")
+    trained(build(*QWEN3), folder / "qwen3")
+    changes: dict[str, dict[str, Any]] = {
+        "larger": {"hidden_size": 64, "intermediate_size": 96},
+        "deeper": {"num_hidden_layers": 4},
+        "vocabulary": {"vocab_size": 80},
+    }
+    for name, change in changes.items():
+        build(*QWEN3[:2], {**QWEN3[2], **change}).save_pretrained(folder / name)
+    build(*MODELS["qwen2"]).save_pretrained(folder / "qwen2")
+    build(*MODELS["gpt2"]).save_pretrained(folder / "gpt2")
+    for saved in (*folder.glob("*/saved"), *(path.parent for path in folder.glob("*/config.json"))):
+        (saved / "tokenizer.json").write_text("{}")
+    return folder
+
+
+class TestAnotherModelAsBase:
+    def run(self, models: Path, name: str) -> Path:
+        return models / name / "global_step_1"
+
+    @pytest.mark.parametrize("base", ["qwen3/saved", "gpt2", "larger"])
+    def test_is_refused_by_merge_and_average_and_an_error_of_verify(self, models: Path, tmp_path: Path, base: str) -> None:
+        run = self.run(models, "qwen2_5_vl")
+        for options in ({}, {"match_base": True}, {"match_base": True, "fill_missing_from_base": True, "drop_extra": True}):
+            with pytest.raises(Inconsistent, match=r"the base is another model: .*\d+ of \d+ tensors") as raised:
+                ckpt_cli.merge(run, tmp_path / "out", base=models / base, **options)
+            assert "--base" in str(raised.value.hint)
+        with pytest.raises(Inconsistent, match="another model"):
+            ckpt_cli.average([run, run], tmp_path / "out", base=models / base)
+        assert not (tmp_path / "out").exists()
+        ckpt_cli.merge(run, tmp_path / "good")
+        for path in (tmp_path / "good", run):
+            result = ckpt_cli.verify(path, base=models / base)
+            assert result.exit_code == 1
+            (found,) = [item for item in result.findings if item.code == "other-base"]
+            assert int(found.numbers["alike"]) < int(found.numbers["tensors"])
+
+    def test_of_another_size_of_the_family_is_refused(self, models: Path, tmp_path: Path) -> None:
+        with pytest.raises(Inconsistent, match="same shape"):
+            ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=models / "larger")
+        assert ckpt_cli.verify(self.run(models, "qwen3"), base=models / "larger").exit_code == 1
+
+    @pytest.mark.parametrize("base", ["qwen3/saved", "vocabulary", "deeper"])
+    def test_that_may_be_the_right_one_is_taken(self, models: Path, tmp_path: Path, base: str) -> None:
+        """A vocabulary is resized, layers are pruned."""
+        run = self.run(models, "qwen3")
+        result = ckpt_cli.merge(run, tmp_path / "out", base=models / base)
+        assert "tokenizer.json" in result.outputs[0].assets
+        assert "other-base" not in codes(result)
+        assert "other-base" not in {item.code for item in ckpt_cli.verify(tmp_path / "out", base=models / base).findings}
+
+    def test_may_be_the_language_model_inside(self, models: Path, tmp_path: Path) -> None:
+        result = ckpt_cli.merge(self.run(models, "qwen2_5_vl"), tmp_path / "out", base=models / "qwen2")
+        assert "other-base" not in codes(result)
+
+    def test_of_the_same_shapes_and_another_family_is_told_by_the_configs(self, models: Path, tmp_path: Path) -> None:
+        base = Path(shutil.copytree(models / "vocabulary", tmp_path / "base"))
+        content = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps({**content, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}))
+        with pytest.raises(Inconsistent, match="qwen3 and mistral"):
+            ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=base)
+
+    def test_of_which_nothing_is_taken_is_a_warning(self, models: Path, tmp_path: Path) -> None:
+        (tmp_path / "base").mkdir()
+        for path in (models / "larger").glob("model*.safetensors"):
+            shutil.copy(path, tmp_path / "base")
+        result = ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=tmp_path / "base", compare=True)
+        assert "other-base" in codes(result, "warning")
+
+    def test_without_weights_is_doubted_by_its_config(self, models: Path, tmp_path: Path) -> None:
+        (tmp_path / "base").mkdir()
+        for path in (models / "larger").glob("*.json"):
+            shutil.copy(path, tmp_path / "base")
+        result = ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=tmp_path / "base")
+        assert any("hidden_size" in note.text for note in result.outputs[0].notes if note.code == "other-base")
+
+    def test_names_of_memory_and_of_the_hub_are_one_model(self, models: Path, tmp_path: Path) -> None:
+        run, base = self.run(models, "qwen2_5_vl"), models / "qwen2_5_vl" / "saved"
+        ckpt_cli.merge(run, tmp_path / "native", names="native")
+        ckpt_cli.merge(run, tmp_path / "out", names="native", base=base)
+        assert "other-base" not in {item.code for item in ckpt_cli.verify(tmp_path / "native", base=base).findings}
+
+    def test_names_of_a_trainer_are_a_warning(self, models: Path, tmp_path: Path) -> None:
+        """torchtitan's and others': the shapes are those of the base, and the names are not."""
+        tensors = load(models / "qwen3" / "saved")
+        (tmp_path / "run").mkdir()
+        save_file({f"net.{name.replace('proj', 'w')}": tensor for name, tensor in tensors.items()}, tmp_path / "run" / "model.safetensors")
+        result = ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=models / "qwen3" / "saved")
+        assert "--key-map" in str([note.text for note in result.outputs[0].notes if note.code == "other-base"])
+        found = ckpt_cli.verify(tmp_path / "run", base=models / "qwen3" / "saved")
+        assert "other-names" in {item.code for item in found.of_severity("warning")}
+
+    def test_filters_do_not_make_another_model_of_it(self, models: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=models / "vocabulary", include="*embed_tokens*")
+
+    def test_of_adapters_is_refused_as_well(self, layouts: Path, models: Path, tmp_path: Path) -> None:
+        run = layouts / "verl-lora" / "lora_only"
+        for mode in ("export", "fuse"):
+            with pytest.raises(CkptError, match=r"another model|not here|do not fit"):
+                ckpt_cli.merge(run, tmp_path / "out", base=models / "larger", lora=mode)
+
+
+class TestWhatABaseGives:
+    NAMES = (
+        "consolidated.safetensors", "model.fp16.safetensors", "model.bf16.safetensors", "adapter_model.safetensors",
+        "value_head.safetensors", "unrelated.safetensors", "ae.safetensors", "pytorch_model.bin", "model.gguf", "model.onnx",
+        "model.onnx_data", "rust_model.ot", "adapter_config.json", "model.safetensors.index.fp16.json", "trainer_state.json",
+        "zero_to_fp32.py", "weights.tar",
+    )  # fmt: skip
+
+    def test_are_assets_and_never_its_weights_in_another_form(self, tmp_path: Path) -> None:
+        base, run = hub_folder(tmp_path / "base"), hub_folder(tmp_path / "run")
+        for name in self.NAMES:
+            save_file({"a": torch.ones(1)}, base / name) if name.endswith(".safetensors") else (base / name).write_text("{}")
+        (base / "tokenizer.json").write_text("{}")
+        (base / "params.json").write_text("{}")
+        ckpt_cli.merge(run, tmp_path / "out", base=base)
+        ckpt_cli.average([run, run], tmp_path / "mean", base=base)
+        for out in (tmp_path / "out", tmp_path / "mean"):
+            written = {path.name for path in out.iterdir()}
+            assert written == {"model.safetensors", "config.json", "tokenizer.json", "params.json", "ckpt-manifest.json"}
+
+    def test_is_the_image_decoder_of_bagel(self, layouts: Path, tmp_path: Path) -> None:
+        fork, base = layouts / "bagel-runs" / "fork_dcp", tmp_path / "base"
+        shutil.copytree(layouts / "bagel-runs" / "base", base)
+        save_file({"a": torch.ones(1)}, base / "consolidated.safetensors")
+        result = ckpt_cli.merge(fork, tmp_path / "out", base=base)
+        assert "ae.safetensors" in result.outputs[0].assets
+        assert "consolidated.safetensors" not in result.outputs[0].assets
+        ckpt_cli.average([fork, fork], tmp_path / "mean", base=base)
+        assert (tmp_path / "mean" / "ae.safetensors").read_bytes() == (base / "ae.safetensors").read_bytes()
+
+
+class TestCustomCode:
+    """Of Python files, those that a config refers to, and what these import."""
+
+    def written(self, run: Path, out: Path, **options: Any) -> set[str]:
+        ckpt_cli.merge(run, out, **options)
+        return {path.name for path in out.glob("*.py")}
+
+    @pytest.mark.parametrize("name", ["zero_to_fp32.py", "train.py", "handler.py", "custom_processing.py"])
+    def test_is_no_script_that_lies_around(self, tmp_path: Path, name: str) -> None:
+        run = hub_folder(tmp_path / "run")
+        (run / name).write_text("import torch")
+        assert self.written(run, tmp_path / "out") == set()
+        base = Path(shutil.copytree(run, tmp_path / "base"))
+        (run / name).unlink()
+        assert self.written(run, tmp_path / "again", base=base) == set()
+
+    @pytest.mark.parametrize(
+        ("file", "content"),
+        [
+            ("config.json", {"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": None}}),
+            ("config.json", {"text_config": {"auto_map": {"AutoModel": "org/name--modeling_x.X"}}}),
+            ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["modeling_x.X", None]}}),
+            ("preprocessor_config.json", {"auto_map": {"AutoProcessor": "modeling_x.X"}}),
+            ("config.json", {"custom_pipelines": {"x": {"impl": "modeling_x.X"}}}),
+            ("modules.json", [{"idx": 0, "type": "modeling_x.X"}]),
+        ],
+    )
+    def test_is_what_a_config_refers_to_and_what_that_imports(self, tmp_path: Path, file: str, content: Any) -> None:
+        run = hub_folder(tmp_path / "run")
+        (run / file).write_text(json.dumps(content))
+        (run / "modeling_x.py").write_text("from .layers import (\n a,\n b)\nfrom . import (config_x,\n  others as o)\nimport json\n")
+        (run / "layers.py").write_text("    from .deeper.inside import z  # noqa\n")
+        for name in ("config_x.py", "others.py", "deeper.py", "json.py", "zero_to_fp32.py"):
+            (run / name).write_text("x = 1")
+        wanted = {"modeling_x.py", "layers.py", "config_x.py", "others.py", "deeper.py"}
+        assert self.written(run, tmp_path / "out") == wanted
+        base = Path(shutil.copytree(run, tmp_path / "base"))
+        assert self.written(hub_folder(tmp_path / "plain"), tmp_path / "again", base=base) == wanted
+
+    def test_of_a_base_that_the_run_refers_to(self, tmp_path: Path) -> None:
+        run, base = hub_folder(tmp_path / "run"), hub_folder(tmp_path / "base")
+        (run / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}))
+        (base / "modeling_x.py").write_text("")
+        assert self.written(run, tmp_path / "out", base=base) == {"modeling_x.py"}
+
+    @pytest.mark.parametrize("content", ["{", "[1]", '{"auto_map": 3}', '{"auto_map": {"a": {"b": []}}}', '{"auto_map": "../../evil.X"}'])
+    def test_is_nothing_where_a_config_makes_no_sense(self, tmp_path: Path, content: str) -> None:
+        run = hub_folder(tmp_path / "run")
+        (run / "tokenizer_config.json").write_text(content)
+        (run / "evil.py").write_text("")
+        assert self.written(run, tmp_path / "out") == set()

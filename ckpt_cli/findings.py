@@ -28,7 +28,8 @@ MOVE = "move it away"
 KINDS: dict[str, Kind] = {
     # -- headers: names, sizes, headers and JSON; no weight byte is read
     "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or lies", AGAIN),
-    "unread-file": Kind("warning", "headers", "a weights file with a dtype or shape that is not understood here: nothing is known of it"),
+    "empty-file": Kind("error", "headers", "a weights file that holds no tensor", AGAIN),
+    "unread-file": Kind("error", "headers", "a weights file with a dtype or shape that is not understood here: nothing is known of it"),
     "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
@@ -47,6 +48,7 @@ KINDS: dict[str, Kind] = {
     ),
     "left-out": Kind("info", "headers", "the model class has this tensor, and it was left out on purpose (--include, --exclude)"),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not belong together", "export the adapter again"),
+    "expert-layout": Kind("warning", "headers", "nothing says how Unsloth laid out lora_B of fused experts: the shapes are equal"),
     "config-dtype": Kind(
         "error", "headers", "config.json names another dtype than most weights have: loaders cast to it", "correct the dtype in config.json"
     ),

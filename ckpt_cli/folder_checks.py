@@ -132,7 +132,10 @@ def _entries(path: Path, files: Files, found: list[Finding]) -> Mapping[str, Ten
     """The tensors of a file by its header, None (and a finding) if it cannot be read."""
     try:
         source = files.source(path)
-        return {entry.name: described_entry(entry, source) for entry in read_header(source).entries}
+        entries = {entry.name: described_entry(entry, source) for entry in read_header(source).entries}
+        if not entries:
+            found.append(finding("empty-file", "no tensor is in it", file=path.name))
+        return entries
     except Unsupported as error:
         found.append(finding("unread-file", error.message, tensor=error.tensor, file=path.name))
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -18,7 +18,15 @@ from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.key_map import Rule, read_key_map
-from ckpt_cli.lora_merge import ADAPTER_WEIGHTS, check_adapters_fit, exported_adapter, with_adapters_fused
+from ckpt_cli.lora_merge import (
+    ADAPTER_WEIGHTS,
+    adapters_alone,
+    check_adapter_files,
+    check_adapters_fit,
+    check_factors,
+    exported_adapter,
+    with_adapters_fused,
+)
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.matching import match_base
 from ckpt_cli.model import Component, Note, Tensor
@@ -42,7 +50,8 @@ class MergeOptions:
     """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
 
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
-    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any.
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any, and
+    exports those that are alone, without a base.
     """
 
     dtype: str | None = None
@@ -147,19 +156,29 @@ def planned_jobs(
     for group in groups:
         target = _target(opened, group[0], output, options, one_of_many=len(groups) > 1)
         adapted = [component for component in group if has_adapters(component.component.tensors)]
+        for component in group:
+            check_adapter_files(component)
+        mode = _lora_mode(group, base, options)
         if options.lora in ("export", "both") and not adapted:
             raise UsageError(f"--lora {options.lora}: there are no LoRA adapters in {group[0].name}", hint="leave out --lora")
         if options.lora_alpha is not None and (not adapted or options.lora == "keep"):
             why = "with --lora keep nothing is scaled" if adapted else f"there are no LoRA adapters in {group[0].name}"
             raise UsageError(f"--lora-alpha says nothing: {why}", hint="leave it out")
-        if options.lora != "export":
+        if mode != "export":
             jobs.append(_job(opened, group, target, style, base, rules, options))
-        if options.lora in ("export", "both"):
-            beside = target if options.lora == "export" else target.with_name(f"{target.name}_adapter")
+        if mode in ("export", "both"):
+            beside = target if mode == "export" else target.with_name(f"{target.name}_adapter")
             jobs += [_adapter_job(opened, component, beside, base, options) for component in adapted]
     if len({job.output for job in jobs}) < len(jobs):
         raise UsageError("two components would go to the same folder", hint="merge them one by one with --type and -o")
     return jobs
+
+
+def _lora_mode(group: Sequence[OpenedComponent], base: Base | None, options: MergeOptions) -> LoraMode:
+    """What becomes of adapters: as asked for, or fused; those alone, where no base is given either, are exported."""
+    if options.lora is not None:
+        return options.lora
+    return "export" if base is None and all(adapters_alone(component.component.tensors) for component in group) else "fuse"
 
 
 def _target(
@@ -212,7 +231,8 @@ def _job(
 def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base: Base | None, options: MergeOptions) -> Job:
     """The adapters of a component as a folder that PEFT loads: no config.json, for which loaders would take it for a model."""
     if options.include or options.exclude:
-        raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint="leave out --lora export")
+        hint = "leave out --lora export" if options.lora is not None else "pass --base to fuse the adapters, or --lora keep"
+        raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint=hint)
     if base is not None and base.component is not None:
         check_adapters_fit(component, base.component, base.folder)
     part, config = _adapter_part(component, base, options)
@@ -227,7 +247,11 @@ def _adapter_part(component: OpenedComponent, base: Base | None, options: MergeO
     adapter = exported_adapter(component, os.path.abspath(base.folder) if base is not None else None, options.lora_alpha)
     selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), 0, (), {}, "those of PEFT's adapter files")
     made = plan.make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS)
-    return Part(component, selection, made, adapter.notes, adapter.info), adapter.config
+    notes = adapter.notes
+    if options.lora is None:
+        text = "adapters without the model that they are for: exported as a PEFT folder; pass --base to fuse them"
+        notes = (*notes, Note("info", "lora-alone", text))
+    return Part(component, selection, made, notes, adapter.info), adapter.config
 
 
 def _parts(
@@ -250,11 +274,14 @@ def planned_parts(opened: Opened, base: Path | None, options: MergeOptions, file
     style = style_of(opened.found, base)
     shared = style.shared or options.in_place
     groups = [opened.components] if shared else [(component,) for component in opened.components]
-    parts = [part for group in groups for part in _parts(group, style, reference, rules, options)] if options.lora != "export" else []
-    if options.lora in ("export", "both"):
-        adapted = [component for component in opened.components if has_adapters(component.component.tensors)]
-        parts += [_adapter_part(component, reference, options)[0] for component in adapted]
-    return parts
+    parts: list[Part] = []
+    exported: list[Part] = []
+    for group in groups:
+        mode = _lora_mode(group, reference, options)
+        parts += _parts(group, style, reference, rules, options) if mode != "export" else ()
+        adapted = [component for component in group if has_adapters(component.component.tensors)] if mode in ("export", "both") else []
+        exported += [_adapter_part(component, reference, options)[0] for component in adapted]
+    return parts + exported
 
 
 def _part(
@@ -263,7 +290,9 @@ def _part(
     config = component.assets.config
     chosen, lora = component.component, None
     lora_notes: tuple[Note, ...] = ()
-    if has_adapters(chosen.tensors) and options.lora != "keep":
+    if options.lora == "keep":
+        check_factors(chosen.tensors)
+    elif has_adapters(chosen.tensors):
         reference = base.component if base is not None else None
         chosen, lora, lora_notes = with_adapters_fused(
             component,

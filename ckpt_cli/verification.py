@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.adapter_checks import check_adapter
+from ckpt_cli.adapter_checks import check_adapter, no_factors
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.against import changed_sources, different_scales, made_by, made_from, open_source, planned_source, summary_of
-from ckpt_cli.assets import resolve_base
+from ckpt_cli.assets import CONFIG, resolve_base
 from ckpt_cli.base_checks import resemblance
 from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
@@ -218,13 +218,15 @@ def _check_options(options: VerifyOptions) -> None:
 def _config(subject: Subject) -> ConfigCheck:
     if not subject.is_model:
         return ConfigCheck({}, ())
-    if subject.config_home is None and has_adapters(subject.tensors):
-        return ConfigCheck({}, (finding("not-compared", "these are LoRA adapters, which a model class knows nothing of"),))
+    if has_adapters(subject.tensors):
+        known = check_adapter(subject.homes, subject.tensors)
+        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
     if subject.config_home is None:
         return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
-    if has_adapters(subject.tensors):
-        known = check_adapter(subject.config_home, subject.tensors) if os.path.isfile(subject.config_home / ADAPTER_CONFIG) else []
-        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
+    if subject.folder is not None and subject.readable and not os.path.isfile(subject.config_home / CONFIG):
+        adapter = os.path.isfile(subject.config_home / ADAPTER_CONFIG)
+        lacking = no_factors(subject.config_home) if adapter else []
+        return ConfigCheck({}, (*lacking, finding("no-config", "names and shapes were not compared")))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None)

@@ -131,6 +131,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         facts.append(("dtype", _dtypes(output)))
         facts.append(("names", _naming(output)))
         facts.append(("lora", _lora(output.lora)))
+        facts += [("", note.text) for note in output.notes if note.code == "lora-alone"]
         facts += [("dropped", f"{name}: {why}") for name, why in output.dropped.items()]
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))

@@ -1,41 +1,60 @@
-"""Header level of `verify` for PEFT folders: whether the factors and adapter_config.json belong together."""
+"""Header level of `verify` for LoRA, in whatever file it is: whether factors are whole and belong to adapter_config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.adapters import CONFIG, adapter_facts
-from ckpt_cli.errors import CkptError
+from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.findings import finding
-from ckpt_cli.lora import lacks_base, rank_of
+from ckpt_cli.lora import adapted_name, adapter_rank, is_of_experts, layout_doubt, pattern_key
 from ckpt_cli.lora_names import parse_peft
 from ckpt_cli.model import Tensor
 from ckpt_cli.report import Finding
 
 
-def check_adapter(folder: Path, tensors: Mapping[str, Tensor]) -> list[Finding]:
-    """Both factors of every module, ranks as the config says, modules that it targets, and an alpha."""
+def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[Finding]:
+    """Both factors of every module, of one rank, the one that the files in ``homes`` name; modules that the config targets, an alpha."""
+    known = True
     try:
+        facts = adapter_facts(homes, None)
+        known = bool(facts.looked_in)
         state = parse_peft(tensors)
-        facts = adapter_facts((folder,), None)
-        found = list(_untargeted(facts.config.get("target_modules"), [adapter.module for adapter in state.adapters]))
-        for adapter in state.adapters:
-            rank = rank_of(adapter)
-            # Of fused experts the factors hold one rank per expert, and how many there are only the base tells.
-            if not facts.config.get("target_parameters") and lacks_base(state):
-                facts.check_rank(adapter.path, rank)
-            facts.scale(adapter.path, rank)
+        modules = [adapter.module for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
+        found = list(_untargeted(facts.config.get("target_modules"), modules))
+        for adapter in state.adapters if known else ():
+            rank = adapter_rank(adapter, state.tensors, facts)
+            key = pattern_key(adapter, adapted_name(adapter, state.tensors), facts)
+            facts.check_rank(key, rank)
+            facts.scale(key, rank)
+        doubt = layout_doubt(state, facts)
+        found += [finding("expert-layout", doubt, file=CONFIG)] if doubt is not None else []
+    except Unsupported as error:
+        # Of files with several adapters, or of other kinds, nothing is known: that is damage only where a config says LoRA.
+        code = "damaged-adapter" if known else "not-compared"
+        return [finding(code, error.message, tensor=error.tensor, file=CONFIG if known else None)]
     except CkptError as error:
         return [finding("damaged-adapter", error.message, tensor=error.tensor, file=CONFIG)]
     return found
 
 
+def no_factors(folder: Path) -> list[Finding]:
+    """An adapter's folder whose weights hold no factor: damaged if its config says LoRA, of another kind otherwise."""
+    try:
+        adapter_facts((folder,), None)
+    except Unsupported as error:
+        return [finding("not-compared", error.message)]
+    except CkptError as error:
+        return [finding("damaged-adapter", error.message, file=CONFIG)]
+    return [finding("damaged-adapter", "the config describes LoRA, and the weights hold no factor of it", file=CONFIG)]
+
+
 def scales(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """What the files of a PEFT folder scale each module with; empty if they do not say it."""
     try:
-        facts = adapter_facts((folder,), None)
-        return {adapter.path: facts.scale(adapter.path, rank_of(adapter)) for adapter in parse_peft(tensors).adapters}
+        facts, state = adapter_facts((folder,), None), parse_peft(tensors)
+        return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
     except CkptError:
         return {}
 

@@ -36,6 +36,13 @@ CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "c
 CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of ``init_lora_weights`` that change the weights of the base, which an adapter alone does not have."""
 
+LAYOUT, UNSLOTH = "lora_B_layout", "unsloth_fused_expert_lora"
+RANK_MAJOR, BY_EXPERT = "rank_major", "grouped_by_expert"
+"""What Unsloth writes about adapters of fused experts (unsloth_zoo, ``temporary_patches/moe_utils.py``, since September 2026).
+
+The columns of lora_B [out, r E] go over experts first, as PEFT has it, or over ranks first, as Unsloth trained before.
+"""
+
 VARIANTS = ("use_qalora", "use_bdlora", "kasa_config", "velora_config", "monteclora_config")
 """Keys of PEFT's config for other arithmetic than LoRA's or DoRA's."""
 
@@ -86,6 +93,35 @@ class AdapterFacts:
                 hint="pass --lora-alpha with the value of the training",
             )
         return self.alpha
+
+    @property
+    def names_unsloth(self) -> bool:
+        """Whether the config was written by Unsloth, or for a model that it published."""
+        return "unsloth" in json.dumps(self.config).lower()
+
+    def expert_layout(self, parameter: str | None) -> str | None:
+        """How lora_B of a fused-expert adapter is laid out, by Unsloth's marker: `RANK_MAJOR` (PEFT's own), `BY_EXPERT`, None unmarked.
+
+        ``parameter`` is the name of the weight, None if it is not known. Raises Unsupported for a layout that is not known.
+        """
+        detail = self.config.get(UNSLOTH)
+        detail = detail if isinstance(detail, Mapping) else {}
+        entries = detail.get("parameters")
+        entries = entries if isinstance(entries, Mapping) else {}
+        own = [entry for name, entry in entries.items() if parameter is not None and f".{parameter}".endswith(f".{name}")]
+        said = [entry.get(LAYOUT) for entry in own if isinstance(entry, Mapping)] or [self.config.get(LAYOUT)]
+        for name, value, known in (
+            (LAYOUT, said[0], (None, RANK_MAJOR, BY_EXPERT)),
+            ("lora_A_layout", detail.get("lora_A_layout"), (None, BY_EXPERT)),
+        ):
+            if value not in known:
+                raise Unsupported(
+                    f"{CONFIG} says {name} {value}",
+                    tensor=parameter,
+                    expected=" or ".join(each for each in known if each is not None),
+                    hint="pass --lora export or keep, and fuse it with the program that trained it",
+                )
+        return said[0]
 
     def check_rank(self, module: str, rank: int) -> None:
         """Raise Inconsistent if the files name another rank than the factors have."""

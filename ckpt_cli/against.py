@@ -14,7 +14,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.base import LoraMode, Naming, ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
-from ckpt_cli.locate import locate
+from ckpt_cli.locate import expanded, locate
 from ckpt_cli.lora_merge import exported_scales
 from ckpt_cli.manifest import Manifest
 from ckpt_cli.merge_plan import MergeOptions, Part, planned_parts
@@ -87,6 +87,9 @@ def open_source(
     known = {found.step for found in target.checkpoints} if target.run is not None else set()
     component = str(manifest.facts.get("component")) if manifest is not None and manifest.command == "merge" else None
     places = {place.name for found in target.checkpoints for place in found.places}
+    if component is not None and component not in places:
+        # It may be one of several in a folder or a file, which names alone do not tell.
+        places |= {place.name for place in expanded(target.checkpoints[-1]).places}
     wanted = type or (component if component in places else "both" if component == "model+ema" else None)
     ema_from_model = manifest is not None and manifest.options.get("ema_from_model") is True
     return open_checkpoint(

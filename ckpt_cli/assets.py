@@ -5,15 +5,17 @@ They are copied byte for byte from wherever the run keeps them; only the dtype t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, NotFound, reading
+from ckpt_cli.custom_code import custom_code
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, reading
 from ckpt_cli.files import files_in, read_small
 from ckpt_cli.geometry import Shape
 from ckpt_cli.manifest import NAME as MANIFEST
@@ -35,8 +37,29 @@ ASSET_NAMES = frozenset(
 """What trainers write into a checkpoint's own folder; other JSON files there (trainer state and so on) stay behind."""
 
 ASSET_PATTERN = re.compile(r".*\.(jinja|tiktoken|spm)")
-WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".gguf", ".onnx", ".npz"})
-PART = re.compile(r".+-[0-9]+-of-[0-9]+\.safetensors", re.ASCII)
+WEIGHT_SUFFIXES = frozenset(
+    {
+        ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".npz", ".npy", ".pkl", ".pickle",
+        ".gguf", ".ggml", ".llamafile", ".onnx", ".onnx_data", ".data", ".ot", ".tflite", ".mlmodel", ".pdparams", ".nemo", ".engine",
+        ".tar", ".zip", ".gz", ".zst",
+    }
+)  # fmt: skip
+"""Weights in any form, and archives, which may hold them: never an asset."""
+
+NO_ASSETS = re.compile(
+    r".*\.index(\.[\w-]+)?\.json|adapter_config\.json|lora_train_meta\.json|trainer_state\.json|\w+_results\.json|events\.out\.tfevents\..*",
+    re.ASCII,
+)
+"""What belongs to other weights than those that are written, or to a training."""
+
+AUXILIARY = "ae.safetensors"
+"""BAGEL's image decoder, which no training changes: the one weights file that is passed on as it is."""
+
+OF_BAGEL = ("llm_config.json", "ema.safetensors")
+NO_CODE = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json"})
+MAX_CONFIG = 4 << 20
+"""Bytes of a config; what is larger is a vocabulary."""
+
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"})
 
 
@@ -60,38 +83,28 @@ class Assets:
         return lacks
 
 
-def find_assets(homes: Sequence[Path], base: Path | None = None, *, code: bool = True) -> Assets:
+def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
 
     The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks. Of a base,
-    everything is an asset but weights and its README, which speaks of another model. ``code``: in a checkpoint's own folder
-    Python files are its custom code; beside a single file anything may lie, so there only those that a config mentions.
+    everything is an asset but weights and its README, which speaks of another model. Of Python files only those that a
+    config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     """
     files: dict[str, Path] = {}
     folders = [(folder, is_hub) for home in homes for folder, is_hub in ((home / HUB_FOLDER, True), (home, False))]
     for folder, is_hub in folders:
-        found = _listed(folder, everything=is_hub, code=code)
+        found = _listed(folder, everything=is_hub)
         if CONFIG in found:
             files = found
             break
         for name, path in found.items():
             files.setdefault(name, path)
     if base is not None:
-        for name, path in _listed(base, everything=True, code=True).items():
+        for name, path in _listed(base, everything=True, configs=_texts(files.values())).items():
             if not name.startswith("README"):
                 files.setdefault(name, path)
     config = read_config(files[CONFIG]) if CONFIG in files else {}
     return Assets(files, config)
-
-
-def auxiliary_weights(base: Path, model_files: Sequence[Path]) -> dict[str, Path]:
-    """Weights of a base that are not the trained model, such as the ``ae.safetensors`` of an image decoder."""
-    own = {path.name for path in model_files} | {"model.safetensors", "ema.safetensors"}
-    return {
-        path.name: path
-        for path in files_in(base)
-        if path.suffix == ".safetensors" and path.name not in own and not PART.fullmatch(path.name)
-    }
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -156,43 +169,29 @@ def _dtype_key(config: Mapping[str, Any]) -> str:
     return "dtype" if numbers >= [4, 56] else "torch_dtype"
 
 
-def _listed(folder: Path, *, everything: bool, code: bool) -> dict[str, Path]:
-    """Asset files of a folder: by name, or ``everything`` that is no weights; ``code``: Python files even if no config mentions them."""
+def _listed(folder: Path, *, everything: bool, configs: Sequence[Any] = ()) -> dict[str, Path]:
+    """Asset files of a folder: by name, or ``everything`` that is no weights; code that its configs (or ``configs``) name."""
+    present = files_in(folder)
+    bagel = any(path.name in OF_BAGEL for path in present)
     found = {}
-    modules = []
-    for path in files_in(folder):
+    for path in present:
         name = path.name
-        weights = path.suffix in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == MANIFEST
-        if path.suffix == ".py" and not code:
-            modules.append(path)
-        elif (
-            path.suffix == ".py"
-            or name in ASSET_NAMES
-            or ASSET_PATTERN.fullmatch(name)
-            or (everything and not weights and not name.startswith("."))
-        ):
+        weights = path.suffix in WEIGHT_SUFFIXES or NO_ASSETS.fullmatch(name) is not None or name == MANIFEST
+        named = name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
+        if path.suffix != ".py" and (named or (everything and not weights and not name.startswith(".")) or (bagel and name == AUXILIARY)):
             found[name] = path
-    return found | _custom_code(modules, [path for path in found.values() if path.suffix == ".json"])
+    modules = {path.stem: path for path in present if path.suffix == ".py"}
+    return found | (custom_code(modules, [*_texts(found.values()), *configs]) if modules else {})
 
 
-def _custom_code(modules: Sequence[Path], configs: Sequence[Path]) -> dict[str, Path]:
-    """Python modules that a config mentions (``auto_map``), and those that these mention: nothing else that lies around."""
-    chosen: dict[str, Path] = {}
-    if not modules:
-        return chosen
-    texts = [read_small(path) for path in configs]
-    while True:
-        more = [
-            m for m in modules if m.name not in chosen and any(re.search(rb"\b" + re.escape(m.stem.encode()) + rb"\b", t) for t in texts)
-        ]
-        if not more:
-            return chosen
-        chosen |= {module.name: module for module in more}
-        texts = [read_small(module) for module in more]
-
-
-def _mentions(text: bytes, word: str) -> bool:
-    return re.search(rb"\b" + re.escape(os.fsencode(word)) + rb"\b", text) is not None
+def _texts(paths: Iterable[Path]) -> list[Any]:
+    """What JSON files say. One that cannot be read names no code; whether it may be broken is not decided here."""
+    found = []
+    for path in paths:
+        if path.suffix == ".json" and path.name not in NO_CODE and path.stat().st_size <= MAX_CONFIG:
+            with contextlib.suppress(CkptError):
+                found.append(parse_json(read_small(path), path.name))
+    return found
 
 
 # -- what the config says about the weights --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 from ckpt_cli import manifest, plan
 from ckpt_cli.agreeing import Agreed, agree
 from ckpt_cli.assets import CONFIG, Assets, config_notes, resolve_base
+from ckpt_cli.base_checks import checked_base
 from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
 from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
@@ -23,8 +24,8 @@ from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.key_map import Rule, read_key_map
-from ckpt_cli.merge_plan import weights_of_base
-from ckpt_cli.model import Component, Note
+from ckpt_cli.merge_plan import Base, MergeOptions, open_base
+from ckpt_cli.model import Note
 from ckpt_cli.names import few
 from ckpt_cli.opening import OpenedComponent, describe_checkpoint
 from ckpt_cli.placing import check_target
@@ -107,14 +108,6 @@ class AverageOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """The folder of the base model, if there is one, and its weights where something is taken from them."""
-
-    folder: Path | None
-    component: Component | None
-
-
-@dataclass(frozen=True, slots=True)
 class Source:
     """One component of one checkpoint in an average; ``label`` is how messages call it."""
 
@@ -185,8 +178,10 @@ def average(
         )
         method = chosen.implied_method
         mixed = _formula(snapshots, method, chosen)
-        wanted = folder is not None and (chosen.carry_from_base or chosen.dtype == BASE)
-        reference = Base(folder, weights_of_base(folder, files)) if folder is not None and wanted else Base(folder, None)
+        reference = None
+        if folder is not None:
+            needed = MergeOptions(carry_from_base=chosen.carry_from_base, dtype=BASE if chosen.dtype == BASE else None)
+            reference = open_base(folder, files, needed)
         jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), reference, rules, chosen)
         outputs = [_run(job, method, chosen, progress) for job in jobs]
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
@@ -228,7 +223,7 @@ def _jobs(
     mixed: Formula,
     method: Method,
     output: Path,
-    base: Base,
+    base: Base | None,
     rules: tuple[Rule, ...],
     options: AverageOptions,
 ) -> list[Job]:
@@ -247,7 +242,7 @@ def _job(
     mixed: Formula,
     method: Method,
     target: Path,
-    base: Base,
+    base: Base | None,
     rules: tuple[Rule, ...],
     options: AverageOptions,
 ) -> Job:
@@ -256,7 +251,9 @@ def _job(
     _check_components(components, method, notes)
     roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
     check_target(
-        target, [*(o.found.path for o in snapshots.opened), *roots, *([base.folder] if base.folder else [])], overwrite=options.overwrite
+        target,
+        [*(o.found.path for o in snapshots.opened), *roots, *([base.folder] if base is not None else [])],
+        overwrite=options.overwrite,
     )
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), components[-1].assets)
     labels = _labels(snapshots, components)
@@ -288,11 +285,12 @@ def _job(
         strict=options.strict,
         quantised=quantised,
     )
-    style = style_of(snapshots.opened[-1].found, base.folder)
+    style = style_of(snapshots.opened[-1].found, base.folder if base is not None else None)
     newest = sources[-1].selection
     on_purpose = {*newest.filtered, *newest.dropped, *agreed.dropped}
     dtypes: dict[str, Dtype] | None = None
-    held = base.component.tensors if base.component is not None else None
+    held = base.component.tensors if base is not None and base.component is not None else None
+    notes += _base_notes(agreed, assets, base, options) if base is not None else ()
     if held is not None and options.carry_from_base:
         carried, more = carried_tensors({*agreed.tensors, *on_purpose}, held, options.carry_from_base)
         agreed = replace(agreed, tensors={**agreed.tensors, **carried})
@@ -319,6 +317,24 @@ def _job(
     notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim)
+
+
+def _base_notes(agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:
+    """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
+    if base.component is None or options.include or options.exclude or options.intersect:
+        return ()
+    folder = base.folder
+    taken = bool(options.carry_from_base) or options.dtype == BASE or any(path.parent == folder for path in assets.files.values())
+    own_config = CONFIG in assets.files and assets.files[CONFIG].parent != folder
+    return checked_base(
+        agreed.tensors,
+        base.component.tensors,
+        folder,
+        config=assets.config,
+        own_config=own_config,
+        base_config=base.config,
+        taken=taken,
+    )
 
 
 def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:

@@ -28,7 +28,8 @@ MOVE = "move it away"
 KINDS: dict[str, Kind] = {
     # -- headers: names, sizes, headers and JSON; no weight byte is read
     "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or lies", AGAIN),
-    "unread-file": Kind("warning", "headers", "a weights file with a dtype or shape that is not understood here: nothing is known of it"),
+    "empty-file": Kind("error", "headers", "a weights file that holds no tensor", AGAIN),
+    "unread-file": Kind("error", "headers", "a weights file with a dtype or shape that is not understood here: nothing is known of it"),
     "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
@@ -63,6 +64,7 @@ KINDS: dict[str, Kind] = {
     "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) of which there is no tensor"),
     "left-out": Kind("info", "headers", "the model class has this tensor, and it was left out on purpose (--include, --exclude)"),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not belong together", "export the adapter again"),
+    "expert-layout": Kind("warning", "headers", "nothing says how Unsloth laid out lora_B of fused experts: the shapes are equal"),
     "config-dtype": Kind(
         "error", "headers", "config.json names another dtype than most weights have: loaders cast to it", "correct the dtype in config.json"
     ),
@@ -90,7 +92,11 @@ KINDS: dict[str, Kind] = {
     "unproved-tensor": Kind(
         "error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"
     ),
-    # -- base: differences are no findings, but for those that are no numbers
+    # -- base: differences are no findings, but for those that are no numbers, and a base of another model
+    "other-base": Kind(
+        "error", "base", "the base is another model: names and shapes are not its", "pass the model that training started from"
+    ),
+    "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
     "not-a-number": Kind("warning", "base", "a difference is NaN or infinite: one side holds such values", "pass --full, which finds them"),
 }
 

@@ -157,7 +157,10 @@ def _entries(path: Path, files: Files, found: list[Finding]) -> Mapping[str, Ten
         source = files.source(path)
         header = read_header(source)
         refuse_shard(header.metadata)
-        return {entry.name: described_entry(entry, source) for entry in header.entries}
+        entries = {entry.name: described_entry(entry, source) for entry in header.entries}
+        if not entries:
+            found.append(finding("empty-file", "no tensor is in it", file=path.name))
+        return entries
     except PartOfSet as error:
         found.append(finding("part-of-set", _told(error), tensor=error.tensor, file=path.name))
         return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ckpt_cli.adapters import AdapterFacts
+from ckpt_cli.adapters import BY_EXPERT, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.lora_fuse import Kept, Update, fused, matrix
@@ -48,7 +48,7 @@ def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool, allow_ov
         name = _adapted_name(adapter, tensors)
         weight = tensors[name]
         update = _update(adapter, name, weight, facts)
-        transposed.add(update.layout == "in x out")
+        transposed.add(update.layout.startswith("in x out"))
         ranks[adapter.path] = rank_of(adapter, update.groups)
         scales[adapter.path] = update.scale
         dtype = _sum_dtype(weight, update.parts) if once else weight.dtype
@@ -71,6 +71,36 @@ def expert_groups(adapter: Adapter, tensors: Mapping[str, Tensor]) -> int:
     return tensors[found[0]].shape[0] if found and found[0] != f"{adapter.module}.weight" else 1
 
 
+def adapter_rank(adapter: Adapter, tensors: Mapping[str, Tensor], facts: AdapterFacts) -> int:
+    """The rank r of an adapter. Of fused experts without their weights, how many there are is told by the config's r alone."""
+    rank = rank_of(adapter, expert_groups(adapter, tensors))
+    if facts.rank is not None and is_of_experts(adapter, tensors, facts) and adapted_name(adapter, tensors) is None:
+        return facts.rank if rank % facts.rank == 0 else rank
+    return rank
+
+
+def is_of_experts(adapter: Adapter, tensors: Mapping[str, Tensor], facts: AdapterFacts) -> bool:
+    """Whether an adapter is for a parameter of fused experts: by its weight, or by what the config targets."""
+    name = adapted_name(adapter, tensors)
+    if name is not None:
+        return name != f"{adapter.module}.weight"
+    targets = facts.config.get("target_parameters")
+    owners = [target.rpartition(".")[0] for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+    return any(owner and f".{adapter.module}".endswith(f".{owner}") for owner in owners)
+
+
+def layout_doubt(state: PeftState, facts: AdapterFacts) -> str | None:
+    """What is not known of fused-expert adapters that Unsloth may have trained: how lora_B is laid out, which shapes do not tell."""
+    doubtful = [adapter for adapter in state.adapters if is_of_experts(adapter, state.tensors, facts)]
+    doubtful = [adapter for adapter in doubtful if facts.expert_layout(adapted_name(adapter, state.tensors)) is None]
+    if not facts.names_unsloth or not doubtful:
+        return None
+    return (
+        f"{len(doubtful)} adapters of fused experts, and a config that names Unsloth without {LAYOUT}: they are read as PEFT packs them "
+        f"({RANK_MAJOR}); versions of Unsloth before September 2026 trained {BY_EXPERT}, in the same shapes"
+    )
+
+
 def pattern_key(adapter: Adapter, name: str | None, facts: AdapterFacts) -> str:
     """What patterns of the config are matched with: the module, or of a parameter that was targeted itself (``name``) its name."""
     targets = facts.config.get("target_parameters")
@@ -84,6 +114,17 @@ def adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str | None:
     """The tensor that an adapter is for, None if it is not here or not the only one that fits."""
     found = _candidates(adapter, tensors)
     return found[0] if len(found) == 1 else None
+
+
+def fits(adapter: Adapter, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the tensor that an adapter is for is here, in a shape that its factors fit; of quantised ones the shape says nothing."""
+    name = adapted_name(adapter, tensors)
+    if name is None:
+        return False
+    weight = tensors[name]
+    sides = {adapter.b.shape[0], math.prod(adapter.a.shape[1:])}
+    experts = name != f"{adapter.module}.weight"
+    return experts or weight.dtype.kind != "float" or {weight.shape[0], math.prod(weight.shape[1:])} == sides
 
 
 def lacks_base(state: PeftState) -> bool:
@@ -172,12 +213,14 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
 def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) -> Update:
     """An adapter of fused experts: rank r of each, factors A [E r, in] and B [out, r E], where B's columns go over the experts first.
 
-    The product is that of peft's ``ParamWrapper.get_delta_weight``: "o r e, e r i -> e o i", or "e i o" for weights stored that way.
+    The product is that of peft's ``ParamWrapper.get_delta_weight``: "o r e, e r i -> e o i", or "e i o" for weights stored that way. Where
+    the config says that Unsloth packed B by expert, its columns go over the ranks first.
     """
     experts, rows, columns = weight.shape
     total = adapter.a.shape[0]
     rank = total // experts
     layout = _expert_layout(adapter, weight)
+    by_expert = facts.expert_layout(name) == BY_EXPERT
     if layout == "out x in" and rows == columns:
         raise Undecidable("these experts are square: nothing tells rows from columns", tensor=f"{PREFIX}{adapter.path}")
     if adapter.magnitude is not None:
@@ -187,7 +230,10 @@ def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterF
     a, b = adapter.a, adapter.b
 
     def of_b() -> Array:
-        return matrix(b, b.shape[0], total).reshape(b.shape[0], rank, experts).transpose(2, 0, 1)
+        whole = matrix(b, b.shape[0], total)
+        if by_expert:
+            return whole.reshape(b.shape[0], experts, rank).transpose(1, 0, 2)
+        return whole.reshape(b.shape[0], rank, experts).transpose(2, 0, 1)
 
     def of_a() -> Array:
         return matrix(a, total, a.shape[1]).reshape(experts, rank, a.shape[1])
@@ -198,7 +244,8 @@ def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterF
     def right() -> Array:
         return (of_a() if layout == "out x in" else of_b().transpose(0, 2, 1)).reshape(experts * rank, columns)
 
-    return Update(weight, (a, b), left, right, facts.scale(key, rank), rows, columns, groups=experts, layout=layout or "")
+    described = f"{layout}, columns by expert" if by_expert else layout or ""
+    return Update(weight, (a, b), left, right, facts.scale(key, rank), rows, columns, groups=experts, layout=described)
 
 
 def _checked_magnitude(adapter: Adapter, length: int) -> Tensor | None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ckpt_cli.adapters import AdapterFacts, adapter_facts, peft_config
+from ckpt_cli.adapters import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.assets import tied_pair
-from ckpt_cli.errors import Undecidable, Unsupported
+from ckpt_cli.base_checks import ENOUGH
+from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub_names import native_tensors
 from ckpt_cli.hub_rules import rules_for
-from ckpt_cli.lora import adapted_name, expert_groups, fuse_adapters, lacks_base, on_base, pattern_key, rank_of
+from ckpt_cli.lora import (
+    adapted_name,
+    adapter_rank,
+    fits,
+    fuse_adapters,
+    is_of_experts,
+    lacks_base,
+    layout_doubt,
+    on_base,
+    pattern_key,
+)
 from ckpt_cli.lora_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.model_config import Config, architecture, ties_embeddings
@@ -37,6 +50,27 @@ class Exported:
     config: bytes
     info: LoraInfo
     notes: tuple[Note, ...]
+
+
+def check_adapter_files(opened: OpenedComponent) -> None:
+    """Raise Inconsistent for an adapter's file without factors, Unsupported for one of another kind; other files pass."""
+    component = opened.component
+    named = next((path for path in component.files if path.name.startswith("adapter_model")), None)
+    if named is None or has_adapters(component.tensors):
+        return
+    adapter_facts(opened.homes, None)
+    raise Inconsistent(
+        "the adapter's file holds no factor of LoRA",
+        path=named,
+        expected="tensors such as ...lora_A.weight",
+        hint="it may have been saved by one rank that held none of them: look for the files of all ranks",
+    )
+
+
+def check_factors(tensors: Mapping[str, Tensor]) -> None:
+    """Raise Inconsistent for halves of adapters, of whatever kind the others are."""
+    with contextlib.suppress(Unsupported):
+        parse_peft(tensors)
 
 
 def adapters_alone(tensors: Mapping[str, Tensor]) -> bool:
@@ -73,6 +107,7 @@ def with_adapters_fused(
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
     state = replace(state, tensors=_with_ties(state.tensors, opened.assets.config))
     result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
+    notes += _layout_notes(state, facts)
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
     return replace(component, tensors=result.tensors), info, tuple(notes)
 
@@ -93,7 +128,7 @@ def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | N
     if facts.task_type is None:
         kind = architecture(config) or ""
         facts = replace(facts, task_type=next((task for suffix, task in TASKS.items() if kind.endswith(suffix)), None))
-    ranks = {adapter.path: rank_of(adapter, expert_groups(adapter, state.tensors)) for adapter in state.adapters}
+    ranks = {adapter.path: adapter_rank(adapter, state.tensors, facts) for adapter in state.adapters}
     keys = {adapter.path: pattern_key(adapter, adapted_name(adapter, state.tensors), facts) for adapter in state.adapters}
     for path, rank in ranks.items():
         facts.check_rank(keys[path], rank)
@@ -103,14 +138,40 @@ def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | N
     named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
     content = peft_config(facts, ranks, _saved(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
     info = _info("exported", facts, ranks, scales, dora=dora)
-    return Exported(_exported(state), content, info, facts.notes)
+    return Exported(_exported(state), content, info, (*facts.notes, *_layout_notes(state, facts, exported=True)))
+
+
+def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = False) -> list[Note]:
+    """Warnings about fused experts whose lora_B may be laid out otherwise than PEFT reads it."""
+    doubt = layout_doubt(state, facts)
+    if doubt is not None:
+        return [Note("warning", "expert-layout", doubt)]
+    names = [adapted_name(adapter, state.tensors) for adapter in state.adapters if is_of_experts(adapter, state.tensors, facts)]
+    if exported and any(facts.expert_layout(name) == BY_EXPERT for name in names):
+        text = f"lora_B of fused experts is laid out {BY_EXPERT}, as {CONFIG} says: PEFT and vLLM do not read that, Unsloth does"
+        return [Note("warning", "expert-layout", text)]
+    return []
+
+
+def check_adapters_fit(opened: OpenedComponent, base: Component, folder: Path) -> None:
+    """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
+    state = parse_peft(opened.component.tensors)
+    tensors = _as_in_memory(base.tensors, opened.assets.config)
+    fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
+    if fitting < ENOUGH * len(state.adapters):
+        raise Inconsistent(
+            f"the base is another model: {fitting} of {len(state.adapters)} adapters have a weight of their shape in it",
+            path=folder,
+            expected="the model that training started from",
+            hint="pass that model as --base",
+        )
 
 
 def exported_scales(opened: OpenedComponent, alpha: float | None) -> dict[str, float]:
     """What a run scales each module of its adapters with."""
     state = parse_peft(opened.component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
-    return {adapter.path: facts.scale(adapter.path, rank_of(adapter)) for adapter in state.adapters}
+    return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
 
 
 def _saved(state: PeftState) -> tuple[str, ...]:

@@ -130,6 +130,15 @@ def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
     empty = [part for part in sorted(wanted) if len(parts[part].shape) < 2 or not parts[part].numel]
     if empty:
         raise Inconsistent(f"{empty[0]} is no matrix", tensor=f"{PREFIX}{path}", expected="two factors of rank 1 or more")
+    ranks = adapter.a.shape[0], adapter.b.shape[1]
+    grouped = len(adapter.b.shape) > 2 and ranks[0] % ranks[1] == 0
+    if ranks[0] != ranks[1] and not grouped:
+        raise Inconsistent(
+            f"lora_A has rank {ranks[0]} and lora_B rank {ranks[1]}",
+            tensor=f"{PREFIX}{path}",
+            expected="two factors of one rank",
+            hint="one of them may be the part of one rank of the training: merge the files of all ranks",
+        )
     return adapter
 
 

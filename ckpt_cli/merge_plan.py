@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
 from ckpt_cli import plan
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.assets import auxiliary_weights, config_notes, tied_pair
+from ckpt_cli.assets import AUXILIARY, CONFIG, config_notes, find_assets, tied_pair
+from ckpt_cli.base_checks import checked_base, config_doubt
 from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
 from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.errors import NotFound, UsageError
@@ -19,7 +20,15 @@ from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.key_map import Rule, read_key_map
-from ckpt_cli.lora_merge import ADAPTER_WEIGHTS, exported_adapter, with_adapters_fused
+from ckpt_cli.lora_merge import (
+    ADAPTER_WEIGHTS,
+    adapters_alone,
+    check_adapter_files,
+    check_adapters_fit,
+    check_factors,
+    exported_adapter,
+    with_adapters_fused,
+)
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.matching import match_base
 from ckpt_cli.model import Component, Note, Tensor
@@ -34,7 +43,7 @@ from ckpt_cli.states import read_state
 from ckpt_cli.styles import FolderStyle, style_of
 
 INDEX = "model.safetensors.index.json"
-MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG)
+MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
 """Assets that make a folder a model."""
 
 
@@ -43,7 +52,8 @@ class MergeOptions:
     """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
 
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
-    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any.
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any, and
+    exports those that are alone, without a base.
     """
 
     dtype: str | None = None
@@ -76,10 +86,11 @@ class MergeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The base model: its folder, and its weights if it has any."""
+    """The base model: its folder, its weights if it has any, and its config (empty without one)."""
 
     folder: Path
     component: Component | None
+    config: Config = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +143,11 @@ def check_options(options: MergeOptions, output: object, base: object) -> None:
 
 def open_base(folder: Path, files: Files, options: MergeOptions) -> Base:
     """The base model, with its weights if it has any. Raises NotFound if it has none and the options need them."""
+    config = find_assets((folder,)).config
     needed = options.match_base or options.compare or options.carry_from_base or options.dtype == BASE
     if needed or any(match.trouble is None for match in recognise(folder)):
-        return Base(folder, weights_of_base(folder, files))
-    return Base(folder, None)
+        return Base(folder, weights_of_base(folder, files), config)
+    return Base(folder, None, config)
 
 
 def weights_of_base(folder: Path, files: Files) -> Component:
@@ -158,19 +170,29 @@ def planned_jobs(
     for group in groups:
         target = _target(opened, group[0], output, options, one_of_many=len(groups) > 1)
         adapted = [component for component in group if has_adapters(component.component.tensors)]
+        for component in group:
+            check_adapter_files(component)
+        mode = _lora_mode(group, base, options)
         if options.lora in ("export", "both") and not adapted:
             raise UsageError(f"--lora {options.lora}: there are no LoRA adapters in {group[0].name}", hint="leave out --lora")
         if options.lora_alpha is not None and (not adapted or options.lora == "keep"):
             why = "with --lora keep nothing is scaled" if adapted else f"there are no LoRA adapters in {group[0].name}"
             raise UsageError(f"--lora-alpha says nothing: {why}", hint="leave it out")
-        if options.lora != "export":
+        if mode != "export":
             jobs.append(_job(opened, group, target, style, base, rules, options))
-        if options.lora in ("export", "both"):
-            beside = target if options.lora == "export" else target.with_name(f"{target.name}_adapter")
+        if mode in ("export", "both"):
+            beside = target if mode == "export" else target.with_name(f"{target.name}_adapter")
             jobs += [_adapter_job(opened, component, beside, base, options) for component in adapted]
     if len({job.output for job in jobs}) < len(jobs):
         raise UsageError("two components would go to the same folder", hint="merge them one by one with --type and -o")
     return jobs
+
+
+def _lora_mode(group: Sequence[OpenedComponent], base: Base | None, options: MergeOptions) -> LoraMode:
+    """What becomes of adapters: as asked for, or fused; those alone, where no base is given either, are exported."""
+    if options.lora is not None:
+        return options.lora
+    return "export" if base is None and all(adapters_alone(component.component.tensors) for component in group) else "fuse"
 
 
 def _target(
@@ -218,13 +240,18 @@ def _job(
     if len(set(names)) < len(names):
         raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
     _check_target(opened, group, target, whole, base, options)
-    return Job(parts, target, whole, _side_files(group[0], whole, base))
+    side = model_files(group[0].assets, whole)
+    written = {file.name for file in whole.files}
+    return Job(parts, target, whole, {name: content for name, content in side.items() if name not in written})
 
 
 def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base: Base | None, options: MergeOptions) -> Job:
     """The adapters of a component as a folder that PEFT loads: no config.json, for which loaders would take it for a model."""
     if options.include or options.exclude:
-        raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint="leave out --lora export")
+        hint = "leave out --lora export" if options.lora is not None else "pass --base to fuse the adapters, or --lora keep"
+        raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint=hint)
+    if base is not None and base.component is not None:
+        check_adapters_fit(component, base.component, base.folder)
     part, config = _adapter_part(component, base, options)
     whole = plan.united([part.plan], None, None)
     _check_target(opened, (component,), target, whole, base, options)
@@ -238,7 +265,11 @@ def _adapter_part(component: OpenedComponent, base: Base | None, options: MergeO
     selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), (), (), {}, PEFT, "native")
     claim = Claim("those of PEFT's adapter files", None, (), {})
     made = plan.make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS)
-    return Part(component, selection, made, adapter.notes, claim, adapter.info), adapter.config
+    notes = adapter.notes
+    if options.lora is None:
+        text = "adapters without the model that they are for: exported as a PEFT folder; pass --base to fuse them"
+        notes = (*notes, Note("info", "lora-alone", text))
+    return Part(component, selection, made, notes, claim, adapter.info), adapter.config
 
 
 def _parts(
@@ -261,11 +292,14 @@ def planned_parts(opened: Opened, base: Path | None, options: MergeOptions, file
     style = style_of(opened.found, base)
     shared = style.shared or options.in_place
     groups = [opened.components] if shared else [(component,) for component in opened.components]
-    parts = [part for group in groups for part in _parts(group, style, reference, rules, options)] if options.lora != "export" else []
-    if options.lora in ("export", "both"):
-        adapted = [component for component in opened.components if has_adapters(component.component.tensors)]
-        parts += [_adapter_part(component, reference, options)[0] for component in adapted]
-    return parts
+    parts: list[Part] = []
+    exported: list[Part] = []
+    for group in groups:
+        mode = _lora_mode(group, reference, options)
+        parts += _parts(group, style, reference, rules, options) if mode != "export" else ()
+        adapted = [component for component in group if has_adapters(component.component.tensors)] if mode in ("export", "both") else []
+        exported += [_adapter_part(component, reference, options)[0] for component in adapted]
+    return parts + exported
 
 
 def _part(
@@ -274,7 +308,9 @@ def _part(
     config = component.assets.config
     chosen, lora = component.component, None
     lora_notes: tuple[Note, ...] = ()
-    if has_adapters(chosen.tensors) and options.lora != "keep":
+    if options.lora == "keep":
+        check_factors(chosen.tensors)
+    elif has_adapters(chosen.tensors):
         reference = base.component if base is not None else None
         chosen, lora, lora_notes = with_adapters_fused(
             component,
@@ -293,7 +329,7 @@ def _part(
         allow_unequal_replicas=options.allow_unequal_replicas,
         adapters=options.lora == "keep",
     )
-    notes = [*lora_notes, *selection.notes]
+    notes = [*lora_notes, *selection.notes, *_base_notes(component, chosen, selection, base, options)]
     if options.carry_from_base and base is not None and base.component is not None:
         there = {*selection.tensors, *selection.dropped, *selection.filtered}
         carried, more = carried_tensors(there, base.component.tensors, options.carry_from_base)
@@ -330,9 +366,6 @@ def _part(
         quantised="quantization_config" in config,
         dropped=selection.dropped,
     )
-    if base is not None and base.component is not None and not set(selection.tensors) & set(base.component.tensors):
-        text = "the base has no tensor of the same name: it is another model, or the names differ (see --key-map)"
-        notes.append(Note("warning", "other-base", text))
     if weights_name == style.loaded:
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
@@ -353,6 +386,31 @@ def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim
     return without_allowed(claim, options.allow_missing)
 
 
+def _base_notes(
+    component: OpenedComponent, chosen: Component, selection: Selection, base: Base | None, options: MergeOptions
+) -> tuple[Note, ...]:
+    """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
+    if base is None:
+        return ()
+    config = component.assets.config
+    own_config = CONFIG in component.assets.files and component.assets.files[CONFIG].parent != base.folder
+    if base.component is None:
+        doubt = config_doubt(config, base.config) if own_config else None
+        return () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
+    wanted = options.match_base or options.dtype == BASE or bool(options.carry_from_base)
+    taken = wanted or any(path.parent == base.folder for path in component.assets.files.values())
+    return checked_base(
+        selection.tensors,
+        base.component.tensors,
+        base.folder,
+        config=config,
+        own_config=own_config,
+        base_config=base.config,
+        taken=taken,
+        unfiltered=chosen.tensors if options.include or options.exclude else None,
+    )
+
+
 def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:
     """Tied tensors that a base stores and the selection lacks because they are tied, not because a filter or a key map left them out."""
     lacking = {head: embedding for head, embedding in selection.tied.items() if head in base and embedding in base}
@@ -361,15 +419,6 @@ def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Con
     if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.dropped} and pair[1] in selection.tensors:
         lacking[pair[0]] = pair[1]
     return lacking
-
-
-def _side_files(component: OpenedComponent, whole: plan.Plan, base: Base | None) -> dict[str, bytes | Path]:
-    side = model_files(component.assets, whole)
-    if base is not None:
-        written = {file.name for file in whole.files}
-        extra = auxiliary_weights(base.folder, base.component.files if base.component else ())
-        side |= {name: path for name, path in extra.items() if name not in written}
-    return side
 
 
 def with_state(job: Job, opened: Opened, files: Files) -> Job:

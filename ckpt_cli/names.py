@@ -16,6 +16,9 @@ DDP = "module."
 
 MAX_NAME = 4096
 
+EXTRA_STATE = re.compile(r"(.*\.)?_extra_state(/.*)?", re.DOTALL)
+"""What torch calls the extra state of a module (``nn.Module.get_extra_state``); Megatron appends "/shard_0_1"."""
+
 
 def check_name(name: object) -> str:
     """A tensor name that can be written: text that encodes to UTF-8, at most 4096 characters, not "__metadata__"."""
@@ -30,6 +33,15 @@ def check_name(name: object) -> str:
     if name == "__metadata__":
         raise CorruptFile("a tensor is called __metadata__, which safetensors reserves", tensor=name)
     return name
+
+
+def is_extra_state(name: object) -> bool:
+    """Whether an entry is extra state of a module, such as TransformerEngine's scales of fp8: whatever it holds, it is no weight.
+
+    >>> is_extra_state("decoder.layers.0.mlp.linear_fc1._extra_state")
+    True
+    """
+    return isinstance(name, str) and EXTRA_STATE.fullmatch(name) is not None
 
 
 def strip_wrappers(name: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.assets import Assets, find_assets
+from ckpt_cli.beside import left_out_notes
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo, StepInfo
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable
 from ckpt_cli.files import Files
@@ -166,9 +167,10 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
     place = found.known_place(name)
     homes = (place.home, found.path, *place.more_homes)
-    assets = find_assets(homes, base, code=os.path.isdir(found.path))
+    assets = find_assets(homes, base)
     component = describe(place.match, files, ReadOptions(assets.config, shard_order))
-    return OpenedComponent(name, place, replace(component, name=name), assets, homes)
+    notes = (*component.notes, *left_out_notes(found, place, component))
+    return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes)
 
 
 def _add_step_hint(error: CkptError, found: Found, target: Target) -> None:

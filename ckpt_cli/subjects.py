@@ -28,7 +28,8 @@ STATE = "extract-state"
 class Subject:
     """What is verified: tensors by name of one set of weights, and what was found by looking at files.
 
-    ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same.
+    ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same. ``homes``
+    are the folders in which files about its adapters may lie.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class Subject:
     folder: FolderCheck | None
     config_home: Path | None
     findings: tuple[Finding, ...]
+    homes: tuple[Path, ...] = ()
 
     @property
     def manifest(self) -> Manifest | None:
@@ -72,7 +74,19 @@ def find_subjects(
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
     tensors, component = merged_tensors(opened, files, alpha), first.component
     return [
-        Subject(opened.found.path, first.name, component.format, len(component.files), tensors, component.tensors, True, None, home, ())
+        Subject(
+            opened.found.path,
+            first.name,
+            component.format,
+            len(component.files),
+            tensors,
+            component.tensors,
+            True,
+            None,
+            home,
+            (),
+            first.homes,
+        )
     ]
 
 
@@ -111,7 +125,17 @@ def set_subject(folder: Path, checked: FolderCheck, weights: WeightSet) -> Subje
     """One set of weights of a folder."""
     files_read = len(weights.files) + (weights.index is not None)
     return Subject(
-        folder, weights.name, FORMAT, files_read, weights.tensors, weights.tensors, weights.readable, checked, folder, checked.findings
+        folder,
+        weights.name,
+        FORMAT,
+        files_read,
+        weights.tensors,
+        weights.tensors,
+        weights.readable,
+        checked,
+        folder,
+        checked.findings,
+        (folder,),
     )
 
 

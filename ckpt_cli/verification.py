@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.adapter_checks import check_adapter
+from ckpt_cli.adapter_checks import check_adapter, no_factors
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.against import changed_sources, different_scales, made_by, made_from, open_source, planned_source, summary_of
-from ckpt_cli.assets import resolve_base
+from ckpt_cli.assets import CONFIG, resolve_base
+from ckpt_cli.base_checks import resemblance
 from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
 from ckpt_cli.drift_plot import check_plot, draw
@@ -135,8 +136,8 @@ def verify(
         comparison = None
         if base is not None:
             levels.append("base")
-            comparison = _against_base(subject, base, files, chosen, progress)
-            found += _not_numbers(comparison)
+            comparison, other = _against_base(subject, configs[0], base, files, chosen, progress)
+            found += [*other, *_not_numbers(comparison)]
             if plot is not None:
                 draw(comparison, plot, name=str(subject.path))
         files.check_unchanged()
@@ -219,13 +220,15 @@ def _check_options(options: VerifyOptions) -> None:
 def _config(subject: Subject) -> ConfigCheck:
     if not subject.is_model:
         return ConfigCheck({}, ())
-    if subject.config_home is None and has_adapters(subject.tensors):
-        return ConfigCheck({}, (finding("not-compared", "these are LoRA adapters, which a model class knows nothing of"),))
+    if has_adapters(subject.tensors):
+        known = check_adapter(subject.homes, subject.tensors)
+        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
     if subject.config_home is None:
         return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
-    if has_adapters(subject.tensors):
-        known = check_adapter(subject.config_home, subject.tensors) if os.path.isfile(subject.config_home / ADAPTER_CONFIG) else []
-        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
+    if subject.folder is not None and subject.readable and not os.path.isfile(subject.config_home / CONFIG):
+        adapter = os.path.isfile(subject.config_home / ADAPTER_CONFIG)
+        lacking = no_factors(subject.config_home) if adapter else []
+        return ConfigCheck({}, (*lacking, finding("no-config", "names and shapes were not compared")))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
@@ -299,12 +302,13 @@ def _as_in_source(item: Finding) -> Finding:
 
 def _against_base(
     subject: Subject,
+    config: ConfigCheck,
     base: str | os.PathLike[str],
     files: Files,
     options: VerifyOptions,
     progress: Progress | None,
-) -> BaseComparison:
-    """The drift of every tensor since the base, which may be anything that can be opened."""
+) -> tuple[BaseComparison, list[Finding]]:
+    """The drift of every tensor since the base, which may be anything that can be opened; and whether it is a base of this model."""
     try:
         path = resolve_base(os.fspath(base))
     except NotFound:
@@ -315,7 +319,12 @@ def _against_base(
         raise UsageError("these are LoRA adapters alone, of which a base has none", path=subject.path, hint=hint)
     reference = merged_tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
-    return compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
+    numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
+    if alike.renamed:
+        return comparison, [finding("other-names", alike.numbers, file=name, **numbers)]
+    return comparison, [] if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)]
 
 
 def _not_numbers(comparison: BaseComparison) -> list[Finding]:

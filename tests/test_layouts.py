@@ -188,10 +188,10 @@ class TestWhatIsWrittenBesides:
         source = layouts / "lmms-run" / "run" / "checkpoint-200"
         ckpt_cli.merge(source, tmp_path / "out")
         names = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json"}
-        for name in (*names, "custom_processing.py"):
+        for name in names:
             assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
         written = {path.name for path in (tmp_path / "out").iterdir()}
-        assert written - names == {"config.json", "custom_processing.py", "model.safetensors", "ckpt-manifest.json"}
+        assert written - names == {"config.json", "model.safetensors", "ckpt-manifest.json"}
 
     def test_the_config_names_the_dtype_that_was_written(self, layouts: Path, tmp_path: Path) -> None:
         source = layouts / "verl-run" / "run" / "global_step_20"

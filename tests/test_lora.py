@@ -274,12 +274,22 @@ class TestLayoutsOfVerl:
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
-    def test_adapters_alone_are_refused_without_it(self, layouts: Path, tmp_path: Path) -> None:
-        done = ckpt("merge", layouts / "verl-lora" / "lora_only", "-o", tmp_path / "out")
-        assert done.code == 4
-        assert "--base" in done.err
-        assert "--lora export" in done.err
-        assert not (tmp_path / "out").exists()
+    def test_adapters_alone_are_exported_without_it(self, layouts: Path, tmp_path: Path) -> None:
+        folder = layouts / "verl-lora"
+        done = ckpt("merge", folder / "lora_only", "-o", tmp_path / "out", "--verify")
+        assert done.code == 0
+        assert "exported as a PEFT folder; pass --base to fuse them" in " ".join(done.out.split())
+        found, wanted = load(tmp_path / "out"), load(folder / "expected-lora_only.safetensors")
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        assert (tmp_path / "out" / "adapter_config.json").exists()
+        assert not (tmp_path / "out" / "config.json").exists()
+        assert ckpt_cli.verify(tmp_path / "out", full=True, against=folder / "lora_only").exit_code == 0
+
+    def test_adapters_alone_are_refused_if_asked_to_be_fused(self, layouts: Path, tmp_path: Path) -> None:
+        with pytest.raises(Undecidable) as raised:
+            ckpt_cli.merge(layouts / "verl-lora" / "lora_only", tmp_path / "out", lora="fuse")
+        assert "--base" in str(raised.value.hint)
 
     @pytest.mark.parametrize("run", ["full", "lora_only"])
     def test_adapters_are_exported(self, layouts: Path, tmp_path: Path, run: str) -> None:
@@ -472,6 +482,175 @@ class TestRefusals:
 
     def test_an_unknown_choice(self, tmp_path: Path) -> None:
         assert isinstance(self.merge(tmp_path, SMALL, lora="melt"), UsageError)
+
+
+ALONE = {name: tensor for name, tensor in SMALL.items() if "lora" in name}
+HALVES = {
+    "A of one rank": {"m.lora_A.default.weight": torch.ones(1, 6)},
+    "B of one rank": {"m.lora_B.default.weight": torch.ones(4, 1)},
+    "no A": {"m.lora_A.default.weight": torch.ones(0)},
+    "no B": {"m.lora_B.default.weight": torch.ones(0)},
+}
+
+
+class TestHalfFactors:
+    """What one rank of a sharded adapter leaves behind, under every name of a file."""
+
+    @pytest.mark.parametrize("half", HALVES)
+    @pytest.mark.parametrize(
+        "name", ["pytorch_model_fsdp.bin", "model.pt", "adapter_model.safetensors", "model.safetensors", "other.safetensors"]
+    )
+    def test_are_refused_and_found(self, tmp_path: Path, half: str, name: str) -> None:
+        (tmp_path / "checkpoint-1").mkdir()
+        path = tmp_path / "checkpoint-1" / name
+        tensors = {f"base_model.model.{key}": tensor for key, tensor in {**ALONE, **HALVES[half]}.items()}
+        save_file(tensors, path) if name.endswith(".safetensors") else torch.save(tensors, path)
+        for given in (path, path.parent):
+            for lora in (None, "export", "keep", "fuse"):
+                with pytest.raises(Inconsistent):
+                    ckpt_cli.merge(given, tmp_path / "out", lora=lora, lora_alpha=None if lora == "keep" else 2)
+            for full in (False, True):
+                try:
+                    assert "damaged-adapter" in {item.code for item in ckpt_cli.verify(given, full=full).of_severity("error")}
+                except Inconsistent:
+                    assert not name.endswith(".safetensors")
+
+    @pytest.mark.parametrize("name", ["pytorch_model_fsdp.bin", "adapter_model.safetensors", "other.safetensors"])
+    def test_that_are_halves_of_both_are_told_by_the_config(self, tmp_path: Path, name: str) -> None:
+        folder = tmp_path / "checkpoint-1"
+        folder.mkdir()
+        tensors = {"base_model.model.m.lora_A.weight": torch.ones(2, 6), "base_model.model.m.lora_B.weight": torch.ones(4, 2)}
+        save_file(tensors, folder / name) if name.endswith(".safetensors") else torch.save(tensors, folder / name)
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["m"]}))
+        with pytest.raises(Inconsistent, match="rank 2"):
+            ckpt_cli.merge(folder, tmp_path / "out")
+        for full in (False, True):
+            result = ckpt_cli.verify(folder, full=full)
+            assert result.exit_code == 1
+            assert "damaged-adapter" in {item.code for item in result.findings}
+
+
+class TestAdapterFilesWithoutFactors:
+    @pytest.mark.parametrize("tensors", [{}, {"base_model.model.score.weight": torch.ones(2, 4)}], ids=["no tensor", "no factor"])
+    def test_are_refused_and_found(self, tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        save_file(tensors, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["m"]}))
+        for given in (folder, folder / "adapter_model.safetensors"):
+            with pytest.raises(CkptError, match=r"no tensor|no factor"):
+                ckpt_cli.merge(given, tmp_path / "out")
+            for full in (False, True):
+                assert ckpt_cli.verify(given, full=full).exit_code == 1
+
+    def test_of_another_kind_are_not_merged_as_a_model(self, tmp_path: Path) -> None:
+        save_file({"prompt_embeddings": torch.ones(2, 4)}, tmp_path / "adapter_model.safetensors")
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "PROMPT_TUNING"}))
+        with pytest.raises(Unsupported, match="PROMPT_TUNING"):
+            ckpt_cli.merge(tmp_path, tmp_path.with_name("out"))
+        assert "not-compared" in {item.code for item in ckpt_cli.verify(tmp_path).findings}
+
+
+class TestLayoutOfExperts:
+    """Unsloth packed lora_B of fused experts by expert, PEFT packs it by rank: in the same shapes, so the config decides."""
+
+    @pytest.fixture
+    def peft_run(self, tmp_path: Path) -> tuple[Any, Path]:
+        model = adapted(*CASES["fused experts"])
+        return model, trained(model, tmp_path)
+
+    def by_expert(self, model: Any) -> None:
+        """What Unsloth would have saved for the same update: flat column e * r + j instead of j * E + e."""
+        experts = model.get_base_model().config.num_experts
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "experts" in name and "lora_B" in name:
+                    rows = parameter.shape[0]
+                    parameter.copy_(parameter.reshape(rows, -1, experts).transpose(1, 2).reshape(rows, -1).clone())
+
+    def mark(self, run: Path, **values: Any) -> None:
+        path = run / "lora_adapter" / "adapter_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"lora_B_layout": "grouped_by_expert"},
+            {
+                "lora_B_layout": "mixed",
+                "unsloth_fused_expert_lora": {
+                    "lora_A_layout": "grouped_by_expert",
+                    "parameters": {
+                        name: {"lora_B_layout": "grouped_by_expert", "num_experts": 4} for name in ("gate_up_proj", "down_proj")
+                    },
+                },
+            },
+        ],
+        ids=["common", "of each parameter"],
+    )
+    def test_is_read(self, peft_run: tuple[Any, Path], tmp_path: Path, values: dict[str, Any]) -> None:
+        model, run = peft_run
+        ckpt_cli.merge(run, tmp_path / "peft")
+        self.by_expert(model)
+        (tmp_path / "unsloth").mkdir()
+        other = trained(model, tmp_path / "unsloth")
+        unmarked = ckpt_cli.merge(other, tmp_path / "unmarked")
+        self.mark(other, **values)
+        result = ckpt_cli.merge(other, tmp_path / "out")
+        wanted, found, wrong = load(tmp_path / "peft"), load(tmp_path / "out"), load(tmp_path / "unmarked")
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        assert not all(torch.equal(wrong[name], wanted[name]) for name in wanted)
+        assert result.outputs[0].plan_digest != unmarked.outputs[0].plan_digest
+
+    def test_that_is_pefts_own_changes_nothing(self, peft_run: tuple[Any, Path], tmp_path: Path) -> None:
+        _, run = peft_run
+        ckpt_cli.merge(run, tmp_path / "before")
+        self.mark(run, lora_B_layout="rank_major", base_model_name_or_path="unsloth/Qwen3-30B-A3B")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert "expert-layout" not in {note.code for note in result.outputs[0].notes}
+        wanted, found = load(tmp_path / "before"), load(tmp_path / "out")
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+    @pytest.mark.parametrize(
+        "values",
+        [{"lora_B_layout": "by_column"}, {"lora_B_layout": 3}, {"unsloth_fused_expert_lora": {"lora_A_layout": "rank_major"}}],
+        ids=str,
+    )
+    def test_that_is_not_known_is_refused_by_name(self, peft_run: tuple[Any, Path], tmp_path: Path, values: dict[str, Any]) -> None:
+        _, run = peft_run
+        self.mark(run, **values)
+        with pytest.raises(Unsupported, match=r"by_column|3|lora_A_layout rank_major"):
+            ckpt_cli.merge(run, tmp_path / "out")
+
+    @pytest.mark.parametrize(
+        "sign", [{"base_model_name_or_path": "unsloth/Qwen3-30B-A3B"}, {"auto_mapping": {"unsloth_fixed": True}}], ids=str
+    )
+    @pytest.mark.parametrize("lora", ["fuse", "export"])
+    def test_that_is_not_said_is_a_warning(self, peft_run: tuple[Any, Path], tmp_path: Path, sign: dict[str, Any], lora: str) -> None:
+        _, run = peft_run
+        self.mark(run, **sign)
+        result = ckpt_cli.merge(run, tmp_path / "out", lora=lora)
+        assert "expert-layout" in {note.code for note in result.outputs[0].notes if note.level == "warning"}
+        if lora == "export":
+            assert "expert-layout" in {item.code for item in ckpt_cli.verify(tmp_path / "out").of_severity("warning")}
+
+    def test_of_an_export_that_peft_does_not_read_is_a_warning(self, peft_run: tuple[Any, Path], tmp_path: Path) -> None:
+        _, run = peft_run
+        self.mark(run, lora_B_layout="grouped_by_expert")
+        result = ckpt_cli.merge(run, tmp_path / "out", lora="export")
+        assert "expert-layout" in {note.code for note in result.outputs[0].notes if note.level == "warning"}
+        assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["lora_B_layout"] == "grouped_by_expert"
+
+    def test_of_adapters_alone(self, peft_run: tuple[Any, Path], tmp_path: Path) -> None:
+        """Their own folder, and from there onto a base: ranks are those of one expert."""
+        _, run = peft_run
+        ckpt_cli.merge(run, tmp_path / "adapter", lora="export")
+        result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out")
+        assert result.outputs[0].lora is not None
+        assert (result.outputs[0].lora.outcome, result.outputs[0].lora.ranks) == ("exported", (4,))
+        assert ckpt_cli.verify(tmp_path / "out").exit_code == 0
+        found, wanted = load(tmp_path / "out"), load(tmp_path / "adapter")
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize(("model_type", "turned"), [("gpt2", True), ("llama", False), (None, False)])

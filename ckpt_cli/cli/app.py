@@ -152,7 +152,7 @@ def merge(
         Optional[LoraMode],  # noqa: UP045
         typer.Option(
             "--lora",
-            help="LoRA adapters: into the weights (default), as a PEFT folder, both (the second beside, _adapter), or as they are.",
+            help="LoRA adapters: into the weights (default), as a PEFT folder (default for adapters alone), both, or as they are.",
             show_default=False,
             rich_help_panel=LORA_PANEL,
         ),

@@ -131,9 +131,11 @@ def merge_result(result: MergeResult, session: Session) -> None:
         facts.append(("dtype", _dtypes(output)))
         facts.append(("names", _naming(output)))
         facts.append(("lora", _lora(output.lora)))
+        facts += [("", note.text) for note in output.notes if note.code == "lora-alone"]
         facts += [("dropped", f"{name}: {why}") for name, why in output.dropped.items()]
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
+        facts += _beside(checkpoint)
         facts.append(("assets", ", ".join(output.assets) or "none"))
         state = _by_rank([FileInfo(name=name, bytes=0) for name in output.state])
         facts.append(("state", ", ".join(_file_label(names) for names, _ in state)))
@@ -188,6 +190,7 @@ def average_result(result: AverageResult, session: Session) -> None:
             facts.append(("", f"... and {len(output.dropped) - ROWS} more, all of them with --json"))
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
+        facts += _beside(checkpoint)
         facts.append(("assets", ", ".join(output.assets) or "none"))
         facts += _written(output, result.dry_run, result.seconds)
         print_facts(console, facts)
@@ -252,6 +255,12 @@ def extract_result(result: ExtractResult, session: Session) -> None:
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _beside(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    """What is part of the checkpoint, or lies beside it, and is not written: no reason to warn, and never unsaid."""
+    said = ("extra-state", "other-weights", "other-components")
+    return [("left out", note.text) for note in checkpoint.notes if note.level == "info" and note.code in said]
 
 
 def _facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[str, str]]:

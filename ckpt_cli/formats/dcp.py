@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
@@ -19,7 +20,7 @@ from ckpt_cli.formats.dcp_megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
 from ckpt_cli.formats.state_dict import EXTRA_STATE
 from ckpt_cli.model import Component, Leaf, Note, Tensor
-from ckpt_cli.names import check_name, few, printable
+from ckpt_cli.names import check_name, few, is_extra_state, printable
 
 FORMAT = "dcp"
 
@@ -59,6 +60,11 @@ class Dcp:
         with reading(match.root):
             groups = groups_of(catalog)
         group = _chosen(match, groups)
+        state = [name for name in group.tensors if is_extra_state(name)]
+        if state:
+            group = replace(group, tensors={name: entry for name, entry in group.tensors.items() if not is_extra_state(name)})
+        if not group.tensors:
+            raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
         _refuse_permuted(catalog, group, match.root)
         reader = ItemReader(roots, files)
         reader.check_files(group.tensors.values())
@@ -84,7 +90,7 @@ class Dcp:
             tensors=tensors,
             files=tuple(reader.path(file) for file in sorted(used)),
             world_size=world,
-            leaves=tuple(Leaf(name, "stored object") for name in catalog.objects),
+            leaves=tuple(Leaf(name, "stored object") for name in (*state, *catalog.objects)),
             notes=tuple(notes),
             writer=f"torch DCP ({catalog.writer})",
         )

@@ -6,15 +6,15 @@ import os
 import re
 from pathlib import Path
 
-from ckpt_cli.errors import IncompleteError, Inconsistent, MissingShard, reading
+from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, Source, entries_in, files_in
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.set_contents import refuse_shard
 from ckpt_cli.formats.set_names import error_of, part_of
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
-from ckpt_cli.model import Component, Piece, Tensor
-from ckpt_cli.names import check_name, few
+from ckpt_cli.model import Component, Leaf, Piece, Tensor
+from ckpt_cli.names import check_name, few, is_extra_state
 from ckpt_cli.safetensors_file import Entry, read_header
 
 FORMAT = "safetensors"
@@ -100,8 +100,16 @@ class HubFolder:
             order = {name: i for i, name in enumerate(mapping)}
             entries.sort(key=lambda item: order[item[0].name])
             paths = (first, *(first.parent / name for name in names))
-        tensors = {check_name(entry.name): described_entry(entry, source) for entry, source in entries}
-        return Component(match.component, FORMAT, match.root, tensors, paths, writer=match.evidence)
+        tensors = {check_name(entry.name): described_entry(entry, source) for entry, source in entries if not is_extra_state(entry.name)}
+        if not tensors:
+            raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)
+        leaves = tuple(entry_leaf(entry) for entry, _ in entries if is_extra_state(entry.name))
+        return Component(match.component, FORMAT, match.root, tensors, paths, leaves=leaves, writer=match.evidence)
+
+
+def entry_leaf(entry: Entry) -> Leaf:
+    """An entry of a safetensors file that is no weight, as it is shown."""
+    return Leaf(check_name(entry.name), f"{entry.dtype} {list(entry.shape)}")
 
 
 def _is_whole(name: str) -> bool:

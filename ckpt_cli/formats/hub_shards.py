@@ -15,10 +15,11 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.hub_folder import entry_leaf
 from ckpt_cli.formats.set_contents import SHARDING as INFO
 from ckpt_cli.geometry import Box
-from ckpt_cli.model import Component, Note, Tensor
-from ckpt_cli.names import check_name
+from ckpt_cli.model import Component, Leaf, Note, Tensor
+from ckpt_cli.names import check_name, is_extra_state
 from ckpt_cli.safetensors_file import Entry, parse_json, read_header
 
 FORMAT = "hub-shards"
@@ -55,6 +56,7 @@ class HubShards:
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         parts: dict[str, list[Part]] = {}
+        leaves: dict[str, Leaf] = {}
         for path in match.files:
             rank = _rank(path)
             source = files.source(path)
@@ -62,8 +64,13 @@ class HubShards:
             with reading(path):
                 offsets = _saved_offsets(header.metadata.get(INFO))
                 for entry in header.entries:
+                    if is_extra_state(entry.name):
+                        leaves[entry.name] = entry_leaf(entry)
+                        continue
                     with reading(path, tensor=entry.name):
                         parts.setdefault(check_name(entry.name), []).append(_part(entry, source, rank, offsets))
+        if not parts:
+            raise CorruptFile("the files hold no tensor", path=match.root)
         tensors = {}
         for name, held in parts.items():
             with reading(match.root, tensor=name):
@@ -74,7 +81,17 @@ class HubShards:
             "these files record no whole shapes: if those of the last ranks were lost, it would not show; compare with --base",
         )
         world = max(part.rank for held in parts.values() for part in held) + 1
-        return Component(match.component, FORMAT, match.root, tensors, match.files, world_size=world, notes=(note,), writer=match.evidence)
+        return Component(
+            match.component,
+            FORMAT,
+            match.root,
+            tensors,
+            match.files,
+            world_size=world,
+            leaves=tuple(leaves.values()),
+            notes=(note,),
+            writer=match.evidence,
+        )
 
 
 def _rank(path: Path) -> int:

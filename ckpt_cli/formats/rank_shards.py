@@ -16,8 +16,9 @@ from ckpt_cli.files import Files, FileSource, entries_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import MAX_RANKS, Match, ReadOptions, missing_of
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
+from ckpt_cli.formats.file_groups import MODEL_KEYS, model_entries
 from ckpt_cli.formats.set_contents import refuse_part
-from ckpt_cli.formats.state_dict import MODEL_KEYS, left_out_notes, model_entries, read_state
+from ckpt_cli.formats.state_dict import left_out_notes, read_state
 from ckpt_cli.model import Component, Leaf, Mesh, Note
 from ckpt_cli.pickle_nodes import describe
 from ckpt_cli.torchfile import TorchFile

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Undecidable, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.formats.dtensor import Local, LocalReader
 from ckpt_cli.inert_values import NUMPY_CORES
 from ckpt_cli.model import Leaf, Note
-from ckpt_cli.names import check_name, few
-from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict, below, describe
+from ckpt_cli.names import check_name, few, is_extra_state
+from ckpt_cli.pickle_nodes import Call, Global, Persistent, below, describe
 
 MAX_SETTING = 4096
 """Bytes of an entry that may be a setting; more are data."""
@@ -21,73 +20,12 @@ MAX_SETTING = 4096
 EXTRA_STATE = "_extra_state"
 """What TransformerEngine keeps beside weights: state, no weight."""
 
-MAX_LEVELS = 4
-
-MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
-EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict")
-NO_GROUP = re.compile(r"optim.*|.*optimizer.*|(lr_)?sched.*|rng.*|.*random.*|dataloader.*|callbacks|loops|(.*_)?ema(_.*)?", re.IGNORECASE)
-"""Keys beside a model whose dicts are not the model."""
-
 FLAT_PARAMETER = re.compile(r"(.*\.)?(_?flat_param(_[0-9]+)?|.*_flat_param)")
 """What FSDP and fairscale call a module's parameters in one vector."""
 
 
-def model_entries(root: object, keys: tuple[str, ...], reader: LocalReader) -> tuple[Mapping[Any, Any], dict[Any, Any]]:
-    """The dict of tensors in a file, and what stands beside it: going down through ``keys`` that hold a dict, or the only group.
-
-    Tensors beside such a key (a random state, a loss) do not make a state dict of what is around it. Raises CorruptFile,
-    Undecidable.
-    """
-    above: dict[Any, Any] = {}
-    node = root
-    for _ in range(MAX_LEVELS):
-        entries = as_dict(node)
-        if entries is None:
-            raise CorruptFile(f"the file holds {describe(node)}, not a state dict", expected="a dict of tensors")
-        inner = next((key for key in keys if as_dict(entries.get(key)) is not None), None)
-        inner = sole_group(entries, reader) if inner is None else inner
-        if inner is None:
-            return entries, above
-        above |= {key: value for key, value in entries.items() if key != inner}
-        node = entries[inner]
-    raise CorruptFile("the state dict is nested too deeply")
-
-
-def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
-    """The key of the only group of tensors in a dict, if it holds more than the loose tensors beside it (a step, a queue).
-
-    None if there is no group, or if the tensors beside it may be the model. Raises Undecidable if there are several groups and
-    nothing else.
-    """
-    if all(as_dict(node) is None for node in entries.values()):
-        return None
-    sizes: dict[Any, int] = {}
-    loose = 0
-    for key, node in entries.items():
-        inner = as_dict(node)
-        if inner is not None and not NO_GROUP.fullmatch(str(key)):
-            sizes[key] = sum(_elements(reader.read(value)) for value in inner.values())
-        elif inner is None and (local := reader.read(node)) is not None:
-            if len(local.shape) > 1 and "." in str(key):
-                # A matrix with the name of a module's weight: this level is a state dict as well.
-                return None
-            loose += _elements(local)
-    groups = [key for key, size in sizes.items() if size > loose]
-    if len(groups) > 1:
-        raise Undecidable(
-            f"several groups of tensors could be the model: {few([str(key) for key in groups])}",
-            expected="one of them",
-            hint="save the one that is meant on its own",
-        )
-    return groups[0] if groups else None
-
-
-def _elements(local: Local | None) -> int:
-    return 0 if local is None else math.prod(local.shape)
-
-
 def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> tuple[dict[str, Local], tuple[Leaf, ...]]:
-    """The tensors of a state dict, and its other entries as inert leaves.
+    """The tensors of a state dict, and its other entries as inert leaves; extra state of modules is one of these, whatever it holds.
 
     Raises Unsupported for an entry that is no tensor but holds some (a nested dict, an object of an unknown class), or one of an
     unknown kind: to leave it out would lose weights. Raises CorruptFile if there is no tensor at all.
@@ -97,6 +35,9 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
     leaves: list[Leaf] = []
     for name, node in entries.items():
         checked = check_name(name)
+        if is_extra_state(checked):
+            leaves.append(Leaf(checked, describe(node)))
+            continue
         with reading(path, tensor=checked):
             local = reader.read(node)
             if local is not None:

@@ -12,9 +12,18 @@ from ckpt_cli.files import Files, files_in
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader
+from ckpt_cli.formats.file_groups import (
+    EMA_KEYS,
+    MODEL_KEYS,
+    FileGroup,
+    chosen_group,
+    file_groups,
+    model_entries,
+    without_averages,
+)
 from ckpt_cli.formats.set_contents import refuse_part
 from ckpt_cli.formats.set_names import error_of, part_of
-from ckpt_cli.formats.state_dict import EMA_KEYS, MODEL_KEYS, left_out_notes, model_entries, read_state
+from ckpt_cli.formats.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
 from ckpt_cli.model import Component, Leaf, Note
@@ -86,7 +95,12 @@ class TorchFiles:
         return matches
 
     def groups(self, match: Match) -> list[str]:
-        return [match.component]
+        """The model of a file, and the averages that a trainer keeps beside it."""
+        first = match.files[0]
+        if match.trouble is not None or first.name == INDEX:
+            return [match.component]
+        with Files() as files, reading(first):
+            return [group.name for group in _groups(TorchFile(files.source(first)), match.component)]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
@@ -98,10 +112,7 @@ class TorchFiles:
         leaves: list[Leaf] = []
         notes: list[Note] = []
         for path in paths:
-            state, others, passed = _read(path, files, match.component)
-            if passed:
-                text = f"left out, since they lie beside the state dict: {few(passed)}"
-                notes.append(Note("warning", "beside-weights", text))
+            state, others = _read(path, files, match, notes)
             if mapping is not None:
                 with reading(path):
                     check_members(mapping, path.name, state.locals)
@@ -123,17 +134,31 @@ def _component(path: Path) -> str:
     return "ema" if path.name == "ema.pt" else "model"
 
 
-def _read(path: Path, files: Files, component: str) -> tuple[RankState, list[Leaf], list[str]]:
-    """The state of a file, what else is in it, and which matrices beside the state dict are not taken."""
+def _groups(file: TorchFile, component: str) -> list[FileGroup]:
+    """The state dicts of a file. A name that is no group's means the component that the file's own name says."""
+    main = "ema" if component == "ema" else "model"
+    entries, above = model_entries(file.root, EMA_KEYS if main == "ema" else MODEL_KEYS, LocalReader(file, 0))
+    return file_groups(file.root, component, entries, above)
+
+
+def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[RankState, list[Leaf]]:
     file = TorchFile(files.source(path))
     reader = LocalReader(file, 0)
     with reading(path):
         refuse_part(file, path)
-        entries, above = model_entries(file.root, EMA_KEYS if component == "ema" else MODEL_KEYS, reader)
-        held, leaves = read_state(entries, reader, path)
-        beside = [Leaf(str(key), describe(value)) for key, value in above.items()]
-        passed = [str(key) for key, value in above.items() if (local := reader.read(value)) is not None and len(local.shape) > 1]
-    return RankState(0, path, held), [*beside, *leaves], passed
+        groups = _groups(file, _component(path) if match.group is not None else match.component)
+        group = chosen_group(groups, match.group)
+        held, leaves = read_state(group.entries, reader, path)
+        beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]
+    others = [f"{other.name} (--type {other.name})" for other in groups if other is not group]
+    passed = [str(key) for key, value in group.beside.items() if (local := reader.read(value)) is not None and len(local.shape) > 1]
+    if group.why is not None:
+        notes.append(Note("warning", "averaged", group.why))
+    if others:
+        notes.append(Note("info", "other-components", f"{path.name} also holds {few(others)}"))
+    if passed:
+        notes.append(Note("warning", "beside-weights", f"left out, since they lie beside the state dict: {few(passed)}"))
+    return RankState(0, path, held), [*beside, *leaves]
 
 
 def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict[str, Any]:
@@ -143,10 +168,7 @@ def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict
     """
     file = TorchFile(files.source(path))
     entries = as_dict(file.root) or {}
-    weights = [key for key in (*MODEL_KEYS, *EMA_KEYS) if as_dict(entries.get(key)) is not None]
-    if not weights:
-        return {}
     reader = ValueReader(file)
     with reading(path):
-        kept = {str(key): node for key, node in entries.items() if key not in weights and not leave_out.fullmatch(str(key))}
+        kept = {str(key): node for key, node in without_averages(entries).items() if not leave_out.fullmatch(str(key))}
         return {key: reader.read(node) for key, node in kept.items()}

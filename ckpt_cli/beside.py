@@ -1,0 +1,80 @@
+"""What is left out beside the tensors of a component: extra state of modules, and files with other weights. All of it is said."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckpt_cli.assets import AUXILIARY
+from ckpt_cli.files import files_in
+from ckpt_cli.formats.hub_folder import OPTIMIZER, PART
+from ckpt_cli.formats.hub_shards import SHARD
+from ckpt_cli.found import Found, Place
+from ckpt_cli.model import Component, Note
+from ckpt_cli.names import few, is_extra_state
+
+SAME_WEIGHTS = re.compile(
+    r"(consolidated|pytorch_model|tf_model|flax_model|rust_model|model|diffusion_pytorch_model)([._-].*)?\.[a-z0-9_]+|.*\.(gguf|onnx|h5|msgpack|ot)",
+    re.ASCII | re.IGNORECASE,
+)
+"""Names that the weights of one model have in other forms: half precision, other libraries."""
+
+WEIGHTS = re.compile(
+    r"(.*[._-])?(v_?heads?|(value|reward|score|classifier|lm|mtp|medusa|eagle)[._-]?(heads?|model)?|critic|adapters?|adapter_model|lora|ema|"
+    r"non_lora_trainables|projectors?|mm_projector|model|weights)([._-].*)?\.(bin|pt|pth|ckpt|npz)",
+    re.ASCII | re.IGNORECASE,
+)
+"""Names of pickles that hold weights; other pickles in a checkpoint are training state."""
+
+NO_WEIGHTS = re.compile(r"(optim|extra_state|scheduler|rng|random|training_args|data|scaler|sampler|train).*", re.ASCII)
+
+
+def left_out_notes(found: Found, place: Place, component: Component) -> tuple[Note, ...]:
+    """What lies in a component, or beside it, and is not one of its tensors."""
+    return (*_extra_state(component), *_other_files(found, place, component))
+
+
+def _extra_state(component: Component) -> list[Note]:
+    states = list(dict.fromkeys(leaf.name for leaf in component.leaves if is_extra_state(leaf.name)))
+    if not states:
+        return []
+    text = f"{few(states, 2)}: extra state of modules (as TransformerEngine keeps it) is no weight, and is left out"
+    return [Note("info", "extra-state", text)]
+
+
+def _other_files(found: Found, place: Place, component: Component) -> list[Note]:
+    """Files with weights in the folder of a component that no component is made of. Beside a single file anything may lie."""
+    if not os.path.isdir(place.match.root):
+        return []
+    used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
+    folders = dict.fromkeys((place.match.root, place.home))
+    names = [path.name for folder in folders for path in files_in(folder) if os.path.abspath(path) not in used and _holds_weights(path)]
+    same = [name for name in dict.fromkeys(names) if SAME_WEIGHTS.fullmatch(name)]
+    others = [name for name in dict.fromkeys(names) if name not in same]
+    notes = []
+    if others:
+        text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} no part of them and {_is(others)} left out"
+        notes.append(Note("warning", "other-weights", text))
+    if same:
+        notes.append(Note("info", "other-weights", f"{few(same, 3)}: weights beside those of {place.name}, which were not looked at"))
+    return notes
+
+
+def _holds_weights(path: Path) -> bool:
+    name = path.name
+    if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or PART.fullmatch(name) or SHARD.fullmatch(name):
+        return False
+    if path.suffix == ".safetensors" or WEIGHTS.fullmatch(name) is not None:
+        return True
+    return SAME_WEIGHTS.fullmatch(name) is not None and _is_other(name)
+
+
+def _is_other(name: str) -> bool:
+    """Whether a name with one of the usual stems is that of weights, and not that of a config."""
+    return name.endswith((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot"))
+
+
+def _is(names: Iterable[str]) -> str:
+    return "is" if len(list(names)) == 1 else "are"

@@ -1,0 +1,498 @@
+"""What is not written is said, and what is written belongs to the model: side files, averages, extra state, bases."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, NotFound, Unsupported
+from ckpt_cli.report import MergeResult
+from tests.architectures import MODELS, build
+from tests.cli import ckpt
+from tests.tensors import differences, load
+from tests.training import trained
+
+Tensors = dict[str, torch.Tensor]
+MODEL = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.arange(4.0)}
+AVERAGE = {name: tensor + 100 for name, tensor in MODEL.items()}
+
+
+def codes(result: MergeResult, level: str | None = None) -> set[str]:
+    notes = [*result.checkpoint.notes, *(note for output in result.outputs for note in output.notes)]
+    return {note.code for note in notes if level in (None, note.level)}
+
+
+def hub_folder(folder: Path, tensors: Mapping[str, torch.Tensor] = MODEL) -> Path:
+    """A folder with an index."""
+    folder.mkdir(parents=True)
+    parts = [f"model-{i:05d}-of-{len(tensors):05d}.safetensors" for i in range(1, len(tensors) + 1)]
+    for part, (name, tensor) in zip(parts, tensors.items(), strict=True):
+        save_file({name: tensor}, folder / part)
+    index = {"metadata": {}, "weight_map": dict(zip(tensors, parts, strict=True))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+class TestFilesBesideTheWeights:
+    @pytest.mark.parametrize("name", ["value_head.safetensors", "v_head.safetensors", "adapter_model.safetensors", "mtp.safetensors"])
+    def test_are_named_by_merge_and_average(self, tmp_path: Path, name: str) -> None:
+        folders = [hub_folder(tmp_path / step) for step in "ab"]
+        for folder in folders:
+            save_file({"v_head.weight": torch.ones(1, 3)}, folder / name)
+        result = ckpt_cli.merge(folders[0], tmp_path / "out")
+        (note,) = [note for note in result.checkpoint.notes if note.code == "other-weights"]
+        assert note.level == "warning"
+        assert name in note.text
+        assert differences(load(tmp_path / "out"), MODEL) == []
+        assert name in str(ckpt_cli.inspect(folders[0]).checkpoint.notes)
+        ckpt_cli.average(folders, tmp_path / "mean")
+        assert f"warning: {name} beside" in ckpt("average", *folders, "-o", tmp_path / "again").err
+
+    @pytest.mark.parametrize("name", ["value_head.bin", "v_head.pt", "critic_head.pth", "non_lora_trainables.bin"])
+    def test_of_torch_as_well(self, tmp_path: Path, name: str) -> None:
+        folder = hub_folder(tmp_path / "run")
+        torch.save({"v_head.weight": torch.ones(1, 3)}, folder / name)
+        assert "other-weights" in codes(ckpt_cli.merge(folder, tmp_path / "out"), "warning")
+
+    def test_beside_files_of_ranks(self, layouts: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(layouts / "verl-run" / "run" / "global_step_20", tmp_path / "global_step_20"))
+        save_file({"v_head.weight": torch.ones(1, 3)}, run / "actor" / "value_head.safetensors")
+        assert "other-weights" in codes(ckpt_cli.merge(run, tmp_path / "out"), "warning")
+
+    @pytest.mark.parametrize("name", ["model.fp16.safetensors", "consolidated.safetensors", "pytorch_model.bin", "tf_model.h5"])
+    def test_in_another_form_are_no_reason_to_warn(self, tmp_path: Path, name: str) -> None:
+        folder = hub_folder(tmp_path / "run")
+        save_file({"a": torch.ones(1)}, folder / name) if name.endswith("safetensors") else torch.save({}, folder / name)
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        assert "other-weights" not in codes(result, "warning")
+        assert "other-weights" in codes(result)
+        assert name in str(result.checkpoint.notes)
+
+    @pytest.mark.parametrize("name", ["optimizer.bin", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "optimizer.safetensors"])
+    def test_that_are_training_state_are_not_weights(self, tmp_path: Path, name: str) -> None:
+        folder = hub_folder(tmp_path / "run")
+        save_file({"a": torch.ones(1)}, folder / name) if name.endswith("safetensors") else torch.save({}, folder / name)
+        assert "other-weights" not in codes(ckpt_cli.merge(folder, tmp_path / "out"))
+
+
+def lit_ema(model: Tensors, average: Tensors) -> Tensors:
+    own = {f"model.{name}": tensor for name, tensor in model.items()}
+    names = {f"model_ema.{name.replace('.', '')}": tensor for name, tensor in average.items()}
+    return {**own, **names, "model_ema.decay": torch.tensor(0.99), "model_ema.num_updates": torch.tensor(3)}
+
+
+def averaged_model(average: Tensors) -> dict[str, Any]:
+    return {"n_averaged": torch.tensor(5), **{f"module.{name}": tensor for name, tensor in average.items()}}
+
+
+IN_ONE_FILE: dict[str, Any] = {
+    "ema": {"model": MODEL, "ema": AVERAGE, "opt": {"state": {0: {"exp_avg": torch.ones(2)}}}},
+    "model_ema": {"model": MODEL, "model_ema": AVERAGE},
+    "timm": {"state_dict": MODEL, "state_dict_ema": AVERAGE, "epoch": 3},
+    "ema_state_dict": {"model_state_dict": MODEL, "ema_state_dict": AVERAGE},
+    "torchvision": {"model": MODEL, "model_ema": averaged_model(AVERAGE)},
+    "RT-DETR": {"model": MODEL, "ema": {"module": AVERAGE, "updates": 7}},
+    "DistributedDataParallel": {"state_dict": MODEL, "ema": {f"module.{name}": tensor for name, tensor in AVERAGE.items()}},
+    "ema-pytorch": {
+        "model": MODEL,
+        "ema": {
+            **{f"online_model.{name}": tensor for name, tensor in MODEL.items()},
+            **{f"ema_model.{name}": tensor for name, tensor in AVERAGE.items()},
+            "initted": torch.tensor(True),
+            "step": torch.tensor(4),
+        },
+    },
+    "a callback of Lightning": {"state_dict": MODEL, "callbacks": {"EMACallback": {"ema_state_dict": AVERAGE, "decay": 0.9}}},
+    "another callback": {"state_dict": MODEL, "callbacks": {"EMA{'decay': 0.9}": {"ema": {"state_dict": AVERAGE}}}},
+    "fairseq": {"model": MODEL, "extra_state": {"ema": AVERAGE, "epoch": 2}},
+    "beside the inner dict": {"model": {"state_dict": MODEL, "ema": AVERAGE}},
+    "among the tensors": {**MODEL, "ema": AVERAGE},
+    "net_ema": {"model": MODEL, "net_ema": AVERAGE},
+    "ema_0.9999": {"model": MODEL, "ema_0.9999": AVERAGE},
+}
+
+
+class TestAnAverageInTheFile:
+    @pytest.fixture(params=IN_ONE_FILE)
+    def file(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+        torch.save(IN_ONE_FILE[request.param], tmp_path / "model.pt")
+        return tmp_path / "model.pt"
+
+    def test_is_a_component(self, file: Path, tmp_path: Path) -> None:
+        assert [component.name for component in ckpt_cli.detect(file).checkpoint.components] == ["model", "ema"]
+        result = ckpt_cli.merge(file, tmp_path / "out")
+        assert "other-components" in codes(result)
+        assert differences(load(tmp_path / "out"), MODEL) == []
+        ckpt_cli.merge(file, tmp_path / "ema", type="ema")
+        assert differences(load(tmp_path / "ema"), AVERAGE) == []
+        assert [output.component for output in ckpt_cli.merge(file, tmp_path / "all", type="both").outputs] == ["model", "ema"]
+
+    def test_is_verified_inspected_and_averaged(self, file: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(file, tmp_path / "ema", type="ema")
+        assert ckpt_cli.verify(tmp_path / "ema", against=file).exit_code == 0
+        assert ckpt_cli.inspect(file, type="ema").checkpoint.components[1].tensors
+        ckpt_cli.average([file, file], tmp_path / "mean", type="ema")
+        assert differences(load(tmp_path / "mean"), AVERAGE) == []
+
+    def test_is_no_training_state(self, file: Path, tmp_path: Path) -> None:
+        try:
+            result = ckpt_cli.extract_state(file, tmp_path / "state")
+        except NotFound:
+            return
+        held = (torch.load(path) for path in (tmp_path / "state").glob("*.pt"))
+        assert all("weight" not in str(list(content)) for content in held)
+        assert result.files
+
+
+class TestOtherAverages:
+    def test_are_mentioned(self, tmp_path: Path) -> None:
+        torch.save({"model": MODEL, "ema": AVERAGE}, tmp_path / "model.pt")
+        assert "model.pt also holds ema (--type ema)" in ckpt("merge", tmp_path / "model.pt", "-o", tmp_path / "out").out
+        assert "ema" in ckpt("detect", tmp_path / "model.pt").out
+
+    def test_of_latent_diffusion_have_the_names_of_the_model(self, tmp_path: Path) -> None:
+        torch.save({"state_dict": lit_ema(MODEL, AVERAGE), "global_step": 3}, tmp_path / "model.ckpt")
+        ckpt_cli.merge(tmp_path / "model.ckpt", tmp_path / "out")
+        ckpt_cli.merge(tmp_path / "model.ckpt", tmp_path / "ema", type="ema")
+        assert differences(load(tmp_path / "out"), {f"model.{name}": tensor for name, tensor in MODEL.items()}) == []
+        assert differences(load(tmp_path / "ema"), {f"model.{name}": tensor for name, tensor in AVERAGE.items()}) == []
+
+    def test_whose_tensors_have_no_partner_are_part_of_the_model(self, tmp_path: Path) -> None:
+        tensors = {**MODEL, "model_ema.other.weight": torch.ones(2)}
+        torch.save(tensors, tmp_path / "model.pt")
+        ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out")
+        assert differences(load(tmp_path / "out"), tensors) == []
+
+    @pytest.mark.parametrize(
+        ("extra", "key"),
+        [
+            ({"averaging_state": {"n_averaged": torch.tensor(3)}}, "current_model_state"),
+            ({"meta": {"mmengine_version": "0.10"}}, "ema_state_dict"),
+        ],
+        ids=["Lightning", "mmengine"],
+    )
+    def test_that_stand_in_the_place_of_the_model_are_named(self, tmp_path: Path, extra: dict[str, Any], key: str) -> None:
+        current = {**{f"module.{name}": tensor for name, tensor in MODEL.items()}, "steps": torch.tensor(4)} if extra.get("meta") else MODEL
+        torch.save({"state_dict": AVERAGE, key: current, **extra}, tmp_path / "model.ckpt")
+        result = ckpt_cli.merge(tmp_path / "model.ckpt", tmp_path / "out")
+        assert "averaged" in codes(result, "warning")
+        for kind, wanted in (("current", MODEL), ("ema", AVERAGE), ("model", AVERAGE)):
+            ckpt_cli.merge(tmp_path / "model.ckpt", tmp_path / kind, type=kind)
+            assert differences(load(tmp_path / kind), wanted) == []
+
+    @pytest.mark.parametrize("key", ["swa_model", "model_avg", "averaged_model"])
+    def test_that_are_no_ema_go_by_their_key(self, tmp_path: Path, key: str) -> None:
+        torch.save({"model": MODEL, key: averaged_model(AVERAGE)}, tmp_path / "model.pt")
+        assert [component.name for component in ckpt_cli.detect(tmp_path / "model.pt").checkpoint.components] == ["model", key]
+        ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out", type=key)
+        assert differences(load(tmp_path / "out"), AVERAGE) == []
+
+    def test_of_several_decays_are_all_listed(self, tmp_path: Path) -> None:
+        torch.save({"model": MODEL, "ema_0.999": AVERAGE, "ema_0.9999": MODEL}, tmp_path / "model.pt")
+        assert [c.name for c in ckpt_cli.detect(tmp_path / "model.pt").checkpoint.components] == ["model", "ema", "ema_0.9999"]
+
+    @pytest.mark.parametrize("average", [{"decay": 0.9, "shadow_params": [torch.ones(2)]}, [torch.ones(2)]], ids=["diffusers", "a list"])
+    def test_without_names_are_refused_by_name(self, tmp_path: Path, average: Any) -> None:
+        torch.save({"model": MODEL, "ema": average}, tmp_path / "model.pt")
+        ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out")
+        with pytest.raises(Unsupported, match="list of tensors without names"):
+            ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "ema", type="ema")
+
+    def test_that_are_whole_modules_are_refused(self, tmp_path: Path) -> None:
+        torch.save({"model": MODEL, "ema": torch.nn.Linear(2, 2)}, tmp_path / "model.pt")
+        assert [component.name for component in ckpt_cli.detect(tmp_path / "model.pt").checkpoint.components] == ["model", "ema"]
+        with pytest.raises(Unsupported, match="not a state dict"):
+            ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "ema", type="ema")
+
+    def test_alone_in_a_file_are_the_main_component(self, tmp_path: Path) -> None:
+        torch.save({"ema": AVERAGE, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}, "step": 3}, tmp_path / "checkpoint.pt")
+        result = ckpt_cli.merge(tmp_path / "checkpoint.pt", tmp_path / "out")
+        assert [output.component for output in result.outputs] == ["ema"]
+        assert differences(load(tmp_path / "out"), AVERAGE) == []
+
+    def test_beside_what_may_be_the_model_do_not_become_it(self, tmp_path: Path) -> None:
+        torch.save({"ema": AVERAGE, "generator": MODEL}, tmp_path / "checkpoint.pt")
+        with pytest.raises(CkptError):
+            ckpt_cli.merge(tmp_path / "checkpoint.pt", tmp_path / "out")
+
+    def test_a_parameter_of_such_a_name_is_a_tensor(self, tmp_path: Path) -> None:
+        torch.save({**MODEL, "ema": torch.nn.Parameter(torch.ones(3)), "ema_decay": torch.tensor(0.9)}, tmp_path / "model.pt")
+        ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out")
+        assert load(tmp_path / "out").keys() == {*MODEL, "ema", "ema_decay"}
+
+    def test_a_file_of_torch_s_averaged_model(self, tmp_path: Path) -> None:
+        model = torch.nn.Linear(3, 2)
+        torch.save(torch.optim.swa_utils.AveragedModel(model).state_dict(), tmp_path / "model.pt")
+        ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out")
+        assert differences(load(tmp_path / "out"), dict(model.state_dict())) == []
+
+
+def with_state(kind: str) -> dict[str, Any]:
+    content = io.BytesIO()
+    torch.save({"scale_fwd": torch.ones(3)}, content)
+    content.seek(0)
+    state: Any = content if kind == "BytesIO" else torch.frombuffer(bytearray(b"x" * 40), dtype=torch.uint8)
+    return {**MODEL, "layers.0.mlp._extra_state": state, "layers.1.mlp._extra_state": None, "_extra_state": {"recipe": torch.ones(2)}}
+
+
+@pytest.mark.parametrize("kind", ["tensor", "BytesIO"])
+class TestExtraState:
+    def check(self, path: Path, out: Path) -> None:
+        result = ckpt_cli.merge(path, out, verify=True)
+        assert result.exit_code == 0
+        assert "extra-state" in codes(result)
+        assert differences(load(out), MODEL) == []
+        ckpt_cli.average([path, path], out.with_name("mean"))
+        assert differences(load(out.with_name("mean")), MODEL) == []
+        assert "_extra_state" in str([leaf.name for leaf in ckpt_cli.inspect(path).checkpoint.components[0].leaves])
+        assert ckpt_cli.verify(path).exit_code == 0
+
+    def test_of_a_file_of_torch(self, tmp_path: Path, kind: str) -> None:
+        torch.save({"model": with_state(kind)}, tmp_path / "model.pt")
+        self.check(tmp_path / "model.pt", tmp_path / "out")
+
+    def test_of_ranks_differs_between_them(self, tmp_path: Path, kind: str) -> None:
+        (tmp_path / "run").mkdir()
+        for rank in range(2):
+            held = with_state(kind)
+            if kind == "tensor":
+                held["layers.0.mlp._extra_state"] = torch.full((30 + rank,), rank, dtype=torch.uint8)
+            torch.save(held, tmp_path / "run" / f"model_world_size_2_rank_{rank}.pt")
+        self.check(tmp_path / "run", tmp_path / "out")
+
+    def test_of_a_dcp_folder(self, tmp_path: Path, kind: str) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        held = {name: value for name, value in with_state(kind).items() if name != "_extra_state"}
+        dcp.save({"model": held}, checkpoint_id=tmp_path / "run", no_dist=True)
+        self.check(tmp_path / "run", tmp_path / "out")
+
+    def test_of_safetensors(self, tmp_path: Path, kind: str) -> None:
+        held = {name: value for name, value in with_state("tensor").items() if isinstance(value, torch.Tensor)}
+        (tmp_path / "run").mkdir()
+        save_file(held, tmp_path / "run" / "model.safetensors")
+        (tmp_path / "run" / "other.txt").write_text(kind)
+        result = ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+        assert "extra-state" in codes(result)
+        assert differences(load(tmp_path / "out"), MODEL) == []
+
+
+def test_what_is_left_out_is_on_the_screen(tmp_path: Path) -> None:
+    folder = hub_folder(tmp_path / "run", {**MODEL, "a._extra_state": torch.ones(2, dtype=torch.uint8)})
+    save_file({"a": torch.ones(1)}, folder / "consolidated.safetensors")
+    for command in (["merge", folder], ["average", folder, folder]):
+        out = " ".join(ckpt(*command, "-o", tmp_path / str(command[0])).out.split())
+        assert "left out" in out
+        assert "a._extra_state: extra state of modules" in out
+        assert "consolidated.safetensors: weights beside those of model" in out
+
+
+def test_a_file_with_nothing_but_extra_state_holds_no_tensor(tmp_path: Path) -> None:
+    save_file({"a._extra_state": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(CorruptFile, match="no tensor"):
+        ckpt_cli.merge(tmp_path, tmp_path.with_name("out"))
+
+
+# -- bases -----------------------------------------------------------------------------------------------------------
+
+QWEN3 = ("Qwen3ForCausalLM", "qwen3", MODELS["qwen2"][2])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two models, and folders that may be passed as their base, all tiny."""
+    folder = tmp_path_factory.mktemp("models")
+    trained(build(*MODELS["qwen2_5_vl"]), folder / "qwen2_5_vl")
+    trained(build(*QWEN3), folder / "qwen3")
+    changes: dict[str, dict[str, Any]] = {
+        "larger": {"hidden_size": 64, "intermediate_size": 96},
+        "deeper": {"num_hidden_layers": 4},
+        "vocabulary": {"vocab_size": 80},
+    }
+    for name, change in changes.items():
+        build(*QWEN3[:2], {**QWEN3[2], **change}).save_pretrained(folder / name)
+    build(*MODELS["qwen2"]).save_pretrained(folder / "qwen2")
+    build(*MODELS["gpt2"]).save_pretrained(folder / "gpt2")
+    for saved in (*folder.glob("*/saved"), *(path.parent for path in folder.glob("*/config.json"))):
+        (saved / "tokenizer.json").write_text("{}")
+    return folder
+
+
+class TestAnotherModelAsBase:
+    def run(self, models: Path, name: str) -> Path:
+        return models / name / "global_step_1"
+
+    @pytest.mark.parametrize("base", ["qwen3/saved", "gpt2", "larger"])
+    def test_is_refused_by_merge_and_average_and_an_error_of_verify(self, models: Path, tmp_path: Path, base: str) -> None:
+        run = self.run(models, "qwen2_5_vl")
+        for options in ({}, {"match_base": True}, {"match_base": True, "fill_missing_from_base": True, "drop_extra": True}):
+            with pytest.raises(Inconsistent, match=r"the base is another model: .*\d+ of \d+ tensors") as raised:
+                ckpt_cli.merge(run, tmp_path / "out", base=models / base, **options)
+            assert "--base" in str(raised.value.hint)
+        with pytest.raises(Inconsistent, match="another model"):
+            ckpt_cli.average([run, run], tmp_path / "out", base=models / base)
+        assert not (tmp_path / "out").exists()
+        ckpt_cli.merge(run, tmp_path / "good")
+        for path in (tmp_path / "good", run):
+            result = ckpt_cli.verify(path, base=models / base)
+            assert result.exit_code == 1
+            (found,) = [item for item in result.findings if item.code == "other-base"]
+            assert int(found.numbers["alike"]) < int(found.numbers["tensors"])
+
+    def test_of_another_size_of_the_family_is_refused(self, models: Path, tmp_path: Path) -> None:
+        with pytest.raises(Inconsistent, match="same shape"):
+            ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=models / "larger")
+        assert ckpt_cli.verify(self.run(models, "qwen3"), base=models / "larger").exit_code == 1
+
+    @pytest.mark.parametrize("base", ["qwen3/saved", "vocabulary", "deeper"])
+    def test_that_may_be_the_right_one_is_taken(self, models: Path, tmp_path: Path, base: str) -> None:
+        """A vocabulary is resized, layers are pruned."""
+        run = self.run(models, "qwen3")
+        result = ckpt_cli.merge(run, tmp_path / "out", base=models / base)
+        assert "tokenizer.json" in result.outputs[0].assets
+        assert "other-base" not in codes(result)
+        assert "other-base" not in {item.code for item in ckpt_cli.verify(tmp_path / "out", base=models / base).findings}
+
+    def test_may_be_the_language_model_inside(self, models: Path, tmp_path: Path) -> None:
+        result = ckpt_cli.merge(self.run(models, "qwen2_5_vl"), tmp_path / "out", base=models / "qwen2")
+        assert "other-base" not in codes(result)
+
+    def test_of_the_same_shapes_and_another_family_is_told_by_the_configs(self, models: Path, tmp_path: Path) -> None:
+        base = Path(shutil.copytree(models / "vocabulary", tmp_path / "base"))
+        content = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps({**content, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}))
+        with pytest.raises(Inconsistent, match="qwen3 and mistral"):
+            ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=base)
+
+    def test_of_which_nothing_is_taken_is_a_warning(self, models: Path, tmp_path: Path) -> None:
+        (tmp_path / "base").mkdir()
+        for path in (models / "larger").glob("model*.safetensors"):
+            shutil.copy(path, tmp_path / "base")
+        result = ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=tmp_path / "base", compare=True)
+        assert "other-base" in codes(result, "warning")
+
+    def test_without_weights_is_doubted_by_its_config(self, models: Path, tmp_path: Path) -> None:
+        (tmp_path / "base").mkdir()
+        for path in (models / "larger").glob("*.json"):
+            shutil.copy(path, tmp_path / "base")
+        result = ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=tmp_path / "base")
+        assert any("hidden_size" in note.text for note in result.outputs[0].notes if note.code == "other-base")
+
+    def test_names_of_memory_and_of_the_hub_are_one_model(self, models: Path, tmp_path: Path) -> None:
+        run, base = self.run(models, "qwen2_5_vl"), models / "qwen2_5_vl" / "saved"
+        ckpt_cli.merge(run, tmp_path / "native", names="native")
+        ckpt_cli.merge(run, tmp_path / "out", names="native", base=base)
+        assert "other-base" not in {item.code for item in ckpt_cli.verify(tmp_path / "native", base=base).findings}
+
+    def test_names_of_a_trainer_are_a_warning(self, models: Path, tmp_path: Path) -> None:
+        """torchtitan's and others': the shapes are those of the base, and the names are not."""
+        tensors = load(models / "qwen3" / "saved")
+        (tmp_path / "run").mkdir()
+        save_file({f"net.{name.replace('proj', 'w')}": tensor for name, tensor in tensors.items()}, tmp_path / "run" / "model.safetensors")
+        result = ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=models / "qwen3" / "saved")
+        assert "--key-map" in str([note.text for note in result.outputs[0].notes if note.code == "other-base"])
+        found = ckpt_cli.verify(tmp_path / "run", base=models / "qwen3" / "saved")
+        assert "other-names" in {item.code for item in found.of_severity("warning")}
+
+    def test_filters_do_not_make_another_model_of_it(self, models: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=models / "vocabulary", include="*embed_tokens*")
+
+    def test_of_adapters_is_refused_as_well(self, layouts: Path, models: Path, tmp_path: Path) -> None:
+        run = layouts / "verl-lora" / "lora_only"
+        for mode in ("export", "fuse"):
+            with pytest.raises(CkptError, match=r"another model|not here|do not fit"):
+                ckpt_cli.merge(run, tmp_path / "out", base=models / "larger", lora=mode)
+
+
+class TestWhatABaseGives:
+    NAMES = (
+        "consolidated.safetensors", "model.fp16.safetensors", "model.bf16.safetensors", "adapter_model.safetensors",
+        "value_head.safetensors", "unrelated.safetensors", "ae.safetensors", "pytorch_model.bin", "model.gguf", "model.onnx",
+        "model.onnx_data", "rust_model.ot", "adapter_config.json", "model.safetensors.index.fp16.json", "trainer_state.json",
+        "zero_to_fp32.py", "weights.tar",
+    )  # fmt: skip
+
+    def test_are_assets_and_never_its_weights_in_another_form(self, tmp_path: Path) -> None:
+        base, run = hub_folder(tmp_path / "base"), hub_folder(tmp_path / "run")
+        for name in self.NAMES:
+            save_file({"a": torch.ones(1)}, base / name) if name.endswith(".safetensors") else (base / name).write_text("{}")
+        (base / "tokenizer.json").write_text("{}")
+        (base / "params.json").write_text("{}")
+        ckpt_cli.merge(run, tmp_path / "out", base=base)
+        ckpt_cli.average([run, run], tmp_path / "mean", base=base)
+        for out in (tmp_path / "out", tmp_path / "mean"):
+            written = {path.name for path in out.iterdir()}
+            assert written == {"model.safetensors", "config.json", "tokenizer.json", "params.json", "ckpt-manifest.json"}
+
+    def test_is_the_image_decoder_of_bagel(self, layouts: Path, tmp_path: Path) -> None:
+        fork, base = layouts / "bagel-runs" / "fork_dcp", tmp_path / "base"
+        shutil.copytree(layouts / "bagel-runs" / "base", base)
+        save_file({"a": torch.ones(1)}, base / "consolidated.safetensors")
+        result = ckpt_cli.merge(fork, tmp_path / "out", base=base)
+        assert "ae.safetensors" in result.outputs[0].assets
+        assert "consolidated.safetensors" not in result.outputs[0].assets
+        ckpt_cli.average([fork, fork], tmp_path / "mean", base=base)
+        assert (tmp_path / "mean" / "ae.safetensors").read_bytes() == (base / "ae.safetensors").read_bytes()
+
+
+class TestCustomCode:
+    """Of Python files, those that a config refers to, and what these import."""
+
+    def written(self, run: Path, out: Path, **options: Any) -> set[str]:
+        ckpt_cli.merge(run, out, **options)
+        return {path.name for path in out.glob("*.py")}
+
+    @pytest.mark.parametrize("name", ["zero_to_fp32.py", "train.py", "handler.py", "custom_processing.py"])
+    def test_is_no_script_that_lies_around(self, tmp_path: Path, name: str) -> None:
+        run = hub_folder(tmp_path / "run")
+        (run / name).write_text("import torch")
+        assert self.written(run, tmp_path / "out") == set()
+        base = Path(shutil.copytree(run, tmp_path / "base"))
+        (run / name).unlink()
+        assert self.written(run, tmp_path / "again", base=base) == set()
+
+    @pytest.mark.parametrize(
+        ("file", "content"),
+        [
+            ("config.json", {"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": None}}),
+            ("config.json", {"text_config": {"auto_map": {"AutoModel": "org/name--modeling_x.X"}}}),
+            ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["modeling_x.X", None]}}),
+            ("preprocessor_config.json", {"auto_map": {"AutoProcessor": "modeling_x.X"}}),
+            ("config.json", {"custom_pipelines": {"x": {"impl": "modeling_x.X"}}}),
+            ("modules.json", [{"idx": 0, "type": "modeling_x.X"}]),
+        ],
+    )
+    def test_is_what_a_config_refers_to_and_what_that_imports(self, tmp_path: Path, file: str, content: Any) -> None:
+        run = hub_folder(tmp_path / "run")
+        (run / file).write_text(json.dumps(content))
+        (run / "modeling_x.py").write_text("from .layers import (\n a,\n b)\nfrom . import (config_x,\n  others as o)\nimport json\n")
+        (run / "layers.py").write_text("    from .deeper.inside import z  # noqa\n")
+        for name in ("config_x.py", "others.py", "deeper.py", "json.py", "zero_to_fp32.py"):
+            (run / name).write_text("x = 1")
+        wanted = {"modeling_x.py", "layers.py", "config_x.py", "others.py", "deeper.py"}
+        assert self.written(run, tmp_path / "out") == wanted
+        base = Path(shutil.copytree(run, tmp_path / "base"))
+        assert self.written(hub_folder(tmp_path / "plain"), tmp_path / "again", base=base) == wanted
+
+    def test_of_a_base_that_the_run_refers_to(self, tmp_path: Path) -> None:
+        run, base = hub_folder(tmp_path / "run"), hub_folder(tmp_path / "base")
+        (run / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}))
+        (base / "modeling_x.py").write_text("")
+        assert self.written(run, tmp_path / "out", base=base) == {"modeling_x.py"}
+
+    @pytest.mark.parametrize("content", ["{", "[1]", '{"auto_map": 3}', '{"auto_map": {"a": {"b": []}}}', '{"auto_map": "../../evil.X"}'])
+    def test_is_nothing_where_a_config_makes_no_sense(self, tmp_path: Path, content: str) -> None:
+        run = hub_folder(tmp_path / "run")
+        (run / "tokenizer_config.json").write_text(content)
+        (run / "evil.py").write_text("")
+        assert self.written(run, tmp_path / "out") == set()

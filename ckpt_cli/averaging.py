@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ckpt_cli.placing import check_target
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import (
     DEFAULT_SHARD_SIZE,
+    Order,
     Publication,
     Target,
     as_tuples,
@@ -167,7 +169,7 @@ def average(
         method = chosen.implied_method
         mixed = _formula(snapshots, method, chosen)
         jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), folder, rules, chosen)
-        outputs = [_run(job, method, chosen, progress) for job in jobs]
+        outputs = _run(jobs, method, chosen, progress)
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
     return AverageResult(
         checkpoint=newest,
@@ -334,19 +336,19 @@ def _config_notes(sources: Sequence[Source]) -> list[Note]:
 # -- doing -----------------------------------------------------------------------------------------------------------
 
 
-def _run(job: Job, method: Method, options: AverageOptions, progress: Progress | None) -> AveragedComponent:
-    published = publish(
-        job.plan,
-        model_files(job.assets, job.plan),
-        Target(job.target, options.overwrite),
-        lambda written: _manifest(job, method, options, written),
-        dry_run=options.dry_run,
-        jobs=options.jobs,
-        checksum=options.checksum,
-        approve=_approval(job, options),
-        progress=progress,
-    )
-    return _result(job, options, published)
+def _run(jobs: Sequence[Job], method: Method, options: AverageOptions, progress: Progress | None) -> list[AveragedComponent]:
+    orders = [
+        Order(
+            job.plan,
+            model_files(job.assets, job.plan),
+            Target(job.target, options.overwrite),
+            partial(_manifest, job, method, options),
+            approve=_approval(job, options),
+        )
+        for job in jobs
+    ]
+    published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
+    return [_result(job, options, done) for job, done in zip(jobs, published, strict=True)]
 
 
 def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:

@@ -24,7 +24,7 @@ from ckpt_cli.opening import listed_component, short_reason
 from ckpt_cli.optimizers import Optimizer, read_optimizer
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
-from ckpt_cli.publishing import SideFiles, Target, check_writing, publish
+from ckpt_cli.publishing import Order, SideFiles, Target, check_writing, publish
 from ckpt_cli.report import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state_folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
 from ckpt_cli.states import TrainingState, read_state
@@ -89,16 +89,14 @@ def extract_state(
         if optimizer is not None:
             side[OPTIMIZER] = json_bytes(optimizer.content)
             whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
-        published = publish(
+        order = Order(
             whole,
             side,
             Target(target, chosen.overwrite),
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
-            dry_run=chosen.dry_run,
-            jobs=chosen.jobs,
             watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if os.path.isfile(path)],
-            progress=progress,
         )
+        (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress)
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
     written += [FileInfo(name=n, bytes=c.stat().st_size if isinstance(c, Path) else len(c)) for n, c in side.items()]
     notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ckpt_cli.merge_plan import Base, Job, MergeOptions, check_options, open_bas
 from ckpt_cli.model import Note
 from ckpt_cli.opening import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.progress import Progress
-from ckpt_cli.publishing import Publication, Target, as_tuples, publish, refuse_overflows, written_facts
+from ckpt_cli.publishing import Order, Publication, Target, as_tuples, publish, refuse_overflows, written_facts
 from ckpt_cli.report import MergedComponent, MergeResult
 from ckpt_cli.verification import verify_written
 
@@ -69,29 +70,33 @@ def merge(
         jobs = [
             with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, output, reference, rules, chosen)
         ]
-        outputs = [_run(job, opened, reference, chosen, progress) for job in jobs]
+        outputs = _run(jobs, opened, reference, chosen, progress)
         checkpoint = describe_checkpoint(opened).without_tensors()
     seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=seconds)
 
 
-def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> MergedComponent:
-    published = publish(
-        job.plan,
-        job.side_files,
-        Target(job.output, options.overwrite, options.in_place),
-        lambda written: _manifest(job, opened, base, options, written),
-        dry_run=options.dry_run,
-        jobs=options.jobs,
-        checksum=options.checksum,
-        approve=None if options.allow_overflow else refuse_overflows,
-        progress=progress,
-    )
-    result = _result(job, base, options, published, progress)
-    if options.verify and not options.dry_run:
-        verified = verify_written(job.output, job.parts, opened.found.path, jobs=options.jobs, progress=progress)
-        return result.model_copy(update={"verified": verified})
-    return result
+def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> list[MergedComponent]:
+    orders = [
+        Order(
+            job.plan,
+            job.side_files,
+            Target(job.output, options.overwrite, options.in_place),
+            partial(_manifest, job, opened, base, options),
+            approve=None if options.allow_overflow else refuse_overflows,
+        )
+        for job in jobs
+    ]
+    published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
+    results = [_result(job, base, options, done, progress) for job, done in zip(jobs, published, strict=True)]
+    if not options.verify or options.dry_run:
+        return results
+    return [
+        result.model_copy(
+            update={"verified": verify_written(job.output, job.parts, opened.found.path, jobs=options.jobs, progress=progress)}
+        )
+        for job, result in zip(jobs, results, strict=True)
+    ]
 
 
 def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions, written: Written) -> bytes:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
+
+from typing_extensions import Unpack
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.agreeing import Agreed, agree
@@ -18,8 +20,9 @@ from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.execute import Written
-from ckpt_cli.files import Files, as_paths
+from ckpt_cli.files import Files
 from ckpt_cli.formats.base import Naming, ShardOrder
+from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, text_of
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.model import Note
 from ckpt_cli.names import few
@@ -31,7 +34,6 @@ from ckpt_cli.publishing import (
     Order,
     Publication,
     Target,
-    as_tuples,
     check_writing,
     model_files,
     publish,
@@ -102,6 +104,42 @@ class AverageOptions:
         return "uniform" if self.sigma_rel is None else "posthoc-ema"
 
 
+class AverageKeywords(TypedDict, total=False):
+    """The keyword arguments of `average` besides paths: `AverageOptions` as callers may give them."""
+
+    everything: bool
+    last: int | None
+    begin: int | None
+    end: int | None
+    every: int | None
+    steps: int | str | Sequence[int]
+    method: Method | None
+    weights: float | str | Sequence[float] | None
+    normalize: bool
+    decay: float | None
+    half_life: float | None
+    decay_shape: DecayShape | None
+    sigma_rel: float | None
+    source_sigma_rel: float | None
+    dtype: DtypeLike
+    names: Naming
+    intersect: bool
+    strict: bool
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    key_map: PathLike | None
+    max_shard_size: int | str | None
+    weights_name: str | None
+    overwrite: bool
+    jobs: int | None
+    dry_run: bool
+    checksum: bool
+    allow_overflow: bool
+    allow_non_finite: bool
+    allow_unequal_replicas: bool
+    shard_order: ShardOrder
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One component of one checkpoint in an average; ``label`` is how messages call it."""
@@ -132,43 +170,44 @@ class Job:
         return [source for source, weight in zip(self.sources, self.formula.weights, strict=True) if weight]
 
 
+@boundary
 def average(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    output: str | os.PathLike[str],
+    paths: PathLike | Sequence[PathLike],
+    output: PathLike,
     *,
     type: str | None = None,
-    base: str | os.PathLike[str] | None = None,
-    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    base: PathLike | None = None,
+    also: PathLike | Sequence[PathLike] = (),
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[AverageKeywords],
 ) -> AverageResult:
     """Average checkpoints into one model folder.
 
     ``paths`` are runs, checkpoints, component folders or files, from old to new; ``type`` chooses the component; ``options``
-    are the fields of `AverageOptions` (``last=5``, ``weights=(0.7, 0.3)``, ...). Every element is the exactly rounded value
+    are those of `AverageKeywords` (``last=5``, ``weights=(0.7, 0.3)``, ...). Every element is the exactly rounded value
     of the formula that the result reports. Raises what `merge` raises, and NonFinite for sources with NaN or infinities.
     """
-    try:
-        chosen = AverageOptions(**as_tuples(options))
-    except TypeError as error:
-        raise UsageError(f"unknown option: {error}", expected=", ".join(AverageOptions.__slots__)) from None
+    chosen = options_of(AverageOptions, options)
+    given, target = paths_of(paths, "PATH"), path_of(output, "--output", output=True)
+    component, nodes = text_of(type, "--type"), paths_of(also, "--also")
+    home = path_text(base, "--base") if base is not None else None
     check_writing(chosen.weights_name, chosen.jobs, chosen.max_shard_size)
     started = time.monotonic()
     rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()
-    folder = resolve_base(os.fspath(base)) if base is not None else None
+    folder = resolve_base(home) if home is not None else None
     with Files() as files:
         snapshots = open_snapshots(
-            as_paths(paths),
+            given,
             StepChoice(chosen.everything, chosen.last, chosen.begin, chosen.end, chosen.every, chosen.steps),
             files,
-            type=type,
+            type=component,
             base=folder,
-            also=as_paths(also),
+            also=nodes,
             shard_order=chosen.shard_order,
         )
         method = chosen.implied_method
         mixed = _formula(snapshots, method, chosen)
-        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), folder, rules, chosen)
+        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(target)), folder, rules, chosen)
         outputs = _run(jobs, method, chosen, progress)
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
     return AverageResult(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import TypedDict, get_args
 
 from ckpt_cli import plan
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
@@ -16,6 +16,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.frameworks import framework_of
+from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.lora_merge import ADAPTER_WEIGHTS, exported_adapter, with_adapters_fused
 from ckpt_cli.lora_names import has_adapters
@@ -68,6 +69,35 @@ class MergeOptions:
     allow_overflow: bool = False
     allow_unequal_replicas: bool = False
     shard_order: ShardOrder = "auto"
+
+
+class MergeKeywords(TypedDict, total=False):
+    """The keyword arguments of `merge` besides paths: `MergeOptions` as callers may give them."""
+
+    dtype: DtypeLike | None
+    max_shard_size: int | str | None
+    weights_name: str | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    key_map: PathLike | None
+    match_base: bool
+    fill_missing_from_base: bool
+    drop_extra: bool
+    compare: bool
+    names: Naming
+    lora: LoraMode | None
+    lora_alpha: float | None
+    ema_from_model: bool
+    with_state: bool
+    overwrite: bool
+    in_place: bool
+    jobs: int | None
+    dry_run: bool
+    verify: bool
+    checksum: bool
+    allow_overflow: bool
+    allow_unequal_replicas: bool
+    shard_order: ShardOrder
 
 
 @dataclass(frozen=True, slots=True)

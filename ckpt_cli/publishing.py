@@ -70,12 +70,6 @@ class Publication:
     side_files: SideFiles
 
 
-def as_tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with one value where several may be given, as a tuple of it: include="*.mlp.*", steps=100."""
-    several = ("include", "exclude", "steps", "weights")
-    return {name: (value,) if name in several and isinstance(value, (str, int, float)) else value for name, value in options.items()}
-
-
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:
     """Raise UsageError for options of writing that make no sense."""
     if weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", weights_name):

@@ -76,6 +76,8 @@ def _run_child(question: Question, text: str) -> dict[str, Any] | None:
         path.write_text(text)
         command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub_compile", f"--{question}", str(path)]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([package, *others])}
+        # torch makes folders for compiled code in the temporary folder: here they go away with it.
+        environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, cwd=folder, check=False)
             content = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None

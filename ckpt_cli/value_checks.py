@@ -198,14 +198,15 @@ def _look(seen: _Seen, raw: bytearray, dtype: Dtype) -> None:
         seen.zero = seen.zero and not any(raw)
         return
     values = view_as(raw, dtype, len(elements))
-    if seen.zero:
-        seen.zero = not bool((values != 0).any()) if dtype.kind != "opaque" else not any(raw)
-    if dtype.kind in ("float", "complex") or dtype.code.startswith("F8"):
-        strange = _not_finite(values, dtype)
-        if strange.any():
-            nan = int(numpy.isnan(values).sum())
-            seen.nan += nan
-            seen.infinite += int(strange.sum()) - nan
+    with numpy.errstate(all="ignore"):  # signalling NaNs
+        if seen.zero:
+            seen.zero = not bool((values != 0).any()) if dtype.kind != "opaque" else not any(raw)
+        if dtype.kind in ("float", "complex") or dtype.code.startswith("F8"):
+            strange = _not_finite(values, dtype)
+            if strange.any():
+                nan = int(numpy.isnan(values).sum())
+                seen.nan += nan
+                seen.infinite += int(strange.sum()) - nan
 
 
 def _not_finite(values: Array, dtype: Dtype) -> Array:

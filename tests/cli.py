@@ -20,16 +20,10 @@ class Outcome:
     err: str
 
 
-OPTIMISED = os.environ.get("CKPT_TEST_OPTIMIZE") == "1"
-"""Whether commands run as under PYTHONOPTIMIZE=1: nothing may hang on an ``assert``. The asserts of the tests themselves stay."""
-
-PYTHON = [sys.executable, *(["-O"] if OPTIMISED else [])]
-
-
 def ckpt(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> Outcome:
     """Run ``python -m ckpt_cli`` without colour or width from outside."""
     clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")}
     clean["PYTHONPATH"] = str(ROOT)
-    command = [*PYTHON, "-m", "ckpt_cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "ckpt_cli", *map(str, arguments)]
     done = subprocess.run(command, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True, timeout=120)
     return Outcome(done.returncode, done.stdout, done.stderr)

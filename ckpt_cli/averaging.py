@@ -7,8 +7,11 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
+
+from typing_extensions import Unpack
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.agreeing import Agreed, agree
@@ -21,8 +24,9 @@ from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import NonFinite, UsageError, within_memory
 from ckpt_cli.execute import Written
-from ckpt_cli.files import Files, as_paths
+from ckpt_cli.files import Files
 from ckpt_cli.formats.base import Naming, ShardOrder
+from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, text_of
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.merge_plan import Base, MergeOptions, open_base
 from ckpt_cli.model import Note
@@ -32,9 +36,9 @@ from ckpt_cli.placing import check_target
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import (
     DEFAULT_SHARD_SIZE,
+    Order,
     Publication,
     Target,
-    as_tuples,
     check_writing,
     model_files,
     publish,
@@ -107,6 +111,44 @@ class AverageOptions:
         return "uniform" if self.sigma_rel is None else "posthoc-ema"
 
 
+class AverageKeywords(TypedDict, total=False):
+    """The keyword arguments of `average` besides paths: `AverageOptions` as callers may give them."""
+
+    everything: bool
+    last: int | None
+    begin: int | None
+    end: int | None
+    every: int | None
+    steps: int | str | Sequence[int]
+    method: Method | None
+    weights: float | str | Sequence[float] | None
+    normalize: bool
+    decay: float | None
+    half_life: float | None
+    decay_shape: DecayShape | None
+    sigma_rel: float | None
+    source_sigma_rel: float | None
+    dtype: DtypeLike
+    names: Naming
+    intersect: bool
+    strict: bool
+    carry_from_base: str | Sequence[str]
+    allow_missing: str | Sequence[str]
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    key_map: PathLike | None
+    max_shard_size: int | str | None
+    weights_name: str | None
+    overwrite: bool
+    jobs: int | None
+    dry_run: bool
+    checksum: bool
+    allow_overflow: bool
+    allow_non_finite: bool
+    allow_unequal_replicas: bool
+    shard_order: ShardOrder
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One component of one checkpoint in an average; ``label`` is how messages call it."""
@@ -138,42 +180,43 @@ class Job:
         return [source for source, weight in zip(self.sources, self.formula.weights, strict=True) if weight]
 
 
+@boundary
 @within_memory
 def average(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    output: str | os.PathLike[str],
+    paths: PathLike | Sequence[PathLike],
+    output: PathLike,
     *,
     type: str | None = None,
-    base: str | os.PathLike[str] | None = None,
-    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    base: PathLike | None = None,
+    also: PathLike | Sequence[PathLike] = (),
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[AverageKeywords],
 ) -> AverageResult:
     """Average checkpoints into one model folder.
 
     ``paths`` are runs, checkpoints, component folders or files, from old to new; ``type`` chooses the component; ``options``
-    are the fields of `AverageOptions` (``last=5``, ``weights=(0.7, 0.3)``, ...). Every element is the exactly rounded value
+    are those of `AverageKeywords` (``last=5``, ``weights=(0.7, 0.3)``, ...). Every element is the exactly rounded value
     of the formula that the result reports. Raises what `merge` raises, and NonFinite for sources with NaN or infinities.
     """
-    try:
-        chosen = AverageOptions(**as_tuples(options))
-    except TypeError as error:
-        raise UsageError(f"unknown option: {error}", expected=", ".join(AverageOptions.__slots__)) from None
+    chosen = options_of(AverageOptions, options)
+    given, target = paths_of(paths, "PATH"), path_of(output, "--output", output=True)
+    component, nodes = text_of(type, "--type"), paths_of(also, "--also")
+    home = path_text(base, "--base") if base is not None else None
     check_writing(chosen.weights_name, chosen.jobs, chosen.max_shard_size)
     if base is None and (chosen.carry_from_base or chosen.dtype == BASE):
         option = "--carry-from-base" if chosen.carry_from_base else "--dtype base"
         raise UsageError(f"{option} needs a base", hint="pass --base with the folder of the base model")
     started = time.monotonic()
     rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()
-    folder = resolve_base(os.fspath(base)) if base is not None else None
+    folder = resolve_base(home) if home is not None else None
     with Files() as files:
         snapshots = open_snapshots(
-            as_paths(paths),
+            given,
             StepChoice(chosen.everything, chosen.last, chosen.begin, chosen.end, chosen.every, chosen.steps),
             files,
-            type=type,
+            type=component,
             base=folder,
-            also=as_paths(also),
+            also=nodes,
             shard_order=chosen.shard_order,
         )
         method = chosen.implied_method
@@ -182,8 +225,8 @@ def average(
         if folder is not None:
             needed = MergeOptions(carry_from_base=chosen.carry_from_base, dtype=BASE if chosen.dtype == BASE else None)
             reference = open_base(folder, files, needed)
-        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), reference, rules, chosen)
-        outputs = [_run(job, method, chosen, progress) for job in jobs]
+        jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(target)), reference, rules, chosen)
+        outputs = _run(jobs, method, chosen, progress)
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
     return AverageResult(
         checkpoint=newest,
@@ -387,19 +430,19 @@ def _config_notes(sources: Sequence[Source]) -> list[Note]:
 # -- doing -----------------------------------------------------------------------------------------------------------
 
 
-def _run(job: Job, method: Method, options: AverageOptions, progress: Progress | None) -> AveragedComponent:
-    published = publish(
-        job.plan,
-        model_files(job.assets, job.plan),
-        Target(job.target, options.overwrite),
-        lambda written: _manifest(job, method, options, written),
-        dry_run=options.dry_run,
-        jobs=options.jobs,
-        checksum=options.checksum,
-        approve=_approval(job, options),
-        progress=progress,
-    )
-    return _result(job, options, published)
+def _run(jobs: Sequence[Job], method: Method, options: AverageOptions, progress: Progress | None) -> list[AveragedComponent]:
+    orders = [
+        Order(
+            job.plan,
+            model_files(job.assets, job.plan),
+            Target(job.target, options.overwrite),
+            partial(_manifest, job, method, options),
+            approve=_approval(job, options),
+        )
+        for job in jobs
+    ]
+    published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
+    return [_result(job, options, done) for job, done in zip(jobs, published, strict=True)]
 
 
 def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:

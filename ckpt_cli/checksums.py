@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 from ckpt_cli.files import Source
@@ -26,13 +26,14 @@ def combined(parts: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def crc_of(source: Source, offset: int, length: int) -> int:
-    """The CRC-32 of a range of bytes of a source, read through a small buffer."""
+def crc_of(source: Source, offset: int, length: int, each_block: Callable[[], None] = lambda: None) -> int:
+    """The CRC-32 of a range of bytes of a source, read through a small buffer; ``each_block`` may end it by raising."""
     crc, buffer = 0, memoryview(bytearray(min(BLOCK, length)))
     for start in range(0, length, BLOCK):
         part = buffer[: min(BLOCK, length - start)]
         source.read_at(offset + start, part)
         crc = zlib.crc32(part, crc)
+        each_block()
     return crc
 
 

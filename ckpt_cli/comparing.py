@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from ckpt_cli.model import Tensor
 from ckpt_cli.plan import OutputTensor
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.report import BaseComparison, FormChange, TensorDrift
+from ckpt_cli.workers import Stop, in_threads
 
 if TYPE_CHECKING:
     from ckpt_cli.kernels import Array
@@ -137,30 +136,22 @@ def _change(pair: Pair) -> FormChange:
 def _drifts(pairs: Sequence[Pair], share: float, jobs: int | None, progress: Progress) -> list[TensorDrift]:
     sources = (piece.source for pair in pairs for tensor in (pair.mine, pair.base) for piece in tensor.pieces)
     workers = 1 if any(source.forward_only for source in sources) else jobs or default_jobs()
-    stop = threading.Event()
+    stop = Stop()
     progress.start(sum(pair.nbytes for pair in pairs), LABEL)
     try:
-        with ThreadPoolExecutor(workers, thread_name_prefix="ckpt") as pool:
-            futures = [pool.submit(_drift, pair, share, progress, stop) for pair in pairs]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                # What has not begun never begins, what has begun ends after its block.
-                stop.set()
-                raise
+        return in_threads(lambda pair: _drift(pair, share, progress, stop), pairs, workers, stop)
     finally:
         progress.finish()
 
 
-def _drift(pair: Pair, share: float, progress: Progress, stop: threading.Event) -> TensorDrift:
+def _drift(pair: Pair, share: float, progress: Progress, stop: Stop) -> TensorDrift:
     mine, base = PieceIndex(pair.mine.pieces), PieceIndex(pair.base.pieces)
     apart, numel = Accumulator(), pair.base.numel
     packed = [dtype.code in PACKED for dtype in (pair.mine.dtype, pair.base.dtype)]
     compared = changed = 0
     with reading(tensor=pair.name):
         for start, count in _blocks(numel, share):
-            if stop.is_set():
-                break
+            stop.check()
             if any(packed):
                 raw = [_read(tensor, start, count, index) for tensor, index in ((pair.mine, mine), (pair.base, base))]
                 changed += count if pair.mine.dtype != pair.base.dtype else _changed_bytes(raw, count)

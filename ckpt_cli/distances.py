@@ -150,12 +150,13 @@ def widened(values: Array) -> Array:
     import numpy
 
     name = values.dtype.name
-    if name == "bfloat16":
-        return (values.view(numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32).astype(numpy.float64)
-    if name.startswith("float8"):
-        table: Array = numpy.arange(256, dtype=numpy.uint8).view(values.dtype).astype(numpy.float64)
-        return table[values.view(numpy.uint8)]
-    return values.astype(numpy.complex128 if values.dtype.kind == "c" else numpy.float64)
+    with numpy.errstate(invalid="ignore"):  # signalling NaNs
+        if name == "bfloat16":
+            return (values.view(numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32).astype(numpy.float64)
+        if name.startswith("float8"):
+            table: Array = numpy.arange(256, dtype=numpy.uint8).view(values.dtype).astype(numpy.float64)
+            return table[values.view(numpy.uint8)]
+        return values.astype(numpy.complex128 if values.dtype.kind == "c" else numpy.float64)
 
 
 def _difference(ours: Array, base: Array, a: Array, b: Array) -> Array:

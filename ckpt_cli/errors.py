@@ -46,6 +46,9 @@ LEAST_MEMORY = 256 << 20
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+SHOWN = 20
+"""How many of its details the text of an error has."""
+
 
 class CkptError(Exception):
     """The base of all errors that ckpt raises on purpose.
@@ -78,7 +81,12 @@ class CkptError(Exception):
         self.details = tuple(details)
 
     def __str__(self) -> str:
-        return self.message
+        """All that is known, a line each: what a traceback or a log shows to those who call ckpt from Python."""
+        from ckpt_cli.names import printable
+
+        where = {"tensor": self.tensor, "path": self.path, "expected": self.expected, "hint": self.advice}
+        lines = [self.message, *self.details[:SHOWN], *(f"{label}: {text}" for label, text in where.items() if text is not None)]
+        return "\n  ".join(printable(line) for line in lines)
 
     @property
     def advice(self) -> str | None:

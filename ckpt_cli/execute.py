@@ -12,7 +12,6 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.safetensors_file import read_header
 from ckpt_cli.staging import Staging
 from ckpt_cli.weighted_sum import Formula, WeightedSum, real_parts
+from ckpt_cli.workers import Stop, in_threads
 
 COPY_BUFFER = 1 << 20
 CANNOT_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY, errno.EIO}
@@ -148,7 +148,7 @@ class _Workers:
         self._written = written
         self._progress = progress
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._indexes: dict[int, PieceIndex] = {}
         self._parts: dict[str, list[tuple[int, int, int]]] = {}
 
@@ -157,36 +157,25 @@ class _Workers:
         return {name: combined((crc, length) for _, crc, length in sorted(parts)) for name, parts in self._parts.items()}
 
     def run(self, work: Iterable[CopyWork | TileWork], jobs: int) -> None:
-        queue = iter(work)
-        with ThreadPoolExecutor(jobs, thread_name_prefix="ckpt") as pool:
-            futures = [pool.submit(self._drain, queue) for _ in range(jobs)]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                self._stop.set()
-                raise
+        in_threads(self._drain, [iter(work)] * jobs, jobs, self._stop)
 
     def _drain(self, queue: Iterator[CopyWork | TileWork]) -> None:
         buffers = _Buffers()
-        try:
-            while not self._stop.is_set():
-                with self._lock:
-                    work = next(queue, None)
-                if work is None:
-                    return
-                if isinstance(work, CopyWork):
-                    with reading(work.piece.source.identity.path):
-                        self._copy(work, buffers)
-                else:
-                    with reading(tensor=work.output.name):
-                        if work.output.combination is not None:
-                            self._combined_tile(work, work.output.combination, buffers)
-                        else:
-                            self._tile(work, buffers)
-        except BaseException:
-            self._stop.set()
-            raise
+        while True:
+            self._stop.check()
+            with self._lock:
+                work = next(queue, None)
+            if work is None:
+                return
+            if isinstance(work, CopyWork):
+                with reading(work.piece.source.identity.path):
+                    self._copy(work, buffers)
+            else:
+                with reading(tensor=work.output.name):
+                    if work.output.combination is not None:
+                        self._combined_tile(work, work.output.combination, buffers)
+                    else:
+                        self._tile(work, buffers)
 
     def _copy(self, work: CopyWork, buffers: _Buffers) -> None:
         done = _copy_in_kernel(self._fd, work)
@@ -196,6 +185,7 @@ class _Workers:
             work.piece.source.read_at(work.source_offset + done, part)
             _write_all(self._fd, part, work.target_offset + done)
             done += len(part)
+            self._stop.check()
         self._progress.advance(work.nbytes, self._label)
 
     def _tile(self, work: TileWork, buffers: _Buffers) -> None:
@@ -218,6 +208,7 @@ class _Workers:
         total = buffers.weighted_sum(combination.formula, output.tensor)
         total.start()
         for place, tensor in enumerate(combination.tensors):
+            self._stop.check()
             stored = self._read(tensor, tile, buffers)
             strange = total.add(view_as(stored, dtype, tile.numel * parts))
             if strange:

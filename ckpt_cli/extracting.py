@@ -7,17 +7,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from typing_extensions import Unpack
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import CkptError, NotFound, UsageError, within_memory
 from ckpt_cli.execute import Written
-from ckpt_cli.files import Files, as_paths
+from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.found import Found, Place
 from ckpt_cli.frameworks import framework_of
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, text_of
 from ckpt_cli.inert_values import to_json
 from ckpt_cli.locate import component_names, expanded, locate
 from ckpt_cli.model import Note
@@ -25,7 +28,7 @@ from ckpt_cli.opening import listed_component, short_reason
 from ckpt_cli.optimizers import Optimizer, read_optimizer
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
-from ckpt_cli.publishing import SideFiles, Target, check_writing, publish
+from ckpt_cli.publishing import Order, SideFiles, Target, check_writing, publish
 from ckpt_cli.report import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state_folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
 from ckpt_cli.states import TrainingState, read_state
@@ -42,32 +45,42 @@ class ExtractOptions:
     shard_order: ShardOrder = "auto"
 
 
+class ExtractKeywords(TypedDict, total=False):
+    """The keyword arguments of `extract_state` besides paths: `ExtractOptions` as callers may give them."""
+
+    optimizer: bool
+    overwrite: bool
+    dry_run: bool
+    jobs: int | None
+    shard_order: ShardOrder
+
+
+@boundary
 @within_memory
 def extract_state(
-    path: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
+    path: PathLike,
+    output: PathLike | None = None,
     *,
     type: str | None = None,
     step: int | None = None,
-    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    also: PathLike | Sequence[PathLike] = (),
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[ExtractKeywords],
 ) -> ExtractResult:
     """Write the training state of a checkpoint into a folder: scheduler, random states, counters, dataloaders, optimizer.
 
-    ``output`` defaults to ``<checkpoint>_state`` beside the checkpoint; ``options`` are the fields of `ExtractOptions`.
+    ``output`` defaults to ``<checkpoint>_state`` beside the checkpoint; ``options`` are those of `ExtractKeywords`.
     Nothing in a file is executed; what only its own class could rebuild is listed, and its file is copied. Raises NotFound
     where there is no state, InputError for files that cannot be read, Undecidable for an optimizer whose parameters cannot
     be told, OutputError.
     """
-    try:
-        chosen = ExtractOptions(**options)
-    except TypeError as error:
-        raise UsageError(f"unknown option: {error}", expected=", ".join(ExtractOptions.__slots__)) from None
+    chosen = options_of(ExtractOptions, options)
+    path, given = path_of(path), optional_path(output, "--output", output=True)
+    component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     check_writing(None, chosen.jobs, None)
     started = time.monotonic()
     with Files() as files:
-        found, place, notes = choose(path, type, step, as_paths(also))
+        found, place, notes = choose(path, component, step, nodes)
         state = read_state(found, place, files)
         optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
@@ -79,7 +92,7 @@ def extract_state(
                 expected="schedulers, random states or dataloaders, as trainers save them",
                 hint="pass the folder of a training step (--step picks one of a run); an optimizer alone needs --optimizer",
             )
-        target = Path(os.path.abspath(output)) if output is not None else default_output(found, place.name, "state")
+        target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if os.path.isfile(found.path) else [found.path, place.home, *roots]
         check_target(target, sources, overwrite=chosen.overwrite)
@@ -93,16 +106,14 @@ def extract_state(
         if optimizer is not None:
             side[OPTIMIZER] = json_bytes(optimizer.content)
             whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
-        published = publish(
+        order = Order(
             whole,
             side,
             Target(target, chosen.overwrite),
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
-            dry_run=chosen.dry_run,
-            jobs=chosen.jobs,
             watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if os.path.isfile(path)],
-            progress=progress,
         )
+        (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress)
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
     written += [FileInfo(name=n, bytes=c.stat().st_size if isinstance(c, Path) else len(c)) for n, c in side.items()]
     notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]

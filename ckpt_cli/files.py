@@ -10,7 +10,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
@@ -233,11 +233,6 @@ class Files:
     def _trim(self) -> None:
         while len(self._idle) > self._limit:
             os.close(self._idle.popitem(last=False)[1])
-
-
-def as_paths(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """One path or several."""
-    return (Path(given),) if isinstance(given, (str, os.PathLike)) else tuple(map(Path, given))
 
 
 def stays_inside(name: object) -> bool:

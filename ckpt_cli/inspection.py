@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.descriptor import Checkpoint, TensorInfo
 from ckpt_cli.errors import CorruptFile, IncompleteError, Unsupported, within_memory
-from ckpt_cli.files import Files, as_paths
+from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.frameworks import framework_of
+from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths_of, text_of
 from ckpt_cli.locate import component_names, locate
 from ckpt_cli.opening import describe_checkpoint, listed_component, open_checkpoint, step_info
 from ckpt_cli.patterns import pattern_of, ranged
 from ckpt_cli.report import DetectResult, InspectResult, TensorGroup
 
 
+@boundary
 @within_memory
 def detect(
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
     type: str | None = None,
     step: int | None = None,
-    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    also: PathLike | Sequence[PathLike] = (),
 ) -> DetectResult:
     """What a path is: framework, steps, components, world size, completeness.
 
     Reads pickles and headers of the chosen step (the newest complete one), never weights. Raises NotFound,
     NotRecognised or Unreadable; an incomplete checkpoint is no error here, it is reported as ``problem``.
     """
+    path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     try:
         with Files() as files:
-            opened = open_checkpoint(path, files, type=type, step=step, also=as_paths(also))
+            opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
             checkpoint = describe_checkpoint(opened)
     except (IncompleteError, CorruptFile, Unsupported) as error:
-        target = locate(path, step, as_paths(also))
+        target = locate(path, step, nodes)
         found = target.checkpoints[-1]
-        names = component_names(found, type)
+        names = component_names(found, component)
         components = [listed_component(place) for place in found.places]
         checkpoint = Checkpoint(
             path=str(found.path),
@@ -53,24 +55,25 @@ def detect(
     return DetectResult(checkpoint=checkpoint.without_tensors())
 
 
+@boundary
 @within_memory
 def inspect(
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
     type: str | None = None,
     step: int | None = None,
-    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-    base: str | os.PathLike[str] | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    base: PathLike | None = None,
     shard_order: ShardOrder = "auto",
 ) -> InspectResult:
     """Every tensor of a checkpoint with shape, dtype and layout, and the same in groups per layer pattern.
 
     Raises InputError for files that cannot be read, IncompleteError for a checkpoint that is not whole.
     """
-    folder = resolve_base(os.fspath(base)) if base is not None else None
+    path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    folder = resolve_base(path_text(base, "--base")) if base is not None else None
     with Files() as files:
-        nodes = as_paths(also)
-        opened = open_checkpoint(path, files, type=type, step=step, base=folder, also=nodes, shard_order=shard_order)
+        opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
         checkpoint = describe_checkpoint(opened)
     groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}
     return InspectResult(checkpoint=checkpoint, groups=groups)

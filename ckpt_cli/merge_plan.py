@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import TypedDict, get_args
 
 from ckpt_cli import plan
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
@@ -19,6 +19,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.frameworks import framework_of
+from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.lora_merge import (
     ADAPTER_WEIGHTS,
@@ -82,6 +83,37 @@ class MergeOptions:
     allow_overflow: bool = False
     allow_unequal_replicas: bool = False
     shard_order: ShardOrder = "auto"
+
+
+class MergeKeywords(TypedDict, total=False):
+    """The keyword arguments of `merge` besides paths: `MergeOptions` as callers may give them."""
+
+    dtype: DtypeLike | None
+    max_shard_size: int | str | None
+    weights_name: str | None
+    carry_from_base: str | Sequence[str]
+    allow_missing: str | Sequence[str]
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    key_map: PathLike | None
+    match_base: bool
+    fill_missing_from_base: bool
+    drop_extra: bool
+    compare: bool
+    names: Naming
+    lora: LoraMode | None
+    lora_alpha: float | None
+    ema_from_model: bool
+    with_state: bool
+    overwrite: bool
+    in_place: bool
+    jobs: int | None
+    dry_run: bool
+    verify: bool
+    checksum: bool
+    allow_overflow: bool
+    allow_unequal_replicas: bool
+    shard_order: ShardOrder
 
 
 @dataclass(frozen=True, slots=True)

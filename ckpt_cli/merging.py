@@ -5,94 +5,102 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+from typing_extensions import Unpack
 
 from ckpt_cli import manifest
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import UsageError, within_memory
+from ckpt_cli.errors import within_memory
 from ckpt_cli.execute import Written
-from ckpt_cli.files import Files, as_paths
+from ckpt_cli.files import Files
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, text_of
 from ckpt_cli.key_map import read_key_map
-from ckpt_cli.merge_plan import Base, Job, MergeOptions, check_options, open_base, planned_jobs, with_state
+from ckpt_cli.merge_plan import Base, Job, MergeKeywords, MergeOptions, check_options, open_base, planned_jobs, with_state
 from ckpt_cli.model import Note
 from ckpt_cli.opening import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.progress import Progress
-from ckpt_cli.publishing import Publication, Target, as_tuples, publish, refuse_overflows, written_facts
+from ckpt_cli.publishing import Order, Publication, Target, publish, refuse_overflows, written_facts
 from ckpt_cli.report import MergedComponent, MergeResult
 from ckpt_cli.verification import verify_written
 
 
+@boundary
 @within_memory
 def merge(
-    path: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
+    path: PathLike,
+    output: PathLike | None = None,
     *,
     type: str | None = None,
     step: int | None = None,
-    base: str | os.PathLike[str] | None = None,
-    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    base: PathLike | None = None,
+    also: PathLike | Sequence[PathLike] = (),
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[MergeKeywords],
 ) -> MergeResult:
     """Merge a checkpoint into one model folder per component.
 
     ``path`` is a run, a checkpoint, a component folder or a file; ``output`` defaults to ``<checkpoint>_merged`` beside it;
     ``type`` and ``step`` choose component and step; ``also`` are folders with more files of the same checkpoint (other nodes);
-    ``options`` are the fields of `MergeOptions` (``dtype="bf16"``, ...).
+    ``options`` are those of `MergeKeywords` (``dtype="bf16"``, ``max_shard_size="5GB"``, ...).
 
     Every element of every tensor is proved to be there exactly once before the first byte is written; an output appears
     whole or not at all. Raises InputError (unreadable), IncompleteError (not whole, or not like the base), OutputError
     (cannot be written), CastOverflow, UsageError.
     """
-    try:
-        chosen = MergeOptions(**as_tuples(options))
-    except TypeError as error:
-        raise UsageError(f"unknown option: {error}", expected=", ".join(MergeOptions.__slots__)) from None
-    check_options(chosen, output, base)
+    chosen = options_of(MergeOptions, options)
+    path, target = path_of(path), optional_path(output, "--output", output=True)
+    component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    folder = path_text(base, "--base") if base is not None else None
+    check_options(chosen, target, folder)
     started = time.monotonic()
     rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()
-    folder = resolve_base(os.fspath(base)) if base is not None else None
+    home = resolve_base(folder) if folder is not None else None
     with Files() as files:
         opened = open_checkpoint(
             path,
             files,
-            type=type,
+            type=component,
             step=step,
-            base=folder,
-            also=as_paths(also),
+            base=home,
+            also=nodes,
             shard_order=chosen.shard_order,
             ema_from_model=chosen.ema_from_model,
         )
-        reference = open_base(folder, files, chosen) if folder is not None else None
+        reference = open_base(home, files, chosen) if home is not None else None
         jobs = [
-            with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, output, reference, rules, chosen)
+            with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, target, reference, rules, chosen)
         ]
-        outputs = [_run(job, opened, reference, chosen, progress) for job in jobs]
+        outputs = _run(jobs, opened, reference, chosen, progress)
         checkpoint = describe_checkpoint(opened).without_tensors()
     seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=seconds)
 
 
-def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> MergedComponent:
-    published = publish(
-        job.plan,
-        job.side_files,
-        Target(job.output, options.overwrite, options.in_place),
-        lambda written: _manifest(job, opened, base, options, written),
-        dry_run=options.dry_run,
-        jobs=options.jobs,
-        checksum=options.checksum,
-        approve=None if options.allow_overflow else refuse_overflows,
-        progress=progress,
-    )
-    result = _result(job, base, options, published, progress)
-    if options.verify and not options.dry_run:
-        verified = verify_written(job.output, job.parts, opened.found.path, jobs=options.jobs, progress=progress)
-        return result.model_copy(update={"verified": verified})
-    return result
+def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> list[MergedComponent]:
+    orders = [
+        Order(
+            job.plan,
+            job.side_files,
+            Target(job.output, options.overwrite, options.in_place),
+            partial(_manifest, job, opened, base, options),
+            approve=None if options.allow_overflow else refuse_overflows,
+        )
+        for job in jobs
+    ]
+    published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
+    results = [_result(job, base, options, done, progress) for job, done in zip(jobs, published, strict=True)]
+    if not options.verify or options.dry_run:
+        return results
+    return [
+        result.model_copy(
+            update={"verified": verify_written(job.output, job.parts, opened.found.path, jobs=options.jobs, progress=progress)}
+        )
+        for job, result in zip(jobs, results, strict=True)
+    ]
 
 
 def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions, written: Written) -> bytes:

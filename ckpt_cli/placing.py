@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli import manifest
@@ -13,6 +14,9 @@ from ckpt_cli.files import entries_in
 from ckpt_cli.found import Found
 from ckpt_cli.locate import MAIN
 from ckpt_cli.names import few
+from ckpt_cli.staging import sync_folder, temporary_name
+
+ELSEWHERE = "choose another place with -o"
 
 
 def default_output(found: Found, component: str, what: str = "merged") -> Path:
@@ -55,18 +59,86 @@ def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> N
 
 
 def make_parents(target: Path) -> list[Path]:
-    """Create the folders above the target; returns those that were missing, outermost first. Raises NotWritable."""
-    missing = [parent for parent in target.parents if not os.path.exists(parent)][::-1]
-    file = next((parent for parent in target.parents if os.path.lexists(parent) and not os.path.isdir(parent)), None)
-    if file is not None:
-        raise NotWritable(f"{file.name} above the output is not a folder", path=target, hint="choose another place with -o")
+    """Create the folders above the target, durably; returns those that were missing, outermost first. Raises NotWritable."""
+    missing = [parent for parent in target.parents if not os.path.lexists(parent)][::-1]
+    made: list[Path] = []
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue  # a run beside us made it
+            made.append(folder)
+            # The name of a new folder is in the one above it, up to the first that was there.
+            sync_folder(folder.parent)
     except OSError as error:
+        remove_empty(made)
+        raise _not_created(target, error.strerror) from error
+    except BaseException:
+        remove_empty(made)
+        raise
+    return made
+
+
+def check_place(target: Path, *, in_place: bool = False) -> None:
+    """Raise NotWritable where a folder cannot be given this name (``in_place``: files cannot be added to it), without trying."""
+    above = existing_parent(target)
+    if not os.path.isdir(above):
+        raise NotWritable(f"{above.name} above the output is not a folder", path=target, hint=ELSEWHERE)
+    if not _may_write(above):
+        raise _not_created(target, f"no permission to write in {above}")
+    longest = _longest_name(above)
+    for folder in (Path(temporary_name(target).name), *target.parents):
+        if len(os.fsencode(folder.name)) > longest:
+            raise _not_created(target, f"the name {folder.name[:20]}... is too long")
+    if not os.path.isdir(target):
+        return
+    if os.path.ismount(target):
+        if in_place:
+            hint = "use -o instead of --in-place"
+            raise NotWritable("the checkpoint folder is a mount point, and files are made beside it first", path=target, hint=hint)
         raise NotWritable(
-            f"the output folder cannot be created: {error.strerror}", path=target, hint="choose another place with -o"
-        ) from error
-    return missing
+            "the output is a mount point, which cannot be replaced by a folder", path=target, hint=f"use -o {target / 'model'}"
+        )
+    if not in_place and _holds_current(target):
+        raise NotWritable("the output is the current folder, which would be replaced", path=target, hint="name a new folder: -o ./model")
+    if not _may_write(target):
+        raise NotWritable("no permission to write in the output folder", path=target)
+    above_status, status, me = os.stat(above), os.stat(target), _effective_user()
+    if not in_place and above_status.st_mode & stat.S_ISVTX and me not in (0, above_status.st_uid, status.st_uid):
+        raise NotWritable("the output folder belongs to someone else and cannot be replaced", path=target)
+
+
+def _not_created(target: Path, reason: str | None) -> NotWritable:
+    return NotWritable(f"the output folder cannot be created: {reason}", path=target, hint=ELSEWHERE)
+
+
+def _may_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _effective_user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def _longest_name(folder: Path) -> int:
+    """The bytes that a name may have there."""
+    try:
+        return os.pathconf(folder, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    except (OSError, ValueError):
+        return 255
+
+
+def _holds_current(folder: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):
+        return False
+
+
+def existing_parent(target: Path) -> Path:
+    """The nearest thing above the target that is there."""
+    return next((parent for parent in target.parents if os.path.lexists(parent)), target)
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
@@ -78,20 +150,33 @@ def remove_empty(folders: Sequence[Path]) -> None:
             return
 
 
-def check_space(target: Path, needed: int) -> int | None:
-    """Free bytes where the target will lie, None if the system does not tell. Raises NoSpace if ``needed`` bytes do not fit."""
-    parent = next(parent for parent in target.parents if os.path.exists(parent))
-    try:
-        free = shutil.disk_usage(parent).free
-    except OSError:
-        return None
-    if needed > free:
-        raise NoSpace(
-            f"the output needs {needed:,} bytes, {free:,} are free".replace(",", " ").replace("bytes  ", "bytes, "),
-            path=target,
-            hint="choose another disk with -o; of float32 weights --dtype bf16 halves the size",
-        )
+def check_space(needed: Mapping[Path, int]) -> dict[Path, int | None]:
+    """Free bytes where each target will lie, None if the system does not tell; ``needed`` has the bytes that it takes.
+
+    Raises NoSpace if they do not fit together.
+    """
+    free: dict[Path, int | None] = {}
+    together: dict[int, int] = {}
+    for target, count in needed.items():
+        above = existing_parent(target)
+        try:
+            device, free[target] = os.stat(above).st_dev, shutil.disk_usage(above).free
+        except OSError:
+            free[target] = None
+            continue
+        together[device] = together.get(device, 0) + count
+        there = free[target]
+        if there is not None and together[device] > there:
+            raise NoSpace(
+                f"the output needs {_grouped(together[device])} bytes, {_grouped(there)} are free",
+                path=target,
+                hint="choose another disk with -o; of float32 weights --dtype bf16 halves the size",
+            )
     return free
+
+
+def _grouped(count: int) -> str:
+    return f"{count:,}".replace(",", " ")
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ckpt_cli.execute import Written, default_jobs, execute
 from ckpt_cli.files import Source
 from ckpt_cli.kernels import SLAB
 from ckpt_cli.manifest import NAME as MANIFEST
-from ckpt_cli.placing import check_space, check_target, make_parents, remove_empty
+from ckpt_cli.placing import check_place, check_space, check_target, make_parents, remove_empty
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import FileInfo
 from ckpt_cli.staging import Staging
@@ -40,18 +41,33 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """One folder to be written.
+
+    ``manifest`` and ``approve`` are called when the weights are there, ``watched`` are more sources that must not have changed by then.
+    """
+
+    plan: plan.Plan
+    side_files: SideFiles
+    target: Target
+    manifest: Callable[[Written], bytes]
+    approve: Callable[[Written], None] | None = None
+    watched: Sequence[Source] = ()
+
+    @property
+    def bytes_written(self) -> int:
+        """Weights, and side files that are copied."""
+        copied = sum(path.stat().st_size for path in self.side_files.values() if isinstance(path, Path))
+        return self.plan.bytes_written + copied
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """What was written, or in a dry run would be; ``free`` is the room on the disk in bytes before that."""
 
     written: Written
     free: int | None
     side_files: SideFiles
-
-
-def as_tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with one value where several may be given, as a tuple of it: include="*.mlp.*", steps=100."""
-    several = ("include", "exclude", "allow_missing", "carry_from_base", "steps", "weights")
-    return {name: (value,) if name in several and isinstance(value, (str, int, float)) else value for name, value in options.items()}
 
 
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:
@@ -80,55 +96,91 @@ def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
 
 
 def publish(
-    whole: plan.Plan,
-    side_files: SideFiles,
-    target: Target,
-    manifest: Callable[[Written], bytes],
+    orders: Sequence[Order],
     *,
     dry_run: bool = False,
     jobs: int | None = None,
-    watched: Sequence[Source] = (),
-    approve: Callable[[Written], None] | None = None,
     checksum: bool = False,
     progress: Progress | None = None,
-) -> Publication:
-    """Write a plan and its side files as a folder that appears whole or not at all; ``dry_run``: only check for room.
+) -> list[Publication]:
+    """Write plans and their side files as folders that appear whole and all together, or not at all.
 
-    ``manifest`` and ``approve`` are called when the weights are there, ``checksum`` is for `execute`; ``watched`` are more
-    sources that must not have changed by then. Raises OutputError, and what `execute` raises.
+    All are written and approved before the first gets its name; if a later one cannot get its name, the earlier ones lose theirs
+    again. ``dry_run``: only check what can be checked without writing: room, permissions, what stands there. ``checksum`` is for
+    `execute`. Raises OutputError, and what `execute` raises.
     """
-    copied = sum(path.stat().st_size for path in side_files.values() if isinstance(path, Path))
-    free = check_space(target.folder, whole.bytes_written + copied)
-    if target.in_place:
-        _refuse_existing(whole, target.folder)
-        side_files = {name: content for name, content in side_files.items() if not os.path.lexists(target.folder / name)}
+    orders = [_checked(order) for order in orders]
+    free = check_space({order.target.folder: order.bytes_written for order in orders})
     if dry_run:
-        return Publication(Written({file.name: file.size for file in whole.files}, {}), free, side_files)
-    created = make_parents(target.folder)
-    existed = os.path.isdir(target.folder)
-    try:
-        with Staging(target.folder) as staging:
-            written = execute(
-                whole,
-                staging,
-                side_files,
+        planned = [Written({file.name: file.size for file in order.plan.files}, {}) for order in orders]
+    else:
+        created: list[Path] = []
+        try:
+            with contextlib.ExitStack() as stack:
+                planned = _written(orders, stack, created, jobs=jobs, checksum=checksum, progress=progress)
+        except BaseException:
+            remove_empty(created)
+            raise
+    return [Publication(written, free[order.target.folder], order.side_files) for order, written in zip(orders, planned, strict=True)]
+
+
+def _checked(order: Order) -> Order:
+    """An order that can be carried out as far as one can see, without the side files that are there. Raises OutputError."""
+    target = order.target
+    check_place(target.folder, in_place=target.in_place)
+    if not target.in_place:
+        return order
+    _refuse_existing(order.plan, target.folder)
+    return replace(order, side_files={n: content for n, content in order.side_files.items() if not os.path.lexists(target.folder / n)})
+
+
+def _written(
+    orders: Sequence[Order],
+    stack: contextlib.ExitStack,
+    created: list[Path],
+    *,
+    jobs: int | None,
+    checksum: bool,
+    progress: Progress | None,
+) -> list[Written]:
+    """Stage all outputs, then publish all; ``created`` takes the folders that were made above them."""
+    stages: list[Staging] = []
+    written: list[Written] = []
+    existed: list[bool] = []
+    for order in orders:
+        created += make_parents(order.target.folder)
+        existed.append(os.path.isdir(order.target.folder))
+        stages.append(stack.enter_context(Staging(order.target.folder)))
+        written.append(
+            execute(
+                order.plan,
+                stages[-1],
+                order.side_files,
                 jobs=jobs,
-                watched=watched,
-                approve=approve,
+                watched=order.watched,
+                approve=order.approve,
                 checksum=checksum,
                 progress=progress,
-                last_file=lambda written: (MANIFEST, manifest(written)),
+                last_file=_manifest_of(order),
             )
-            if target.in_place:
-                staging.publish_into(target.folder)
+        )
+    try:
+        for order, stage, replaces in zip(orders, stages, existed, strict=True):
+            if order.target.in_place:
+                stage.publish_into(order.target.folder)
             else:
                 # Something may have come to stand there while the weights were written.
-                check_target(target.folder, (), overwrite=target.overwrite)
-                staging.publish(replace=existed)
+                check_target(order.target.folder, (), overwrite=order.target.overwrite)
+                stage.publish(replace=replaces)
     except BaseException:
-        remove_empty(created)
+        for stage in reversed(stages):
+            stage.withdraw()
         raise
-    return Publication(written, free, side_files)
+    return written
+
+
+def _manifest_of(order: Order) -> Callable[[Written], tuple[str, bytes]]:
+    return lambda written: (MANIFEST, order.manifest(written))
 
 
 def refuse_overflows(written: Written) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from ckpt_cli.model import Piece, Tensor
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.report import Finding
 from ckpt_cli.value_checks import workers_for
+from ckpt_cli.workers import Stop, in_threads
 
 if TYPE_CHECKING:
     from ckpt_cli.kernels import Array
@@ -66,14 +66,20 @@ def compare_with_source(
     total = sum(wanted[name].tensor.nbytes for name in common)
     shown.start(total, "comparing")
 
+    stop = Stop()
+
     def compare(name: str) -> Finding | None:
-        return _compare(name, outputs[name], wanted[name], lambda count: shown.advance(count, name))
+        def advance(count: int) -> None:
+            stop.check()
+            shown.advance(count, name)
+
+        return _compare(name, outputs[name], wanted[name], advance)
 
     try:
-        with ThreadPoolExecutor(workers_for((wanted[name].tensor for name in common), jobs), thread_name_prefix="ckpt") as pool:
-            different = [result for result in pool.map(compare, common) if result is not None]
+        results = in_threads(compare, common, workers_for((wanted[name].tensor for name in common), jobs), stop)
     finally:
         shown.finish()
+    different = [result for result in results if result is not None]
     return found + _with_origins(different, outputs, wanted), total
 
 

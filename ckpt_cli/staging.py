@@ -1,6 +1,7 @@
 """A folder that appears whole or not at all: built under a temporary name beside its target, then renamed.
 
-The folder is locked while its process lives, so a later run recognises what a killed one left.
+The folder is locked while its process lives, so a later run recognises what a killed one left. Until the context ends, a publication
+can be taken back (`Staging.withdraw`), so that of several outputs all appear or none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from ckpt_cli import manifest
 from ckpt_cli.errors import NotWritable, OutputExists
 
 MARK = ".ckpt-tmp-"
+ASIDE = ".ckpt-old-"
+NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL}
+"""Errors of ``link`` on file systems without hard links."""
+
 AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2
 
 
@@ -26,8 +31,10 @@ class Staging:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.folder = target.parent / f".{target.name}{MARK}{uuid.uuid4().hex[:12]}"
+        self.folder = temporary_name(target)
         self._lock = -1
+        self._inode: tuple[int, int] | None = None
+        self._moved: list[tuple[Path, tuple[int, int]]] = []
         self.removed = remove_leftovers(target)
 
     def __enter__(self) -> Staging:
@@ -53,25 +60,33 @@ class Staging:
                     return
                 os.close(self._lock)
                 self._lock = -1
-            self.folder = self.target.parent / f".{self.target.name}{MARK}{uuid.uuid4().hex[:12]}"
+            self.folder = temporary_name(self.target)
 
     def __exit__(self, *_: object) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-        if self.folder.exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
+        for folder in (self.folder, self._aside):
+            if folder.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _aside(self) -> Path:
+        """Where an old folder waits if two cannot be exchanged."""
+        # Not a name of temporary folders: a run that is killed here leaves the old output aside, never to be cleaned up.
+        return self.folder.with_name(self.folder.name.replace(MARK, ASIDE))
 
     def sync(self) -> None:
         """Make the names inside durable; files sync themselves when they are written."""
         sync_folder(self.folder)
 
     def publish(self, *, replace: bool) -> None:
-        """Give the folder its name. ``replace``: an existing folder is swapped out in one step and then removed.
+        """Give the folder its name. ``replace``: an existing folder is swapped out in one step, and removed when the context ends.
 
         Raises OutputExists if something else stands there (also if it appeared meanwhile).
         """
         try:
+            self._inode = _inode(self.folder)
             if replace and self.target.exists():
                 self._exchange()
             else:
@@ -83,25 +98,55 @@ class Staging:
         try:
             sync_folder(self.target.parent)
         except OSError as error:
-            raise NotWritable(f"the output is there, but the disk reports an error: {error.strerror}", path=self.target) from error
+            self.withdraw()
+            raise NotWritable(f"the output cannot be made durable: {error.strerror}", path=self.target) from error
 
     def publish_into(self, folder: Path) -> None:
         """Move the files into an existing folder, replacing nothing: all of them, or none."""
-        moved: list[Path] = []
         try:
             # The manifest says that the rest is whole, so it comes last.
             for path in sorted(self.folder.iterdir(), key=lambda path: (path.name == manifest.NAME, path.name)):
-                os.link(path, folder / path.name)
-                moved.append(folder / path.name)
+                self._move(path, folder / path.name)
+            sync_folder(folder)
         except BaseException as error:
-            for path in moved:
-                path.unlink()
+            self.withdraw()
             if not isinstance(error, OSError):
                 raise
             if error.errno == errno.EEXIST:
-                raise OutputExists("a file of this name is there already", path=error.filename2 or folder) from error
+                raise OutputExists("a file of this name is there already", path=error.filename2 or error.filename or folder) from error
             raise NotWritable(f"the files cannot be moved into place: {error.strerror}", path=folder) from error
-        sync_folder(folder)
+
+    def _move(self, path: Path, target: Path) -> None:
+        """Give a file its name in the folder, without replacing one that is there."""
+        # Noted before it happens: an interrupt may come right after it.
+        self._moved.append((target, _inode(path)))
+        try:
+            os.link(path, target)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            # Without hard links an empty file takes the name first, so that only a file of ours is ever replaced.
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            self._moved.append((target, _inode(target)))
+            os.replace(path, target)
+
+    def withdraw(self) -> None:
+        """Take a publication back: what stood there before stands there again. Nothing happens if there was none."""
+        while self._moved:
+            path, inode = self._moved.pop()
+            with contextlib.suppress(OSError):
+                if _inode(path) == inode:
+                    path.unlink()
+        with contextlib.suppress(OSError):
+            if self._inode is None or _inode(self.target) != self._inode:
+                return
+            if self.folder.exists():
+                _renameat2(self.folder, self.target, RENAME_EXCHANGE)
+            else:
+                os.rename(self.target, self.folder)
+                if self._aside.exists():
+                    os.rename(self._aside, self.target)
+            sync_folder(self.target.parent)
 
     def _rename(self) -> None:
         if not _renameat2(self.folder, self.target, RENAME_NOREPLACE):
@@ -111,15 +156,17 @@ class Staging:
     def _exchange(self) -> None:
         if _renameat2(self.folder, self.target, RENAME_EXCHANGE):
             return
-        # Not a name of temporary folders: a run that is killed here leaves the old output aside, never to be cleaned up.
-        aside = self.folder.with_name(self.folder.name.replace(MARK, ".ckpt-old-"))
-        os.rename(self.target, aside)
+        os.rename(self.target, self._aside)
         try:
             os.rename(self.folder, self.target)
         except BaseException:
-            os.rename(aside, self.target)
+            os.rename(self._aside, self.target)
             raise
-        shutil.rmtree(aside, ignore_errors=True)
+
+
+def temporary_name(target: Path) -> Path:
+    """A name beside the target that is recognised as temporary."""
+    return target.parent / f".{target.name}{MARK}{uuid.uuid4().hex[:12]}"
 
 
 def remove_leftovers(target: Path) -> list[Path]:
@@ -147,6 +194,12 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    """What a folder is, whatever its name."""
+    status = os.stat(path, follow_symlinks=False)
+    return status.st_dev, status.st_ino
 
 
 def _lock(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -69,19 +70,24 @@ def _run_child(question: Question, text: str) -> dict[str, Any] | None:
     import subprocess
     import tempfile
 
-    here = os.path.realpath(os.getcwd()) if os.path.isdir(os.curdir) else ""
+    try:
+        here = os.path.realpath(os.getcwd())
+    except OSError:
+        here = ""
     package = str(Path(__file__).resolve().parent.parent)
     others = [entry for entry in sys.path if entry and os.path.realpath(entry) not in (here, package)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(text)
-        command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub_compile", f"--{question}", str(path)]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([package, *others])}
-        try:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([package, *others]), "CKPT_PARENT": str(os.getpid())}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.json"
+            path.write_text(text)
+            command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub_compile", f"--{question}", str(path)]
+            # torch makes folders for compiled code in the temporary folder: here they go away with it.
+            environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, cwd=folder, check=False)
             content = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
-        except (OSError, ValueError, subprocess.TimeoutExpired):
-            return None
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
     return content if isinstance(content, dict) else None
 
 
@@ -92,7 +98,12 @@ def _keep(path: Path, content: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(content, file)
-        os.replace(file.name, path)
+            try:
+                json.dump(content, file)
+                os.replace(file.name, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(file.name)
+                raise
     except OSError:
         pass

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +16,12 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.execute import default_jobs
 from ckpt_cli.files import Files, stays_inside
 from ckpt_cli.findings import finding
-from ckpt_cli.geometry import Box
+from ckpt_cli.geometry import Box, Shape
 from ckpt_cli.kernels import Region, is_run, read_region, read_tile, tiles, view_as
 from ckpt_cli.model import Piece, Tensor
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.report import Finding
+from ckpt_cli.workers import Stop, in_threads
 
 if TYPE_CHECKING:
     from ckpt_cli.kernels import Array
@@ -68,12 +69,17 @@ def check_values(
     distinct = {name: tensor for name, tensor in tensors.items() if tensor.alias_of is None}
     shown.start(int(sum(_cost(tensor) for tensor in distinct.values()) * (sample or 1)), "values")
 
+    stop = Stop()
+
     def check(item: tuple[str, Tensor]) -> tuple[list[Finding], int, int]:
-        return _check(*item, checksums.get(item[0]), sample, lambda count: shown.advance(count, item[0]))
+        def advance(count: int) -> None:
+            stop.check()
+            shown.advance(count, item[0])
+
+        return _check(*item, checksums.get(item[0]), sample, advance)
 
     try:
-        with ThreadPoolExecutor(workers_for(distinct.values(), jobs), thread_name_prefix="ckpt") as pool:
-            results = list(pool.map(check, distinct.items()))
+        results = in_threads(check, distinct.items(), workers_for(distinct.values(), jobs), stop)
     finally:
         shown.finish()
     found = [item for findings, _, _ in results for item in findings]
@@ -109,9 +115,8 @@ def _check(
     seen, crcs, found, compared = _Seen(), {}, [], 0
     chance, own, read = random.Random(name), {id(piece) for piece in tensor.pieces}, 0
     for piece in (*tensor.pieces, *(tensor.copies if sample is None else ())):
-        blocks = _sampled(list(tiles(piece.box.extent, tensor.dtype.itemsize, BLOCK)), sample, chance)
         crc = 0
-        for block in blocks:
+        for block in _sampled(piece.box.extent, tensor.dtype.itemsize, sample, chance):
             raw = _stored(piece, block, tensor.dtype)
             crc = zlib.crc32(raw, crc)
             if id(piece) in own:
@@ -120,7 +125,8 @@ def _check(
             advance(len(raw))
         crcs[id(piece)] = crc
         if sample is None and piece.crc is not None:
-            stored = crc if is_run(piece.box.extent, piece.strides) else crc_of(piece.source, piece.offset, _length(piece, tensor))
+            whole = is_run(piece.box.extent, piece.strides)
+            stored = crc if whole else crc_of(piece.source, piece.offset, _length(piece, tensor), lambda: advance(0))
             compared += 1
             if stored != piece.crc:
                 message = f"CRC-32 is {stored:08x}, and {piece.crc:08x} was saved"
@@ -145,10 +151,19 @@ def _file(tensor: Tensor) -> str | None:
     return Path(tensor.pieces[0].source.path).name if tensor.pieces else None
 
 
-def _sampled(blocks: Sequence[Box], sample: float | None, chance: random.Random) -> Sequence[Box]:
-    if sample is None or not blocks:
-        return blocks
-    return [block for block in blocks if chance.random() < sample] or [chance.choice(blocks)]
+def _sampled(extent: Shape, itemsize: int, sample: float | None, chance: random.Random) -> Iterator[Box]:
+    """The blocks of a box, all of them or about this share, at least one; never all of them in memory."""
+    if sample is None:
+        yield from tiles(extent, itemsize, BLOCK)
+        return
+    count = chosen = 0
+    for block in tiles(extent, itemsize, BLOCK):
+        count += 1
+        if chance.random() < sample:
+            chosen += 1
+            yield block
+    if count and not chosen:
+        yield from itertools.islice(tiles(extent, itemsize, BLOCK), (at := chance.randrange(count)), at + 1)
 
 
 def _stored(piece: Piece, block: Box, dtype: Dtype) -> bytearray:
@@ -183,14 +198,15 @@ def _look(seen: _Seen, raw: bytearray, dtype: Dtype) -> None:
         seen.zero = seen.zero and not any(raw)
         return
     values = view_as(raw, dtype, len(elements))
-    if seen.zero:
-        seen.zero = not bool((values != 0).any()) if dtype.kind != "opaque" else not any(raw)
-    if dtype.kind in ("float", "complex") or dtype.code.startswith("F8"):
-        strange = _not_finite(values, dtype)
-        if strange.any():
-            nan = int(numpy.isnan(values).sum())
-            seen.nan += nan
-            seen.infinite += int(strange.sum()) - nan
+    with numpy.errstate(all="ignore"):  # signalling NaNs
+        if seen.zero:
+            seen.zero = not bool((values != 0).any()) if dtype.kind != "opaque" else not any(raw)
+        if dtype.kind in ("float", "complex") or dtype.code.startswith("F8"):
+            strange = _not_finite(values, dtype)
+            if strange.any():
+                nan = int(numpy.isnan(values).sum())
+                seen.nan += nan
+                seen.infinite += int(strange.sum()) - nan
 
 
 def _not_finite(values: Array, dtype: Dtype) -> Array:

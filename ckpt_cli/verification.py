@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from typing_extensions import Unpack
 
 from ckpt_cli.adapter_checks import check_adapter, no_factors
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
@@ -20,10 +22,11 @@ from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
 from ckpt_cli.drift_plot import check_plot, draw
 from ckpt_cli.errors import NotFound, UsageError, within_memory
-from ckpt_cli.files import Files, as_paths
+from ckpt_cli.files import Files
 from ckpt_cli.findings import finding
 from ckpt_cli.folder_checks import check_folder
 from ckpt_cli.formats.base import Naming, ShardOrder
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, text_of
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.merge_plan import Part
 from ckpt_cli.model_config import architecture
@@ -31,7 +34,6 @@ from ckpt_cli.names import printable
 from ckpt_cli.opening import Opened, open_checkpoint
 from ckpt_cli.probe import same_values
 from ckpt_cli.progress import Progress
-from ckpt_cli.publishing import as_tuples
 from ckpt_cli.report import BaseComparison, Finding, SourceComparison, VerifyResult
 from ckpt_cli.selecting import is_wanted
 from ckpt_cli.source_checks import Wanted, compare_with_source
@@ -64,42 +66,57 @@ class VerifyOptions:
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
+class VerifyKeywords(TypedDict, total=False):
+    """The keyword arguments of `verify` besides paths: `VerifyOptions` as callers may give them."""
+
+    full: bool
+    sample: float | str | None
+    names: Naming | None
+    key_map: PathLike | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    lora_alpha: float | None
+    shard_order: ShardOrder
+    jobs: int | None
+
+
+@boundary
 @within_memory
 def verify(
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
     type: str | None = None,
     step: int | None = None,
-    also: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-    against: str | os.PathLike[str] | None = None,
-    base: str | os.PathLike[str] | None = None,
-    plot: str | os.PathLike[str] | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    against: PathLike | None = None,
+    base: PathLike | None = None,
+    plot: PathLike | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[VerifyKeywords],
 ) -> VerifyResult:
     """Check a model folder, or a sharded checkpoint, and report findings.
 
     Always: headers, index, sizes, manifest, and whether config.json, tokenizer and tensors belong together; no weight byte is
     read. ``full=True`` reads every byte; ``against`` names the source that the output must equal, bit for bit; ``base`` a model
     or checkpoint to compare with, whose differences are information; ``plot`` a picture of these (.png, .svg, .html).
-    ``options`` are the fields of `VerifyOptions`.
+    ``options`` are those of `VerifyKeywords`.
 
     Raises InputError and IncompleteError for what cannot be opened at all, UsageError.
     """
-    try:
-        chosen = VerifyOptions(**as_tuples(options))
-    except TypeError as error:
-        raise UsageError(f"unknown option: {error}", expected=", ".join(VerifyOptions.__slots__)) from None
+    chosen = options_of(VerifyOptions, options)
+    path, source, picture = path_of(path), optional_path(against, "--against"), optional_path(plot, "--plot", output=True)
+    component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    reference = path_text(base, "--base") if base is not None else None
     _check_options(chosen)
-    if plot is not None:
-        if base is None:
+    if picture is not None:
+        if reference is None:
             raise UsageError("--plot draws how far tensors moved from a base", hint="pass --base as well")
-        check_plot(plot)
+        check_plot(picture)
     started = time.monotonic()
     with Files() as files:
-        of_source = against is not None and is_output(Path(path))
+        of_source = source is not None and is_output(path)
         subjects = find_subjects(
-            Path(path), files, type, None if of_source else step, () if of_source else as_paths(also), chosen.lora_alpha, chosen.shard_order
+            path, files, component, None if of_source else step, () if of_source else nodes, chosen.lora_alpha, chosen.shard_order
         )
         subject = subjects[0]
         found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
@@ -117,29 +134,29 @@ def verify(
             found += [item for one, config in zip(subjects, configs, strict=True) for item in _ties(one, config)]
             checksums, read = sum(checked.checksums for checked in values), sum(checked.bytes_read for checked in values)
         sources: list[SourceComparison] = []
-        if against is not None:
+        if source is not None:
             levels.append("against")
             for one in subjects:
                 opened = open_source(
-                    Path(against),
+                    source,
                     files,
                     one.manifest,
-                    type=type,
+                    type=component,
                     step=step if of_source else None,
-                    also=as_paths(also) if of_source else (),
+                    also=nodes if of_source else (),
                     shard_order=chosen.shard_order,
                 )
-                different, source = _against(one, opened, files, chosen, progress)
+                different, summary = _against(one, opened, files, chosen, progress)
                 wrong = {item.tensor for item in different}
                 found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
-                sources.append(source)
+                sources.append(summary)
         comparison = None
-        if base is not None:
+        if reference is not None:
             levels.append("base")
-            comparison, other = _against_base(subject, configs[0], base, files, chosen, progress)
+            comparison, other = _against_base(subject, configs[0], reference, files, chosen, progress)
             found += [*other, *_not_numbers(comparison)]
-            if plot is not None:
-                draw(comparison, plot, name=str(subject.path))
+            if picture is not None:
+                draw(comparison, picture, name=str(subject.path))
         files.check_unchanged()
     measured = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
     return _report(subjects, configs[0], found, levels, started, **measured)
@@ -303,14 +320,14 @@ def _as_in_source(item: Finding) -> Finding:
 def _against_base(
     subject: Subject,
     config: ConfigCheck,
-    base: str | os.PathLike[str],
+    base: str,
     files: Files,
     options: VerifyOptions,
     progress: Progress | None,
 ) -> tuple[BaseComparison, list[Finding]]:
     """The drift of every tensor since the base, which may be anything that can be opened; and whether it is a base of this model."""
     try:
-        path = resolve_base(os.fspath(base))
+        path = resolve_base(base)
     except NotFound:
         path = Path(base)
     opened = open_checkpoint(path, files, shard_order=options.shard_order)

@@ -59,7 +59,7 @@ def _run(arguments: list[str]) -> int:
             _silence_stdout()
             return ended.exit_code
         name = signal.Signals(ended.exit_code - 128).name
-        _tell(arguments, ended.exit_code, "interrupted", f"ended by {name}; nothing was left behind")
+        _tell(arguments, ended.exit_code, "interrupted", f"ended by {name}; no unfinished output is left")
         return ended.exit_code
     except BrokenPipeError:
         _silence_stdout()

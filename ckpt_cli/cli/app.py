@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 import typer
 
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
-from ckpt_cli.cli.text import argument, parse_list, parse_share, parse_size
+from ckpt_cli.cli.text import argument
 from ckpt_cli.formats.base import LoraMode, Naming
 from ckpt_cli.progress import Progress
+
+if TYPE_CHECKING:
+    from ckpt_cli.coefficients import DecayShape, Method
 
 BASE_PANEL = options.BASE_PANEL
 LORA_PANEL = "LoRA"
@@ -210,7 +213,7 @@ def merge(
             key_map=key_map,
             ema_from_model=ema_from_model,
             with_state=with_state,
-            max_shard_size=parse_size(max_shard_size) if max_shard_size is not None else None,
+            max_shard_size=max_shard_size,
             weights_name=weights_name,
             include=tuple(include or ()),
             exclude=tuple(exclude or ()),
@@ -368,21 +371,21 @@ def average(
             begin=begin,
             end=end,
             every=every,
-            steps=parse_list(steps, int, "--steps") or (),
-            method=method,
-            weights=parse_list(weights, float, "--weights"),
+            steps=steps if steps is not None else (),
+            method=cast("Method | None", method),
+            weights=weights,
             normalize=not no_normalize,
             decay=decay,
             half_life=half_life,
-            decay_shape=decay_shape,
+            decay_shape=cast("DecayShape | None", decay_shape),
             sigma_rel=sigma_rel,
             source_sigma_rel=source_sigma_rel,
-            dtype=dtype or "keep",
+            dtype="keep" if dtype is None else dtype,
             intersect=intersect,
             strict=strict,
             names=names,
             key_map=key_map,
-            max_shard_size=parse_size(max_shard_size) if max_shard_size is not None else None,
+            max_shard_size=max_shard_size,
             weights_name=weights_name,
             include=tuple(include or ()),
             exclude=tuple(exclude or ()),
@@ -535,7 +538,7 @@ def verify(
             plot=plot,
             progress=shown,
             full=full,
-            sample=parse_share(sample) if sample is not None else None,
+            sample=sample,
             names=names,
             key_map=key_map,
             include=tuple(include or ()),

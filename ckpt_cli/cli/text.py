@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
-from ckpt_cli.errors import UsageError
 from ckpt_cli.names import printable
 
-Number = TypeVar("Number", int, float)
 UNITS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3))
-SUFFIXES = {"": 1, "B": 1} | {
-    name: factor
-    for letter, power in (("K", 1), ("M", 2), ("G", 3), ("T", 4))
-    for name, factor in ((letter, 1000**power), (f"{letter}B", 1000**power), (f"{letter}IB", 1024**power))
-}
 
 
 def size(count: float) -> str:
@@ -81,37 +73,6 @@ def path(name: str | Path) -> str:
 def argument(name: str | Path) -> str:
     """A path for a command line that people copy."""
     return shlex.quote(path(name))
-
-
-def parse_share(value: str) -> float:
-    """A share as a number from 0 to 1: "5%" or "0.05". Raises UsageError."""
-    try:
-        return float(value[:-1]) / 100 if value.endswith("%") else float(value)
-    except ValueError:
-        raise UsageError("the share is not a number", expected="something like 5%") from None
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "5GB" (decimal), "512MiB" (binary) or "1000000". Raises UsageError."""
-    digits = text.strip().rstrip("kKmMgGtTiIbB ").strip()
-    suffix = text.strip()[len(digits) :].strip().upper()
-    try:
-        number = float(digits)
-    except ValueError:
-        number = -1.0
-    if suffix not in SUFFIXES or not 0 < number * SUFFIXES.get(suffix, 0) < 1 << 62:
-        raise UsageError(f"{text!r} is not a size", expected="something like 5GB, 512MiB or 1000000000")
-    return int(number * SUFFIXES[suffix])
-
-
-def parse_list(text: str | None, kind: Callable[[str], Number], option: str) -> tuple[Number, ...] | None:
-    """Numbers with commas between them; None stays None. Raises UsageError that names the option."""
-    if text is None:
-        return None
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is not a list of numbers", expected="numbers with commas between them") from None
 
 
 def _digits(value: float) -> str:

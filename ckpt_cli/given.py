@@ -1,0 +1,310 @@
+"""What callers give: paths, sizes, dtypes and options, checked and brought into one form before anything else happens.
+
+The command line and Python come through here alike. What is empty is refused: in a script it is a variable that is not set.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import functools
+import operator
+import os
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import unquote
+
+from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    DtypeLike: TypeAlias = str | torch.dtype | numpy.dtype[Any] | type[numpy.generic]
+else:
+    DtypeLike: TypeAlias = Any
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Options = TypeVar("Options")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Number = TypeVar("Number", int, float)
+
+URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)
+STORES = {
+    "s3": "aws s3 cp --recursive",
+    "gs": "gcloud storage cp --recursive",
+    "az": "azcopy copy --recursive",
+    "abfs": "azcopy copy --recursive",
+    "abfss": "azcopy copy --recursive",
+    "wasb": "azcopy copy --recursive",
+    "wasbs": "azcopy copy --recursive",
+    "hdfs": "hdfs dfs -get",
+}
+"""What copies from an object store, by the scheme of its addresses."""
+
+HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?P<id>[\w.-]+/[\w.-]+)", re.IGNORECASE)
+EMPTY = "an empty text is what a variable that is not set leaves; nothing was read or written"
+FLAGS = {"everything": "--all", "begin": "--from", "end": "--to", "normalize": "--no-normalize"}
+"""How the command line calls fields whose names differ."""
+
+SUFFIXES = {"": 1, "B": 1} | {
+    name: factor
+    for letter, power in (("K", 1), ("M", 2), ("G", 3), ("T", 4))
+    for name, factor in ((letter, 1000**power), (f"{letter}B", 1000**power), (f"{letter}IB", 1024**power))
+}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def boundary(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A public function, of which every error about a file is one of ours, also those that nobody foresaw."""
+
+    @functools.wraps(function)
+    def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        try:
+            return function(*arguments, **named)
+        except OSError as error:
+            if error.filename is None:
+                raise  # a stream: the caller's business
+            kind = NoSpace if error.errno in FULL else NotWritable if error.errno == errno.EROFS else Unreadable
+            raise kind(f"the system says: {error.strerror}", path=os.fsdecode(error.filename)) from error
+
+    return call
+
+
+# -- paths -----------------------------------------------------------------------------------------------------------
+
+
+def path_of(value: object, option: str = "PATH", *, output: bool = False) -> Path:
+    """A path, with a leading ``~/`` or ``~user/`` expanded. Raises UsageError for what is empty, an address, or no path at all."""
+    return Path(path_text(value, option, output=output))
+
+
+def path_text(value: object, option: str = "PATH", *, output: bool = False) -> str:
+    """The same as text, as it was given: a trailing slash or "./" stays."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise UsageError(f"{option} is a {type(value).__name__}, not a path", expected="a str or an os.PathLike[str]", hint=None)
+    if not text.strip():
+        raise UsageError(f"{option} is empty", expected="a path", hint=EMPTY)
+    if "\0" in text:
+        raise UsageError(f"{option} contains a NUL character, which no path can", path=text.replace("\0", "\\0"))
+    _refuse_address(text, option, output)
+    return _expanded(text, option)
+
+
+def optional_path(value: object, option: str, *, output: bool = False) -> Path | None:
+    """A path, or None if none was given."""
+    return None if value is None else path_of(value, option, output=output)
+
+
+def paths_of(value: object, option: str) -> tuple[Path, ...]:
+    """One path or several."""
+    if value is None or isinstance(value, (str, os.PathLike)) or not isinstance(value, Sequence):
+        return (path_of(value, option),)
+    return tuple(path_of(each, option) for each in value)
+
+
+def _expanded(text: str, option: str) -> str:
+    user, slash, _ = text.partition("/")
+    if not user.startswith("~") or (user != "~" and not slash):
+        return text
+    expanded = os.path.expanduser(text)
+    if expanded != text:
+        return expanded
+    if os.path.lexists(text):
+        return text
+    what = "there is no home folder" if user == "~" else f"there is no user {user[1:]}"
+    raise UsageError(f"{option} begins with {user}/, and {what}", path=text, hint=f"a folder that is called {user} is written ./{user}")
+
+
+def _refuse_address(text: str, option: str, output: bool) -> None:
+    """Raise UsageError for an address of something that is no local file, with what to do instead."""
+    found = URL.fullmatch(text)
+    hub = HUB.match(text)
+    # pathlib makes one slash of two; then only schemes that are known for sure count.
+    known = found is not None and found["scheme"].lower() in (*STORES, "http", "https", "hf", "file")
+    if hub is None and (found is None or (len(found["slashes"]) < 2 and not known)):
+        return
+    scheme = found["scheme"].lower() if found is not None else "https"
+    if scheme == "file" and found is not None:
+        local = "/" + unquote(found["rest"].removeprefix("localhost/"))
+        raise UsageError(f"{option} is an address, and a path is wanted", path=text, hint=f"write it as {local}")
+    if hub is not None and os.path.lexists(text):
+        return
+    if output:
+        hint = "write to a local folder, and copy that there"
+    elif hub is not None:
+        name = hub["id"]
+        download = f"hf download {name} --local-dir {name.split('/')[1]}"
+        hint = f"download it first: {download}" + (f"; --base {name} finds it in the local Hub cache" if option == "--base" else "")
+    elif scheme in STORES:
+        hint = (
+            f"copy it to a local disk first: {STORES[scheme]} {text} ..."
+            if found and len(found["slashes"]) == 2
+            else "copy it to a local disk first"
+        )
+    else:
+        hint = "download it first, or mount it as a folder"
+    raise UsageError(
+        f"{option} is an address of {scheme}://, and ckpt {'writes' if output else 'reads'} local files only", path=text, hint=hint
+    )
+
+
+# -- single values ---------------------------------------------------------------------------------------------------
+
+
+def text_of(value: object, option: str) -> str | None:
+    """A text that says something, or None. Raises UsageError."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise _wrong(value, option, "a str")
+    if not value.strip():
+        raise UsageError(f"{option} is empty", hint=EMPTY)
+    return value
+
+
+def int_of(value: object, option: str) -> int | None:
+    """A whole number, or None. Raises UsageError."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise _wrong(value, option, "an int") from None
+
+
+def dtype_of(value: object) -> str | None:
+    """The name of a dtype: of the command line ("bf16"), of torch or numpy, as a text or as the object itself."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return (text_of(value, "--dtype") or "").removeprefix("torch.").removeprefix("numpy.")
+    if isinstance(value, type):
+        return value.__name__
+    name = getattr(value, "name", None)
+    name = name if isinstance(name, str) else str(value)
+    if not re.fullmatch(r"(torch\.)?[a-z][a-z0-9_]+", name):
+        raise _wrong(value, "--dtype", 'a name such as "bf16", or a dtype of torch or numpy')
+    return name.removeprefix("torch.")
+
+
+def bytes_of(value: object, option: str) -> int | None:
+    """A number of bytes, given as such or as "5GB"."""
+    if isinstance(value, str):
+        return parse_size(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else int_of(value, option)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "5GB" (decimal), "512MiB" (binary) or "1000000". Raises UsageError."""
+    digits = text.strip().rstrip("kKmMgGtTiIbB ").strip()
+    suffix = text.strip()[len(digits) :].strip().upper()
+    try:
+        number = float(digits)
+    except ValueError:
+        number = -1.0
+    if suffix not in SUFFIXES or not 0 < number * SUFFIXES.get(suffix, 0) < 1 << 62:
+        raise UsageError(f"{text!r} is not a size", expected="something like 5GB, 512MiB or 1000000000")
+    return int(number * SUFFIXES[suffix])
+
+
+def parse_share(value: str) -> float:
+    """A share as a number from 0 to 1: "5%" or "0.05". Raises UsageError."""
+    try:
+        return float(value[:-1]) / 100 if value.endswith("%") else float(value)
+    except ValueError:
+        raise UsageError("the share is not a number", expected="something like 5%") from None
+
+
+def parse_list(text: str | None, kind: Callable[[str], Number], option: str) -> tuple[Number, ...] | None:
+    """Numbers with commas between them; None stays None. Raises UsageError that names the option."""
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a list of numbers", expected="numbers with commas between them") from None
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+def options_of(kind: type[Options], given: Mapping[str, Any]) -> Options:
+    """The options of a command (a dataclass) from keyword arguments, each checked against the type of its field.
+
+    Where several may be given, one alone is as good as a list of it; sizes, shares and lists may be texts as on the command line.
+    Raises UsageError for unknown options and for values of another type.
+    """
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(f"unknown option: {name}", expected=", ".join(known), hint=f"did you mean {close[0]}?" if close else None)
+    hints = get_type_hints(kind)
+    return kind(**{name: _option(name, value, hints[name]) for name, value in given.items()})
+
+
+def _option(name: str, value: object, hint: Any) -> Any:
+    option = FLAGS.get(name, f"--{name.replace('_', '-')}")
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    choices = [kind for kind in kinds if kind is not types.NoneType]
+    if value is None:
+        if types.NoneType not in kinds:
+            raise _wrong(value, option, getattr(hint, "__name__", str(hint)))
+        return None
+    if name == "dtype":
+        return dtype_of(value)
+    if name == "max_shard_size":
+        return bytes_of(value, option)
+    if any(get_origin(choice) is os.PathLike for choice in choices):
+        return path_text(value, option)
+    return _typed(value, option, choices[0])
+
+
+def _typed(value: object, option: str, kind: Any) -> Any:
+    """A value of one type, or UsageError."""
+    if get_origin(kind) is tuple:
+        return _several(value, option, get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UsageError(f"unknown choice of {option} {value}", expected=", ".join(get_args(kind)))
+        return value
+    if kind is str:
+        return text_of(value, option)
+    if kind is int:
+        return int_of(value, option)
+    if kind is float:
+        return _float_of(value, option)
+    if not isinstance(value, bool):
+        raise _wrong(value, option, "True or False")
+    return value
+
+
+def _several(value: object, option: str, kind: type) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        if kind is str:
+            return (text_of(value, option),)
+        return parse_list(value, int, option) or () if kind is int else parse_list(value, float, option) or ()
+    if isinstance(value, (bytes, Mapping)) or not hasattr(value, "__iter__"):
+        return (_typed(value, option, kind),)
+    return tuple(_typed(each, option, kind) for each in value)
+
+
+def _float_of(value: object, option: str) -> float:
+    if isinstance(value, str):
+        return parse_share(value)
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise _wrong(value, option, "a number")
+    return float(value)
+
+
+def _wrong(value: object, option: str, expected: str) -> CkptError:
+    return UsageError(f"{option} is {'None' if value is None else f'a {type(value).__name__}'}", expected=expected)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ckpt_cli.adapters import CONFIG, adapter_facts
 from ckpt_cli.errors import CkptError
-from ckpt_cli.findings import finding
+from ckpt_cli.findings import finding, unread
 from ckpt_cli.lora import lacks_base, rank_of
 from ckpt_cli.lora_names import parse_peft
 from ckpt_cli.model import Tensor
@@ -27,7 +27,7 @@ def check_adapter(folder: Path, tensors: Mapping[str, Tensor]) -> list[Finding]:
                 facts.check_rank(adapter.path, rank)
             facts.scale(adapter.path, rank)
     except CkptError as error:
-        return [finding("damaged-adapter", error.message, tensor=error.tensor, file=CONFIG)]
+        return [unread("damaged-adapter", error, CONFIG)]
     return found
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ckpt_cli.adapter_checks import scales
-from ckpt_cli.errors import CorruptFile, UsageError
-from ckpt_cli.files import Files
+from ckpt_cli.errors import CorruptFile, Unreadable, UsageError
+from ckpt_cli.files import ABSENT, Files, is_there
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.base import LoraMode, Naming, ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
@@ -161,8 +161,10 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
         if isinstance(source, dict) and isinstance(source.get("path"), str):
             try:
                 status = os.stat(source["path"])
-            except (OSError, ValueError):
-                found.append(finding("changed-source", "is not where it was", file=source["path"]))
+            except (OSError, ValueError) as error:
+                gone = isinstance(error, (*ABSENT, ValueError))
+                what = "is not where it was" if gone else f"cannot be looked at: {getattr(error, 'strerror', error)}"
+                found.append(finding("changed-source", what, file=source["path"]))
                 continue
             if (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
                 found.append(finding("changed-source", "has another size or time than when it was merged", file=source["path"]))
@@ -172,7 +174,10 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
 def made_from(manifest: Manifest | None) -> str | None:
     """The checkpoint that an output was merged from, if it still is where it was."""
     source = manifest.facts.get("checkpoint") if manifest is not None and manifest.command == MERGE else None
-    return source if isinstance(source, str) and os.path.exists(source) else None
+    try:
+        return source if isinstance(source, str) and is_there(source) else None
+    except Unreadable:
+        return None  # only asked for the next command
 
 
 def made_by(manifest: Manifest | None, folder: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, NotFound, reading
-from ckpt_cli.files import files_in, read_small
+from ckpt_cli.files import files_in, is_folder, read_small, size_of
 from ckpt_cli.geometry import Shape
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.model import Note
@@ -66,6 +66,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None, *, code: bool =
     The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks. Of a base,
     everything is an asset but weights and its README, which speaks of another model. ``code``: in a checkpoint's own folder
     Python files are its custom code; beside a single file anything may lie, so there only those that a config mentions.
+    Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
     files: dict[str, Path] = {}
     folders = [(folder, is_hub) for home in homes for folder, is_hub in ((home / HUB_FOLDER, True), (home, False))]
@@ -80,6 +81,8 @@ def find_assets(homes: Sequence[Path], base: Path | None = None, *, code: bool =
         for name, path in _listed(base, everything=True, code=True).items():
             if not name.startswith("README"):
                 files.setdefault(name, path)
+    for path in files.values():
+        size_of(path)
     config = read_config(files[CONFIG]) if CONFIG in files else {}
     return Assets(files, config)
 
@@ -97,25 +100,29 @@ def auxiliary_weights(base: Path, model_files: Sequence[Path]) -> dict[str, Path
 def read_config(path: Path) -> Mapping[str, Any]:
     """A config.json as a dict. Raises CorruptFile."""
     with reading(path):
-        config = parse_json(read_small(path), "the config")
-        if not isinstance(config, dict):
-            raise CorruptFile("the config is not a JSON object")
+        return _config_of(read_small(path))
+
+
+def _config_of(raw: bytes) -> dict[str, Any]:
+    config = parse_json(raw, "the config")
+    if not isinstance(config, dict):
+        raise CorruptFile("the config is not a JSON object")
     return config
 
 
 def resolve_base(base: str) -> Path:
     """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
     folder = Path(base)
-    if os.path.isdir(folder):
+    if is_folder(folder):
         return folder.resolve() if ".." in folder.parts else folder
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
-        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+        home = Path(os.environ.get("HF_HOME") or Path("~", ".cache", "huggingface").expanduser())
         repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{base.replace('/', '--')}"
         try:
-            commit = (repository / "refs" / "main").read_text().strip()
-        except OSError:
+            commit = read_small(repository / "refs" / "main", 1 << 10).decode("ascii", "replace").strip()
+        except (NotFound, CorruptFile):
             commit = ""
-        if re.fullmatch(r"[0-9a-f]{40}", commit) and os.path.isdir(repository / "snapshots" / commit):
+        if re.fullmatch(r"[0-9a-f]{40}", commit) and is_folder(repository / "snapshots" / commit):
             return repository / "snapshots" / commit
     raise NotFound(
         "no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint="download it first; ckpt never does"
@@ -124,8 +131,8 @@ def resolve_base(base: str) -> Path:
 
 def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
     """A config.json with other entries."""
-    text = read_small(content) if isinstance(content, Path) else content
-    return (json.dumps({**json.loads(text.decode("utf-8-sig")), **changes}, indent=2, ensure_ascii=False) + "\n").encode()
+    config = read_config(content) if isinstance(content, Path) else _config_of(content)
+    return (json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
@@ -133,8 +140,10 @@ def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
 
     Only these words of the text change. Sub-configs of multimodal models that repeat the old dtype follow.
     """
-    text = read_small(path).decode("utf-8-sig")
-    config = json.loads(text)
+    raw = read_small(path)
+    with reading(path):
+        config = _config_of(raw)
+    text = raw.decode("utf-8-sig")
     keys = [key for key in ("dtype", "torch_dtype") if key in config]
     old = {config[key] for key in keys if isinstance(config[key], str)}
     if keys and old == {dtype} and all(isinstance(config[key], str) for key in keys):

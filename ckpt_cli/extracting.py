@@ -11,16 +11,16 @@ from typing import Any
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import CkptError, NotFound, UsageError
+from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, UsageError
 from ckpt_cli.execute import Written
-from ckpt_cli.files import Files, as_paths
+from ckpt_cli.files import Files, as_paths, is_file, size_of
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.found import Found, Place
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.inert_values import to_json
 from ckpt_cli.locate import component_names, expanded, locate
 from ckpt_cli.model import Note
-from ckpt_cli.opening import listed_component, short_reason
+from ckpt_cli.opening import listed_component, short_reason, since
 from ckpt_cli.optimizers import Optimizer, read_optimizer
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
@@ -77,7 +77,7 @@ def extract_state(
             )
         target = Path(os.path.abspath(output)) if output is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
-        sources = [found.path] if os.path.isfile(found.path) else [found.path, place.home, *roots]
+        sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
         check_target(target, sources, overwrite=chosen.overwrite)
         read = [*state.sources, *state.copies.values()]
         check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
@@ -96,11 +96,11 @@ def extract_state(
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
             dry_run=chosen.dry_run,
             jobs=chosen.jobs,
-            watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if os.path.isfile(path)],
+            watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if is_file(path)],
             progress=progress,
         )
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
-    written += [FileInfo(name=n, bytes=c.stat().st_size if isinstance(c, Path) else len(c)) for n, c in side.items()]
+    written += [FileInfo(name=n, bytes=size_of(c) if isinstance(c, Path) else len(c)) for n, c in side.items()]
     notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]
     return ExtractResult(
         path=str(found.path),
@@ -136,6 +136,8 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
         try:
             found = expanded(listed)
             names = component_names(found, type)
+        except (Unreadable, LfsPointer):
+            raise
         except CkptError as error:
             first_error = first_error or error
             notes.append(Note("warning", "step-skipped", f"{listed.path.name} is skipped: {short_reason(error)}"))
@@ -144,7 +146,12 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
         place = found.place(names[0])
         assert place is not None
+        trouble = place.match.trouble
+        if isinstance(trouble, (Unreadable, LfsPointer)):
+            raise trouble
         problem = listed_component(place).problem
+        if step is None and target.run is not None:
+            target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
         if problem is None:
             return found, place, notes
         candidates.append((found, place, problem))

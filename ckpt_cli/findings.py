@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckpt_cli.errors import CkptError, LfsPointer, Unreadable
 from ckpt_cli.geometry import Shape
 from ckpt_cli.report import Finding
 
@@ -32,6 +33,15 @@ KINDS: dict[str, Kind] = {
     "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
+    "damaged-side-file": Kind(
+        "error", "headers", "a JSON file of the tokenizer or the processor cannot be read", "get it again from the base"
+    ),
+    "lfs-pointer": Kind(
+        "error", "headers", "a Git LFS pointer stands in the place of a file", "git lfs pull, in the repository that it belongs to"
+    ),
+    "unreadable-file": Kind(
+        "error", "headers", "the system does not let this file be read: nothing is known of it", "make it readable, then verify again"
+    ),
     "missing-file": Kind("error", "headers", "a file that the index or the manifest names is not there", AGAIN),
     "missing-index": Kind("error", "headers", "parts of a model without an index: nothing says that they are all", AGAIN),
     "changed-size": Kind("error", "headers", "a weights file has another size than when it was written", AGAIN),
@@ -82,6 +92,13 @@ KINDS: dict[str, Kind] = {
 def finding(code: str, message: str, *, tensor: str | None = None, file: str | None = None, **numbers: float | str) -> Finding:
     """A finding of a known code; ``numbers`` are what was measured."""
     return Finding(code=code, severity=KINDS[code].severity, message=message, tensor=tensor, file=file, numbers=numbers)
+
+
+def unread(code: str, error: CkptError, file: str) -> Finding:
+    """A file that could not be read: ``code``, unless it is a pointer of Git LFS or the system refused."""
+    code = "lfs-pointer" if isinstance(error, LfsPointer) else "unreadable-file" if isinstance(error, Unreadable) else code
+    expected = f", expected {error.expected}" if error.expected and code == "damaged-file" else ""
+    return finding(code, f"{error.message}{expected}", tensor=error.tensor, file=file)
 
 
 def shape_text(shape: Shape) -> str:

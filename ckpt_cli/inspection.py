@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.descriptor import Checkpoint, TensorInfo
-from ckpt_cli.errors import CorruptFile, IncompleteError, Unsupported
+from ckpt_cli.errors import CorruptFile, IncompleteError, LfsPointer, Unsupported
 from ckpt_cli.files import Files, as_paths
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.frameworks import framework_of
@@ -33,7 +33,7 @@ def detect(
         with Files() as files:
             opened = open_checkpoint(path, files, type=type, step=step, also=as_paths(also))
             checkpoint = describe_checkpoint(opened)
-    except (IncompleteError, CorruptFile, Unsupported) as error:
+    except (IncompleteError, CorruptFile, LfsPointer, Unsupported) as error:
         target = locate(path, step, as_paths(also))
         found = target.checkpoints[-1]
         names = component_names(found, type)

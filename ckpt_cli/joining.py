@@ -31,6 +31,7 @@ def joined_targets(first: Target, second: Target) -> Target:
         places = [place if same is None else _joined_place(place, same, twin.path) for place, same in pairs]
         places += [place for place in twin.places if all(place is not same for _, same in pairs)]
         found.append(replace(checkpoint, places=tuple(places), step=twin.step if checkpoint.step is None else checkpoint.step))
+    blocked = (*first.blocked, *second.blocked)
     if first.run is None:
         if len(others) == len(second.checkpoints):
             raise UsageError(
@@ -40,7 +41,7 @@ def joined_targets(first: Target, second: Target) -> Target:
             )
         return replace(first, checkpoints=tuple(found))
     found += others
-    return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)))
+    return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)), blocked=blocked)
 
 
 def doubted(target: Target, parts: Sequence[Target]) -> Target:

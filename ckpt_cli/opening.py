@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.assets import Assets, find_assets
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo, StepInfo
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable
-from ckpt_cli.files import Files
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
+from ckpt_cli.files import Files, is_folder
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
@@ -65,7 +65,8 @@ def open_checkpoint(
 
     ``also`` are folders that hold more files of the same checkpoint; ``ema_from_model``: a checkpoint without EMA gets a
     component "ema" that is its model; ``located`` is what `locate` found at the path, if that was asked before.
-    Raises NotFound, NotRecognised, InputError for unreadable files, IncompleteError for a checkpoint that is not whole.
+    Raises NotFound, NotRecognised, InputError for unreadable files and newer steps that cannot be looked at, IncompleteError for a
+    checkpoint that is not whole.
     """
     target = located or locate(path, step, also)
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
@@ -79,11 +80,13 @@ def open_checkpoint(
             components = tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if not choosing or isinstance(error, Undecidable):
-                _add_step_hint(error, listed, target)
+                _add_hint(error, listed, target, also, lambda other: _is_whole(other, type, files, base, shard_order))
                 raise
             problems[listed.path] = short_reason(error)
             first_error = first_error or error
             continue
+        if step is None and target.run is not None:
+            target.check_readable(since(found), _step_hint(found, target, also))
         newer = (
             [folder for folder in target.bare if (step_of(folder) or 0) > (found.step or 0)]
             if step is None and target.run is not None
@@ -93,10 +96,10 @@ def open_checkpoint(
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
+    target.check_readable(lambda _: True)
     assert first_error is not None
-    if isinstance(first_error, NotFound) and target.run is not None:
-        first_error.path = str(target.run)
-    first_error.hint = first_error.hint or "no step of this run is complete"
+    if isinstance(first_error, MissingShard):
+        first_error.hint = first_error.hint or f"{FETCH}; no step of this run is whole"
     raise first_error
 
 
@@ -166,26 +169,44 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     place = found.place(name)
     assert place is not None
     homes = (place.home, found.path, *place.more_homes)
-    assets = find_assets(homes, base, code=os.path.isdir(found.path))
+    assets = find_assets(homes, base, code=is_folder(found.path))
     component = describe(place.match, files, ReadOptions(assets.config, shard_order))
     return OpenedComponent(name, place, replace(component, name=name), assets, homes)
 
 
-def _add_step_hint(error: CkptError, found: Found, target: Target) -> None:
-    """Name the newest step whose files are all there, when an incomplete one was asked for."""
-    if isinstance(error, (IncompleteError, CorruptFile)) and error.hint is None:
+def _add_hint(error: CkptError, found: Found, target: Target, also: tuple[Path, ...], is_whole: Callable[[Found], bool]) -> None:
+    """Say what helps against an error of a step that was asked for: the missing file, another step that is whole."""
+    hints = [error.hint or FETCH] if isinstance(error, MissingShard) else [error.hint] if error.hint else []
+    if isinstance(error, (IncompleteError, CorruptFile)) and not isinstance(error, Undecidable) and found.step is not None:
         siblings = target.checkpoints
         if target.run is None or len(siblings) <= 1:
             try:
-                siblings = locate(found.path.parent).checkpoints if found.step is not None else ()
+                siblings = locate(found.path.parent).checkpoints
             except CkptError:
-                siblings = ()
-        whole = [other for other in siblings if other.path != found.path and not step_info(other).problem]
-        if whole:
-            other = f"pass --step {whole[-1].step}" if target.run is not None else f"use {whole[-1].path}"
-            error.hint = f"{FETCH}, or {other} (the newest complete step)"
-        else:
-            error.hint = FETCH
+                siblings = ()  # only asked for the hint
+        whole = next((other for other in reversed(siblings) if other.path != found.path and is_whole(other)), None)
+        if whole is not None:
+            hints.append(_step_hint(whole, target, also))
+    error.hint = ", or ".join(hints) or None
+
+
+def since(found: Found) -> Callable[[int], bool]:
+    """Whether a step is not older than this one."""
+    return lambda step: step >= (found.step or 0)
+
+
+def _step_hint(whole: Found, target: Target, also: tuple[Path, ...]) -> str:
+    """How to ask for another step: by its folder, which every command takes, or by number where it lies in several folders."""
+    return f"pass --step {whole.step}, which is whole" if also or target.nodes > 1 else f"use {whole.path}, which is whole"
+
+
+def _is_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> bool:
+    """Whether the components of another step that ``type`` means can be read and are complete."""
+    try:
+        found = expanded(found)
+        return all(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
+    except CkptError:
+        return False
 
 
 def _tracker_notes(opened: Opened) -> list[Note]:

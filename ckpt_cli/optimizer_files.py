@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files import files_in
+from ckpt_cli.files import files_in, is_file
 
 MAX_RANKS = 1 << 20
 FOLDERS = ("", "optimizer", "optim")
@@ -72,6 +72,6 @@ def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
             return OptimizerFiles(ranks, size or max(ranks) + 1, said=size is not None)
     for home in dict.fromkeys(homes):
         for name in WHOLE_FILES:
-            if (home / name).is_file():
+            if is_file(home / name):
                 return OptimizerFiles({0: home / name}, 1)
     return None

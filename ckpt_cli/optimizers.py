@@ -20,7 +20,7 @@ from typing import Any
 
 from ckpt_cli.assets import find_assets, tied_pair
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, is_folder
 from ckpt_cli.flat_units import find_units, unproved
 from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
@@ -67,7 +67,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     """
     homes = [place.home, *place.more_homes, found.path]
     if place.match.format == "torch-file":
-        homes.append(place.match.root if place.match.root.is_dir() else place.match.root.parent)
+        homes.append(place.match.root if is_folder(place.match.root) else place.match.root.parent)
     for folder in (folder for home in homes for folder in (home / name for name in DCP_FOLDERS)):
         if metadata_files(folder):
             return _of_dcp((folder,), files)

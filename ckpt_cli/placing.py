@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckpt_cli import manifest
-from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource
+from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource, Unreadable
 from ckpt_cli.files import entries_in
 from ckpt_cli.found import Found
 from ckpt_cli.locate import MAIN
@@ -40,9 +40,12 @@ def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> N
             raise OutputInsideSource("the output folder contains what is read", path=target, hint="choose another -o")
     if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
         raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
-    if not os.path.lexists(target) or not entries_in(target):
-        return
-    foreign = manifest.foreign_entries(target)
+    try:
+        if not os.path.lexists(target) or not entries_in(target):
+            return
+        foreign = manifest.foreign_entries(target)
+    except Unreadable as error:
+        raise NotWritable(f"what is in the output folder cannot be told: {error.message}", path=error.path) from error
     if foreign is None or foreign:
         what = "was not written by ckpt" if foreign is None else f"holds more than ckpt wrote there ({few(foreign)})"
         raise OutputExists(
@@ -97,5 +100,5 @@ def check_space(target: Path, needed: int) -> int | None:
 def _is_inside(path: Path, folder: Path) -> bool:
     try:
         return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):
-        return False
+    except (OSError, RuntimeError) as error:
+        raise NotWritable(f"where the output lies cannot be told: {getattr(error, 'strerror', None) or error}", path=path) from error

@@ -14,7 +14,7 @@ from ckpt_cli import plan
 from ckpt_cli.assets import CONFIG, Assets, config_with, config_with_dtype
 from ckpt_cli.errors import CastOverflow, OutputExists, UsageError
 from ckpt_cli.execute import Written, default_jobs, execute
-from ckpt_cli.files import Source
+from ckpt_cli.files import Source, size_of
 from ckpt_cli.kernels import SLAB
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.placing import check_space, check_target, make_parents, remove_empty
@@ -97,7 +97,7 @@ def publish(
     ``manifest`` and ``approve`` are called when the weights are there, ``checksum`` is for `execute`; ``watched`` are more
     sources that must not have changed by then. Raises OutputError, and what `execute` raises.
     """
-    copied = sum(path.stat().st_size for path in side_files.values() if isinstance(path, Path))
+    copied = sum(size_of(path) for path in side_files.values() if isinstance(path, Path))
     free = check_space(target.folder, whole.bytes_written + copied)
     if target.in_place:
         _refuse_existing(whole, target.folder)

@@ -54,15 +54,9 @@ def read_header(source: Source, start: int = 0) -> Header:
     with reading(source.path):
         if window.size < 8:
             raise CorruptFile(f"the file has only {window.size} bytes", expected="a safetensors file", hint="the copy was interrupted")
-        begin = window.read(0, min(64, window.size))
-        length = int.from_bytes(begin[:8], "little")
+        length = int.from_bytes(window.read(0, 8), "little")
         if length > MAX_HEADER or 8 + length > window.size:
-            hint = (
-                "run `git lfs pull`"
-                if begin.startswith(b"version https://git-lfs")
-                else "the copy was interrupted, or it is another format"
-            )
-            raise CorruptFile(f"the header would be {length} bytes long", expected=f"at most {min(MAX_HEADER, window.size - 8)}", hint=hint)
+            raise CorruptFile(f"the header would be {length} bytes long", expected=f"at most {min(MAX_HEADER, window.size - 8)}")
         return _validated(_parse(window.read(8, length)), start + 8 + length, source.size)
 
 

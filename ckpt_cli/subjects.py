@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.assets import CONFIG
 from ckpt_cli.errors import NotFound
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, is_file, is_folder
 from ckpt_cli.folder_checks import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
@@ -53,21 +52,21 @@ class Subject:
 
 def is_output(path: Path) -> bool:
     """Whether a path is a model folder, or a file in one: --step then means the source."""
-    return is_model_folder(path) if os.path.isdir(path) else path.name.endswith((SUFFIX, INDEX_SUFFIX))
+    return is_model_folder(path) if is_folder(path) else path.name.endswith((SUFFIX, INDEX_SUFFIX))
 
 
 def find_subjects(
     path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...], alpha: float | None, order: ShardOrder
 ) -> list[Subject]:
     """The weights that a path means, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
-    if step is None and os.path.isdir(path) and is_model_folder(path):
+    if step is None and is_folder(path) and is_model_folder(path):
         return _folder_subjects(path, files, type)
-    if os.path.isfile(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
+    if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
     first = opened.components[0]
     root = first.component.root
-    if first.component.format == FORMAT and os.path.isdir(root):
+    if first.component.format == FORMAT and is_folder(root):
         return _folder_subjects(root, files, first.place.match.component if type is not None else None)
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
     tensors, component = merged_tensors(opened, files, alpha), first.component

@@ -28,7 +28,6 @@ LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 """The first pickle of a file of torch < 1.6: MAGIC_NUMBER of torch/serialization.py as a protocol 2 integer."""
 
 OTHER_FORMATS: tuple[tuple[bytes, str, str], ...] = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "run `git lfs pull`"),
     (b"<", "an HTML or XML page, not a checkpoint", "download the file again; the server sent a page instead"),
     (b"\x1f\x8b", "a gzip file", "unpack it first"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),

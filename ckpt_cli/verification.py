@@ -19,7 +19,7 @@ from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
 from ckpt_cli.drift_plot import check_plot, draw
 from ckpt_cli.errors import NotFound, UsageError
-from ckpt_cli.files import Files, as_paths
+from ckpt_cli.files import Files, as_paths, is_file
 from ckpt_cli.findings import finding
 from ckpt_cli.folder_checks import check_folder
 from ckpt_cli.formats.base import Naming, ShardOrder
@@ -36,6 +36,9 @@ from ckpt_cli.selecting import is_wanted
 from ckpt_cli.source_checks import Wanted, compare_with_source
 from ckpt_cli.subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
 from ckpt_cli.value_checks import check_side_files, check_values
+
+UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
+"""What can be found about a config that is not compared with anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +225,13 @@ def _config(subject: Subject) -> ConfigCheck:
     if subject.config_home is None:
         return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
     if has_adapters(subject.tensors):
-        known = check_adapter(subject.config_home, subject.tensors) if os.path.isfile(subject.config_home / ADAPTER_CONFIG) else []
+        known = check_adapter(subject.config_home, subject.tensors) if is_file(subject.config_home / ADAPTER_CONFIG) else []
         return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
     if not subject.readable:
-        return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code == "damaged-config"))
+        return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
     return checked
 
 

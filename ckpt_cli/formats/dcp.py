@@ -6,12 +6,11 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
-from ckpt_cli.files import Files, entries_in
+from ckpt_cli.files import Files, entries_in, is_there
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
@@ -35,11 +34,11 @@ class Dcp:
         if not found and not items:
             return []
         trouble: CkptError | None = None
-        if os.path.exists(folder / "common.pt"):
+        if is_there(folder / "common.pt"):
             text = "this is a Megatron torch_dist checkpoint, whose tensor names and layouts only Megatron knows"
             trouble = Unsupported(text, path=folder, hint="convert it with Megatron's own tools or with mbridge")
         elif not found:
-            temporary = " (.metadata.tmp is there)" if os.path.exists(folder / ".metadata.tmp") else ""
+            temporary = " (.metadata.tmp is there)" if is_there(folder / ".metadata.tmp") else ""
             trouble = MissingShard(
                 f"{METADATA} is missing{temporary}: it is written last, so the save did not finish",
                 path=folder,

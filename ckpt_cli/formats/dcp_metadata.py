@@ -7,7 +7,6 @@ are understood by their attributes. Paths of nested keys come from ``planner_dat
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 from ckpt_cli.dtypes import BY_TORCH, Dtype
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported, reading
-from ckpt_cli.files import entries_in, read_small, stays_inside
+from ckpt_cli.files import entries_in, is_file, read_small, stays_inside
 from ckpt_cli.geometry import Box, Shape
 from ckpt_cli.pickle_nodes import Call, Global, as_dict, attributes
 from ckpt_cli.pickles import load_pickle
@@ -89,7 +88,7 @@ def metadata_files(*folders: Path) -> list[Path]:
 
     Raises Inconsistent if several folders hold different ``.metadata``, or the file of one rank twice.
     """
-    whole = [folder / METADATA for folder in folders if os.path.isfile(folder / METADATA)]
+    whole = [folder / METADATA for folder in folders if is_file(folder / METADATA)]
     for other in whole[1:]:
         if read_small(other, MAX_METADATA) != read_small(whole[0], MAX_METADATA):
             raise Inconsistent(f"{other} is of another save", path=whole[0], hint="take folders of one save together only")

@@ -110,7 +110,7 @@ def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) 
 def _saved_offsets(text: str | None) -> dict[str, Any]:
     if text is None:
         raise CorruptFile(f"the file has no {INFO}", expected="a shard of HuggingFaceStorageWriter")
-    info = parse_json(text.encode(), INFO)
+    info = parse_json(text.encode("utf-8", "surrogatepass"), INFO)
     if not isinstance(info, dict):
         raise CorruptFile(f"{INFO} is not an object")
     return info

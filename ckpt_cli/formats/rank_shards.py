@@ -5,14 +5,13 @@ File names carry the rank and mostly the world size; ranks are not zero-padded, 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
-from ckpt_cli.files import Files, FileSource, entries_in
+from ckpt_cli.files import Files, FileSource, entries_in, is_file
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
@@ -50,7 +49,7 @@ class RankShards:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        if os.path.isfile(path):
+        if is_file(path):
             # One shard file stands for the folder it lies in.
             return [match for match in self.recognise(path.parent) if path in match.files] if _pattern(path.name) else []
         entries = [entry.name for entry in entries_in(path) if entry.suffix in (".pt", ".bin")]

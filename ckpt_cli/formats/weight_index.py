@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
-from ckpt_cli.files import read_small, stays_inside
+from ckpt_cli.files import is_file, read_small, stays_inside
 from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import parse_json
 
@@ -39,7 +38,7 @@ def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
                 message = "the index names a file outside of its folder or of another format"
                 raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
         names = sorted(set(mapping.values()))
-        absent = [name for name in names if not os.path.isfile(index.parent / name)]
+        absent = [name for name in names if not is_file(index.parent / name)]
         if absent:
             raise MissingShard(
                 f"{len(absent)} of {len(names)} weight files are missing: {few(absent)}",

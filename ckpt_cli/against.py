@@ -25,7 +25,7 @@ from ckpt_cli.source_checks import Wanted
 
 AVERAGE = "average"
 MERGE = "merge"
-UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "checksum"})
+UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "checksum", "strict"})
 """Options that do not change what is written."""
 
 

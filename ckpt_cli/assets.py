@@ -87,6 +87,12 @@ def find_assets(homes: Sequence[Path], base: Path | None = None, *, code: bool =
     return Assets(files, config)
 
 
+def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
+    """What an output will lack to be used, and where it may come from."""
+    cure = "pass --base DIR with the model that training started from" if base is None else "neither the run nor the base has one"
+    return [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
+
+
 def auxiliary_weights(base: Path, model_files: Sequence[Path]) -> dict[str, Path]:
     """Weights of a base that are not the trained model, such as the ``ae.safetensors`` of an image decoder."""
     own = {path.name for path in model_files} | {"model.safetensors", "ema.safetensors"}

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.agreeing import Agreed, agree
-from ckpt_cli.assets import CONFIG, Assets, config_notes, resolve_base
+from ckpt_cli.assets import CONFIG, Assets, config_notes, lacking_notes, resolve_base
 from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import NonFinite, UsageError
@@ -32,6 +32,7 @@ from ckpt_cli.publishing import (
     as_tuples,
     check_writing,
     model_files,
+    overflow_notes,
     publish,
     refuse_overflows,
     written_facts,
@@ -39,6 +40,7 @@ from ckpt_cli.publishing import (
 from ckpt_cli.report import AveragedComponent, AverageResult, AverageSource
 from ckpt_cli.selecting import Selection, select_tensors
 from ckpt_cli.snapshots import Snapshots, StepChoice, open_snapshots
+from ckpt_cli.strict import refuse_warnings
 from ckpt_cli.styles import style_of
 from ckpt_cli.weighted_sum import Formula
 
@@ -167,8 +169,10 @@ def average(
         method = chosen.implied_method
         mixed = _formula(snapshots, method, chosen)
         jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(output)), folder, rules, chosen)
-        outputs = [_run(job, method, chosen, progress) for job in jobs]
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
+        if chosen.strict:
+            refuse_warnings([*snapshots.notes, *newest.notes, *(note for job in jobs for note in job.notes)])
+        outputs = [_run(job, method, chosen, progress) for job in jobs]
     return AverageResult(
         checkpoint=newest,
         method=method,
@@ -281,6 +285,7 @@ def _job(
     notes += [*agreed.notes, *_config_notes(sources)]
     shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
+    notes += lacking_notes(assets, base)
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)))
 
 
@@ -363,8 +368,16 @@ def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
             )
         if not options.allow_overflow:
             refuse_overflows(written)
+        if options.strict:
+            refuse_warnings(_met_notes(job, written))
 
     return approve
+
+
+def _met_notes(job: Job, written: Written) -> list[Note]:
+    """What is said about values that were met while writing, where they are allowed."""
+    strange = [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, job.used)]
+    return [*overflow_notes(written), *strange]
 
 
 def _strange_lines(strange: Mapping[str, Mapping[int, int]], used: Sequence[Source]) -> list[str]:
@@ -409,11 +422,7 @@ def _manifest(job: Job, method: Method, options: AverageOptions, written: Writte
 
 
 def _result(job: Job, options: AverageOptions, published: Publication) -> AveragedComponent:
-    notes = list(job.notes)
-    written = published.written
-    if written.overflows:
-        notes.append(Note("warning", "cast-overflow", f"{sum(written.overflows.values())} finite values became infinite"))
-    notes += [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, job.used)]
+    notes = [*job.notes, *_met_notes(job, published.written)]
     return AveragedComponent(
         **written_facts(job.plan, published, options.jobs),
         component=job.name,

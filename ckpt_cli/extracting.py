@@ -28,6 +28,7 @@ from ckpt_cli.publishing import SideFiles, Target, check_writing, publish
 from ckpt_cli.report import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state_folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
 from ckpt_cli.states import TrainingState, read_state
+from ckpt_cli.strict import refuse_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class ExtractOptions:
     dry_run: bool = False
     jobs: int | None = None
     shard_order: ShardOrder = "auto"
+    strict: bool = False
 
 
 def extract_state(
@@ -89,6 +91,9 @@ def extract_state(
         if optimizer is not None:
             side[OPTIMIZER] = json_bytes(optimizer.content)
             whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
+        notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]
+        if chosen.strict:
+            refuse_warnings(notes)
         published = publish(
             whole,
             side,
@@ -101,7 +106,6 @@ def extract_state(
         )
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
     written += [FileInfo(name=n, bytes=size_of(c) if isinstance(c, Path) else len(c)) for n, c in side.items()]
-    notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]
     return ExtractResult(
         path=str(found.path),
         step=found.step,

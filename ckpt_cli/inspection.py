@@ -14,7 +14,7 @@ from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import component_names, locate
 from ckpt_cli.opening import describe_checkpoint, listed_component, open_checkpoint, step_info
 from ckpt_cli.patterns import pattern_of, ranged
-from ckpt_cli.report import DetectResult, InspectResult, TensorGroup
+from ckpt_cli.report import DetectResult, ErrorInfo, InspectResult, TensorGroup
 
 
 def detect(
@@ -48,7 +48,7 @@ def detect(
             ),
             steps=tuple(step_info(other) for other in target.checkpoints if target.run is not None),
         )
-        return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code)
+        return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code, error=ErrorInfo.of(error))
     return DetectResult(checkpoint=checkpoint.without_tensors())
 
 

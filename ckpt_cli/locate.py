@@ -152,11 +152,12 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
             unknown = next((place.match.trouble for place in found.places if place.match.format == DCP and place.match.trouble), None)
             if unknown is not None:
                 raise unknown
+            close = difflib.get_close_matches(name, there, n=1)
             raise NotFound(
                 f"this checkpoint has no component {name}",
                 path=found.path,
                 expected=f"one of: {', '.join(there)}",
-                hint=f"did you mean --type {close[0]}?" if (close := difflib.get_close_matches(name, there, n=1)) else None,
+                hint=f"did you mean --type {close[0]}?" if close else "pass one of these to --type",
             )
     return names
 

@@ -68,6 +68,7 @@ class MergeOptions:
     allow_overflow: bool = False
     allow_unequal_replicas: bool = False
     shard_order: ShardOrder = "auto"
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

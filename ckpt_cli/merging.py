@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli import manifest
-from ckpt_cli.assets import resolve_base
+from ckpt_cli.assets import lacking_notes, resolve_base
 from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import UsageError
@@ -20,8 +20,9 @@ from ckpt_cli.merge_plan import Base, Job, MergeOptions, check_options, open_bas
 from ckpt_cli.model import Note
 from ckpt_cli.opening import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.progress import Progress
-from ckpt_cli.publishing import Publication, Target, as_tuples, publish, refuse_overflows, written_facts
+from ckpt_cli.publishing import Publication, Target, as_tuples, overflow_notes, publish, refuse_overflows, written_facts
 from ckpt_cli.report import MergedComponent, MergeResult
+from ckpt_cli.strict import refuse_warnings
 from ckpt_cli.verification import verify_written
 
 
@@ -69,8 +70,10 @@ def merge(
         jobs = [
             with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, output, reference, rules, chosen)
         ]
-        outputs = [_run(job, opened, reference, chosen, progress) for job in jobs]
         checkpoint = describe_checkpoint(opened).without_tensors()
+        if chosen.strict:
+            refuse_warnings([*checkpoint.notes, *(note for job in jobs for note in _known_notes(job, folder))])
+        outputs = [_run(job, opened, reference, chosen, progress) for job in jobs]
     seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=seconds)
 
@@ -84,7 +87,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
         dry_run=options.dry_run,
         jobs=options.jobs,
         checksum=options.checksum,
-        approve=None if options.allow_overflow else refuse_overflows,
+        approve=_approval(options),
         progress=progress,
     )
     result = _result(job, base, options, published, progress)
@@ -92,6 +95,23 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
         verified = verify_written(job.output, job.parts, opened.found.path, jobs=options.jobs, progress=progress)
         return result.model_copy(update={"verified": verified})
     return result
+
+
+def _approval(options: MergeOptions) -> Callable[[Written], None]:
+    def approve(written: Written) -> None:
+        if not options.allow_overflow:
+            refuse_overflows(written)
+        if options.strict:
+            refuse_warnings(overflow_notes(written))
+
+    return approve
+
+
+def _known_notes(job: Job, base: Path | None) -> list[Note]:
+    """What is known about an output before it is written."""
+    exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
+    lacking = () if exported else lacking_notes(job.parts[0].opened.assets, base)
+    return [*(note for part in job.parts for note in part.notes), *lacking]
 
 
 def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions, written: Written) -> bytes:
@@ -103,7 +123,7 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
         "elements": job.plan.elements,
         "dropped": dict(job.plan.dropped),
     }
-    unwanted = ("dry_run", "overwrite", "jobs", "checksum", "verify")
+    unwanted = ("dry_run", "overwrite", "jobs", "checksum", "verify", "strict")
     settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in unwanted}
     settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
     side = [*job.side_files, *([job.plan.index_name] if job.plan.index_name else [])]
@@ -114,10 +134,7 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
 
 def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication, progress: Progress | None) -> MergedComponent:
     tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
-    notes = [note for part in job.parts for note in part.notes]
-    overflows = published.written.overflows
-    if overflows:
-        notes.append(Note("warning", "cast-overflow", f"{sum(overflows.values())} finite values became infinite"))
+    notes = [*_known_notes(job, None if base is None else base.folder), *overflow_notes(published.written)]
     comparison = None
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
     if base is not None and base.component is not None and not exported:
@@ -136,7 +153,7 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
         source_elements=sum(tensor.numel for tensor in tensors),
         renamed=sum(part.selection.renamed for part in job.parts),
         left_out=sum(part.selection.left_out for part in job.parts),
-        lacking=tuple(job.parts[0].opened.assets.lacking),
+        lacking=() if exported else tuple(job.parts[0].opened.assets.lacking),
         comparison=comparison,
         notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
     )

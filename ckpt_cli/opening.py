@@ -71,7 +71,7 @@ def open_checkpoint(
     target = located or locate(path, step, also)
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
     problems: dict[Path, str] = {}
-    first_error: CkptError | None = None
+    errors: list[CkptError] = []
     for listed in reversed(target.checkpoints):
         try:
             found = expanded(listed)
@@ -80,13 +80,18 @@ def open_checkpoint(
             components = tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if not choosing or isinstance(error, Undecidable):
-                _add_hint(error, listed, target, also, lambda other: _is_whole(other, type, files, base, shard_order))
+                other = (
+                    _other_step(listed, target, lambda found: _is_whole(found, type, files, base, shard_order)) if _helps(error) else None
+                )
+                hint = _step_hint(other, target, also, located) if other is not None else None
+                fetch = FETCH if isinstance(error, MissingShard) else None
+                error.hint = ", or ".join(filter(None, (error.hint or fetch, hint))) or None
                 raise
             problems[listed.path] = short_reason(error)
-            first_error = first_error or error
+            errors.append(error)
             continue
         if step is None and target.run is not None:
-            target.check_readable(since(found), _step_hint(found, target, also))
+            target.check_readable(since(found), _step_hint(found, target, also, located))
         newer = (
             [folder for folder in target.bare if (step_of(folder) or 0) > (found.step or 0)]
             if step is None and target.run is not None
@@ -97,10 +102,10 @@ def open_checkpoint(
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
-    assert first_error is not None
-    if isinstance(first_error, MissingShard):
-        first_error.hint = first_error.hint or f"{FETCH}; no step of this run is whole"
-    raise first_error
+    if isinstance(errors[0], MissingShard):
+        none = "; no step of this run is whole" if not any(isinstance(error, NotFound) for error in errors) else ""
+        errors[0].hint = f"{errors[0].hint or FETCH}{none}"
+    raise errors[0]
 
 
 def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Checkpoint:
@@ -174,20 +179,20 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     return OpenedComponent(name, place, replace(component, name=name), assets, homes)
 
 
-def _add_hint(error: CkptError, found: Found, target: Target, also: tuple[Path, ...], is_whole: Callable[[Found], bool]) -> None:
-    """Say what helps against an error of a step that was asked for: the missing file, another step that is whole."""
-    hints = [error.hint or FETCH] if isinstance(error, MissingShard) else [error.hint] if error.hint else []
-    if isinstance(error, (IncompleteError, CorruptFile)) and not isinstance(error, Undecidable) and found.step is not None:
-        siblings = target.checkpoints
-        if target.run is None or len(siblings) <= 1:
-            try:
-                siblings = locate(found.path.parent).checkpoints
-            except CkptError:
-                siblings = ()  # only asked for the hint
-        whole = next((other for other in reversed(siblings) if other.path != found.path and is_whole(other)), None)
-        if whole is not None:
-            hints.append(_step_hint(whole, target, also))
-    error.hint = ", or ".join(hints) or None
+def _helps(error: CkptError) -> bool:
+    """Whether another step may be without this error."""
+    return isinstance(error, (IncompleteError, CorruptFile)) and not isinstance(error, Undecidable)
+
+
+def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool]) -> Found | None:
+    """The newest other step of the run that is whole."""
+    siblings = target.checkpoints
+    if found.step is not None and (target.run is None or len(siblings) <= 1):
+        try:
+            siblings = locate(found.path.parent).checkpoints
+        except CkptError:
+            return None  # only asked for the hint
+    return next((other for other in reversed(siblings) if other.path != found.path and is_whole(other)), None)
 
 
 def since(found: Found) -> Callable[[int], bool]:
@@ -195,9 +200,11 @@ def since(found: Found) -> Callable[[int], bool]:
     return lambda step: step >= (found.step or 0)
 
 
-def _step_hint(whole: Found, target: Target, also: tuple[Path, ...]) -> str:
-    """How to ask for another step: by its folder, which every command takes, or by number where it lies in several folders."""
-    return f"pass --step {whole.step}, which is whole" if also or target.nodes > 1 else f"use {whole.path}, which is whole"
+def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Target | None) -> str | None:
+    """How to ask for another step, which is whole: by number where the command takes one (others locate by themselves), or by folder."""
+    if target.run is not None and located is None:
+        return f"pass --step {whole.step}, which is whole"
+    return None if also or target.nodes > 1 else f"use {whole.path}, which is whole"
 
 
 def _is_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> bool:

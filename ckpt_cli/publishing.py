@@ -17,6 +17,7 @@ from ckpt_cli.execute import Written, default_jobs, execute
 from ckpt_cli.files import Source, size_of
 from ckpt_cli.kernels import SLAB
 from ckpt_cli.manifest import NAME as MANIFEST
+from ckpt_cli.model import Note
 from ckpt_cli.placing import check_space, check_target, make_parents, remove_empty
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import FileInfo
@@ -141,6 +142,12 @@ def refuse_overflows(written: Written) -> None:
             expected="values that stay finite",
             hint="use a wider --dtype or keep, or pass --allow-overflow to write infinities",
         )
+
+
+def overflow_notes(written: Written) -> list[Note]:
+    """What is said about values that became infinite, where that is allowed."""
+    count = sum(written.overflows.values())
+    return [Note("warning", "cast-overflow", f"{count} finite values became infinite")] if count else []
 
 
 def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, not_assets: Sequence[str] = ()) -> dict[str, Any]:

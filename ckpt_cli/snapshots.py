@@ -119,7 +119,7 @@ def open_snapshots(
             path=paths[0],
             hint="ckpt merge writes a single one",
         )
-    return Snapshots(tuple(found), (*notes, *_twice(found)))
+    return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)))
 
 
 def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
@@ -168,6 +168,12 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
     if choice.last is not None and len(whole) < choice.last:
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps are there, not {choice.last}"))
     return whole[::-1]
+
+
+def _of_older(found: Sequence[Opened]) -> list[Note]:
+    """What was said about the checkpoints but the newest, with the name of each."""
+    said = [(opened.found.path.name, note) for opened in found[:-1] for note in opened.notes if note.code != "step-skipped"]
+    return [Note(note.level, note.code, f"{name}: {note.text}") for name, note in said]
 
 
 def _twice(found: Sequence[Opened]) -> list[Note]:

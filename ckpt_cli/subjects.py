@@ -16,7 +16,7 @@ from ckpt_cli.lora_merge import adapters_alone
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.manifest import Manifest
 from ckpt_cli.merge_plan import MergeOptions, planned_parts
-from ckpt_cli.model import Tensor
+from ckpt_cli.model import Note, Tensor
 from ckpt_cli.opening import Opened, open_checkpoint
 from ckpt_cli.report import Finding
 
@@ -27,7 +27,8 @@ STATE = "extract-state"
 class Subject:
     """What is verified: tensors by name of one set of weights, and what was found by looking at files.
 
-    ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same.
+    ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same. ``notes`` were
+    made while it was opened: a step of a run that was skipped, say.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Subject:
     folder: FolderCheck | None
     config_home: Path | None
     findings: tuple[Finding, ...]
+    notes: tuple[Note, ...] = ()
 
     @property
     def manifest(self) -> Manifest | None:
@@ -67,11 +69,24 @@ def find_subjects(
     first = opened.components[0]
     root = first.component.root
     if first.component.format == FORMAT and is_folder(root):
-        return _folder_subjects(root, files, first.place.match.component if type is not None else None)
+        subjects = _folder_subjects(root, files, first.place.match.component if type is not None else None)
+        return [replace(subject, notes=opened.notes) for subject in subjects]
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
     tensors, component = merged_tensors(opened, files, alpha), first.component
     return [
-        Subject(opened.found.path, first.name, component.format, len(component.files), tensors, component.tensors, True, None, home, ())
+        Subject(
+            path=opened.found.path,
+            component=first.name,
+            format=component.format,
+            files=len(component.files),
+            tensors=tensors,
+            stored=component.tensors,
+            readable=True,
+            folder=None,
+            config_home=home,
+            findings=(),
+            notes=opened.notes,
+        )
     ]
 
 

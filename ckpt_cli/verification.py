@@ -17,14 +17,17 @@ from ckpt_cli.against import changed_sources, different_scales, made_by, made_fr
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
+from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.drift_plot import check_plot, draw
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files, as_paths, is_file
 from ckpt_cli.findings import finding
 from ckpt_cli.folder_checks import check_folder
 from ckpt_cli.formats.base import Naming, ShardOrder
+from ckpt_cli.locate import locate
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.merge_plan import Part
+from ckpt_cli.model import Note
 from ckpt_cli.model_config import architecture
 from ckpt_cli.names import printable
 from ckpt_cli.opening import Opened, open_checkpoint
@@ -117,6 +120,7 @@ def verify(
             found += [item for checked in values for item in checked.findings]
             found += [item for one, config in zip(subjects, configs, strict=True) for item in _ties(one, config)]
             checksums, read = sum(checked.checksums for checked in values), sum(checked.bytes_read for checked in values)
+        notes = [note for one in subjects for note in one.notes]
         sources: list[SourceComparison] = []
         if against is not None:
             levels.append("against")
@@ -130,6 +134,7 @@ def verify(
                     also=as_paths(also) if of_source else (),
                     shard_order=chosen.shard_order,
                 )
+                notes += opened.notes
                 different, source = _against(one, opened, files, chosen, progress)
                 wrong = {item.tensor for item in different}
                 found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
@@ -137,12 +142,14 @@ def verify(
         comparison = None
         if base is not None:
             levels.append("base")
-            comparison = _against_base(subject, base, files, chosen, progress)
+            comparison, said = _against_base(subject, base, files, chosen, progress)
+            notes += said
             found += _not_numbers(comparison)
             if plot is not None:
                 draw(comparison, plot, name=str(subject.path))
         files.check_unchanged()
-    measured = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
+    measured: dict[str, Any] = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
+    measured["notes"] = tuple(NoteInfo.of(note) for note in dict.fromkeys(notes))
     return _report(subjects, configs[0], found, levels, started, **measured)
 
 
@@ -304,19 +311,20 @@ def _against_base(
     files: Files,
     options: VerifyOptions,
     progress: Progress | None,
-) -> BaseComparison:
-    """The drift of every tensor since the base, which may be anything that can be opened."""
+) -> tuple[BaseComparison, Sequence[Note]]:
+    """The drift of every tensor since the base, which may be anything that can be opened, and what was said while opening it."""
     try:
         path = resolve_base(os.fspath(base))
     except NotFound:
         path = Path(base)
-    opened = open_checkpoint(path, files, shard_order=options.shard_order)
+    opened = open_checkpoint(path, files, shard_order=options.shard_order, located=locate(path))
     if has_adapters(subject.tensors):
         hint = "fuse them first: ckpt merge with --base, then verify the result"
         raise UsageError("these are LoRA adapters alone, of which a base has none", path=subject.path, hint=hint)
     reference = merged_tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
-    return compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    compared = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    return compared, opened.notes
 
 
 def _not_numbers(comparison: BaseComparison) -> list[Finding]:

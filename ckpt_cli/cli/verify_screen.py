@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.base_screen import print_comparison
-from ckpt_cli.cli.parts import next_line, plain, print_facts
+from ckpt_cli.cli.parts import next_line, plain, print_facts, print_notes
 from ckpt_cli.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def verify_result(result: VerifyResult, session: Session) -> None:
         console.print()
         print_comparison(result.comparison, session)
     console.print()
+    print_notes(session, result.notes)
     next_line(session, _next(result))
 
 

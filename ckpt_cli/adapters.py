@@ -96,7 +96,7 @@ class AdapterFacts:
         else:
             expected = self.rank
         if expected is not None and expected != rank:
-            hint = "the adapter's files are of another run"
+            hint = "the adapter's files may be of two runs"
             raise Inconsistent(f"the factors have rank {rank}, and {self.origin} says {expected}", tensor=module, hint=hint)
 
 

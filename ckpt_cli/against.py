@@ -28,6 +28,9 @@ MERGE = "merge"
 UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "checksum", "strict"})
 """Options that do not change what is written."""
 
+SAYABLE = frozenset({"names", "key_map", "include", "exclude", "lora_alpha"})
+"""Options that `verify` has as well."""
+
 
 def planned_source(
     folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest | None, opened: Opened, said: Mapping[str, Any], files: Files
@@ -43,7 +46,8 @@ def planned_source(
     if manifest is not None and manifest.command == AVERAGE and not plain:
         averaged = manifest.facts.get("averaged")
         count = len(averaged) if isinstance(averaged, list) else "several"
-        hint = "compare it with another average, or pass --full, which uses its checksums"
+        proof = ", which uses its checksums" if any(manifest.checksums.values()) else ""
+        hint = f"compare it with another average, or pass --full{proof}"
         raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=folder, hint=hint)
     base = manifest.facts.get("base") if manifest is not None and known else None
     if isinstance(base, str) and ("\0" in base or not base.isprintable()):
@@ -118,8 +122,9 @@ def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeO
         if value is None or field.name in UNSAID | {"compare", "max_shard_size", "allow_unequal_replicas"}:
             continue
         made[field.name] = tuple(value) if isinstance(value, list) else value
-        if not _fits(made[field.name], field.default, field.name):
-            raise CorruptFile(f"the manifest has no proper option {field.name}", tensor=None, hint="pass the options yourself")
+        if field.name not in said and not _fits(made[field.name], field.default, field.name):
+            hint = f"pass --{field.name.replace('_', '-')} yourself" if field.name in SAYABLE else None
+            raise CorruptFile(f"the manifest has no proper option {field.name}", hint=hint)
     return MergeOptions(**{**made, **said, "allow_unequal_replicas": True})
 
 

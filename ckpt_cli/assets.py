@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, NotFound, reading
-from ckpt_cli.files import files_in, is_folder, read_small, size_of
+from ckpt_cli.files import files_in, is_folder, is_there, read_small, size_of
 from ckpt_cli.geometry import Shape
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.model import Note
@@ -121,8 +121,9 @@ def resolve_base(base: str) -> Path:
     folder = Path(base)
     if is_folder(folder):
         return folder.resolve() if ".." in folder.parts else folder
+    hint = "pass the folder that the file lies in" if is_there(folder) else "check the path: nothing is there"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
-        home = Path(os.environ.get("HF_HOME") or Path("~", ".cache", "huggingface").expanduser())
+        home = Path(os.environ.get("HF_HOME") or os.path.expanduser(os.path.join("~", ".cache", "huggingface")))
         repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{base.replace('/', '--')}"
         try:
             commit = read_small(repository / "refs" / "main", 1 << 10).decode("ascii", "replace").strip()
@@ -130,9 +131,9 @@ def resolve_base(base: str) -> Path:
             commit = ""
         if re.fullmatch(r"[0-9a-f]{40}", commit) and is_folder(repository / "snapshots" / commit):
             return repository / "snapshots" / commit
-    raise NotFound(
-        "no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint="download it first; ckpt never does"
-    )
+        if not is_there(folder.parent):
+            hint = "download it first; ckpt never does"
+    raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint=hint)
 
 
 def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:

@@ -236,7 +236,7 @@ def _job(
 ) -> Job:
     name = components[-1].name
     notes: list[Note] = []
-    _check_components(components, method, notes)
+    _check_components(snapshots, components, method, notes)
     roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
     check_target(target, [*(o.found.path for o in snapshots.opened), *roots, *([base] if base else [])], overwrite=options.overwrite)
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), components[-1].assets)
@@ -303,14 +303,15 @@ def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     return tuple(result)
 
 
-def _check_components(components: Sequence[OpenedComponent], method: Method, notes: list[Note]) -> None:
+def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent], method: Method, notes: list[Note]) -> None:
     names = list(dict.fromkeys(component.name for component in components))
     if len(names) > 1:
         notes.append(Note("warning", "mixed-components", f"components of different names are averaged: {few(names)}"))
     if method == "posthoc-ema" and names != ["ema"]:
+        ema = "pass --type ema, or " if all(opened.found.place("ema") is not None for opened in snapshots.opened) else ""
         raise UsageError(
             f"the method posthoc-ema combines averages that training saved, and this is {few([n for n in names if n != 'ema'])}",
-            hint="pass --type ema, or use another method for plain weights",
+            hint=f"{ema}use another method for plain weights",
         )
 
 
@@ -367,7 +368,7 @@ def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
                 hint="leave these checkpoints or tensors (--exclude) out, or pass --allow-non-finite to average them all the same",
             )
         if not options.allow_overflow:
-            refuse_overflows(written)
+            refuse_overflows(written, job.plan)
         if options.strict:
             refuse_warnings(_met_notes(job, written))
 

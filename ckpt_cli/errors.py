@@ -39,6 +39,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
+INTERRUPTED = "the save or the copy may have been interrupted: get the file again from where it was written"
+"""The hint for files that are shorter than they say."""
+
 
 class CkptError(Exception):
     """The base of all errors that ckpt raises on purpose.

@@ -75,7 +75,7 @@ def extract_state(
                 "there is no training state beside the weights",
                 path=found.path,
                 expected="schedulers, random states or dataloaders, as trainers save them",
-                hint="pass the folder of a training step (--step picks one of a run); an optimizer alone needs --optimizer",
+                hint=_hint(found, place, files, chosen),
             )
         target = Path(os.path.abspath(output)) if output is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
@@ -124,6 +124,15 @@ def extract_state(
         seconds=time.monotonic() - started,
         notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
     )
+
+
+def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:
+    """What else there is to extract."""
+    try:
+        there = not options.optimizer and bool(read_optimizer(found, place, files, options.shard_order).tensors)
+    except CkptError:
+        return None
+    return "pass --optimizer: an optimizer's state is all that is there" if there else None
 
 
 def choose(path: str | os.PathLike[str], type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:

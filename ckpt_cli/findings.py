@@ -24,6 +24,7 @@ class Kind:
 
 
 AGAIN = "merge again, or copy the folder again"
+
 MOVE = "move it away"
 
 KINDS: dict[str, Kind] = {
@@ -67,12 +68,14 @@ KINDS: dict[str, Kind] = {
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
     "not-compared": Kind("info", "headers", "the tensors that the model class has are not known, and why"),
     # -- full: every byte is read
-    "non-finite": Kind("error", "full", "a tensor holds NaN or infinite values", "use an older step"),
+    "non-finite": Kind("error", "full", "a tensor holds NaN or infinite values", "find out where they come from: --against its source"),
     "all-zero": Kind("warning", "full", "all elements of a matrix are zero: it may never have been loaded or trained"),
     "zeros": Kind("info", "full", "all elements of a vector or a bias are zero, or of a matrix that is zero in the source too"),
     "constant": Kind("info", "full", "all elements of a tensor are the same, as those of norms are when training begins"),
     "wrong-checksum": Kind("error", "full", "the bytes of a tensor are not those that were written", AGAIN),
-    "replicas-differ": Kind("error", "full", "ranks hold different values of what should be replicas", "use an older step"),
+    "replicas-differ": Kind(
+        "error", "full", "ranks hold different values of what should be replicas", "find out which files are not of this save"
+    ),
     "tied-differ": Kind("warning", "full", "the config ties two tensors whose values differ: a loader ignores one of them"),
     # -- against: every byte is compared with the source
     "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),

@@ -50,9 +50,10 @@ def doubted(target: Target, parts: Sequence[Target]) -> Target:
     for found in target.checkpoints:
         holders = sum(any(other.step == found.step for other in part.checkpoints) for part in parts)
         if holders < len(parts):
-            trouble = MissingShard(
-                f"{found.path.name} is in {holders} of {len(parts)} folders", path=found.path, hint="use a step that all of them have"
-            )
+            held = [{other.step for other in part.checkpoints} for part in parts]
+            shared = max((step for step in set.intersection(*held) if step is not None), default=None)
+            hint = f"pass --step {shared}, which all of them have" if shared is not None else None
+            trouble = MissingShard(f"{found.path.name} is in {holders} of {len(parts)} folders", path=found.path, hint=hint)
             doubted = [replace(p, match=replace(p.match, trouble=trouble)) if counts_no_ranks(p.match) else p for p in found.places]
             checkpoints.append(replace(found, places=tuple(doubted)))
         else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli import manifest
+from ckpt_cli import manifest, plan
 from ckpt_cli.assets import lacking_notes, resolve_base
 from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
@@ -87,7 +87,7 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
         dry_run=options.dry_run,
         jobs=options.jobs,
         checksum=options.checksum,
-        approve=_approval(options),
+        approve=_approval(options, job.plan),
         progress=progress,
     )
     result = _result(job, base, options, published, progress)
@@ -97,10 +97,10 @@ def _run(job: Job, opened: Opened, base: Base | None, options: MergeOptions, pro
     return result
 
 
-def _approval(options: MergeOptions) -> Callable[[Written], None]:
+def _approval(options: MergeOptions, whole: plan.Plan) -> Callable[[Written], None]:
     def approve(written: Written) -> None:
         if not options.allow_overflow:
-            refuse_overflows(written)
+            refuse_overflows(written, whole)
         if options.strict:
             refuse_warnings(overflow_notes(written))
 

@@ -147,7 +147,8 @@ def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: Read
     except CkptError as error:
         error.tensor = error.tensor and "state." + error.tensor.replace("\0", ".")
         error.path = error.path or str(ranks[0].path.parent)
-        error.hint = error.hint or "copy the optimizer's file from the node that wrote it, or leave out --optimizer"
+        if isinstance(error, MissingShard):
+            error.hint = error.hint or "copy the optimizer's file from the node that wrote it, or leave out --optimizer"
         raise
     slots: Slots = {}
     for key, tensor in assembled.tensors.items():
@@ -162,7 +163,7 @@ def _compared(tensor: Tensor) -> Tensor:
         raise Inconsistent(
             f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas",
             tensor=tensor.name,
-            hint="the files are of two steps, or of experts that were cut by hand and have no names here",
+            hint="files of two saves may have been mixed, or experts were cut by hand and have no names here",
         )
     return tensor
 
@@ -203,14 +204,14 @@ def _check_groups(ranks: Sequence[RankEntries]) -> list[Note]:
                     f"ranks {first.rank} and {entries.rank} hold different values",
                     tensor=f"state.{key[0]}.{key[1]}",
                     path=entries.path,
-                    hint="the files are of different steps or runs",
+                    hint="files of two saves may have been mixed",
                 )
         numbered = any(isinstance(parameter, int) for parameter in _parameters(first))
         if numbered and [group["params"] for group in entries.groups] != [group["params"] for group in first.groups]:
             raise Inconsistent(
                 f"the parameter groups of ranks {first.rank} and {entries.rank} list different parameters",
                 path=entries.path,
-                hint="the files are of different runs",
+                hint="files of two saves may have been mixed",
             )
     different = [entries.rank for entries in ranks if not _same_options(entries, first)]
     if not different:
@@ -350,7 +351,7 @@ def _of_recorded(
         raise Inconsistent(
             f"the optimizer names parameters that the model has not: {few(unknown)}",
             path=ranks[0].path,
-            hint="the optimizer is of another model",
+            hint="the optimizer may be of another model",
         )
     for (name, slot), tensor in slots.items():
         if tensor.shape and shapes[clean[name]] != tensor.shape:
@@ -358,7 +359,7 @@ def _of_recorded(
                 f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
                 tensor=f"state.{clean[name]}.{slot}",
                 path=ranks[0].path,
-                hint="the optimizer is of another model",
+                hint="the optimizer may be of another model",
             )
     own = {name: name for name in names.values()}
     return _optimizer("by recorded names", _named(slots, _renamed(ranks[0], names), own), notes)
@@ -483,7 +484,7 @@ def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], 
     if len(dtypes) > 1:
         raise Inconsistent("the ranks disagree about the dtype")
     if check_tiling(() if scalar else (parameter.numel,), [piece.box for piece in pieces]) is not None:
-        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="the files are of different runs")
+        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files of two saves may have been mixed")
     shape = () if scalar else parameter.shape
     return Tensor(
         name=key,

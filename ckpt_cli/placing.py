@@ -81,7 +81,7 @@ def remove_empty(folders: Sequence[Path]) -> None:
             return
 
 
-def check_space(target: Path, needed: int) -> int | None:
+def check_space(target: Path, needed: int, hint: str) -> int | None:
     """Free bytes where the target will lie, None if the system does not tell. Raises NoSpace if ``needed`` bytes do not fit."""
     parent = next(parent for parent in target.parents if os.path.exists(parent))
     try:
@@ -92,7 +92,7 @@ def check_space(target: Path, needed: int) -> int | None:
         raise NoSpace(
             f"the output needs {needed:,} bytes, {free:,} are free".replace(",", " ").replace("bytes  ", "bytes, "),
             path=target,
-            hint="choose another disk with -o; of float32 weights --dtype bf16 halves the size",
+            hint=hint,
         )
     return free
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ckpt_cli import plan
 from ckpt_cli.assets import CONFIG, Assets, config_with, config_with_dtype
+from ckpt_cli.dtypes import overflow_hint
 from ckpt_cli.errors import CastOverflow, OutputExists, UsageError
 from ckpt_cli.execute import Written, default_jobs, execute
 from ckpt_cli.files import Source, size_of
@@ -99,7 +100,7 @@ def publish(
     sources that must not have changed by then. Raises OutputError, and what `execute` raises.
     """
     copied = sum(size_of(path) for path in side_files.values() if isinstance(path, Path))
-    free = check_space(target.folder, whole.bytes_written + copied)
+    free = check_space(target.folder, whole.bytes_written + copied, _space_hint(whole, target))
     if target.in_place:
         _refuse_existing(whole, target.folder)
         side_files = {name: content for name, content in side_files.items() if not os.path.lexists(target.folder / name)}
@@ -132,7 +133,7 @@ def publish(
     return Publication(written, free, side_files)
 
 
-def refuse_overflows(written: Written) -> None:
+def refuse_overflows(written: Written, whole: plan.Plan) -> None:
     """Raise CastOverflow if finite values became infinite."""
     overflows = written.overflows
     if overflows:
@@ -140,7 +141,7 @@ def refuse_overflows(written: Written) -> None:
             f"{sum(overflows.values())} finite values in {len(overflows)} tensors are too large for the requested dtype",
             tensor=max(overflows, key=lambda name: overflows[name]),
             expected="values that stay finite",
-            hint="use a wider --dtype or keep, or pass --allow-overflow to write infinities",
+            hint=overflow_hint([output.dtype for output in whole.tensors if output.name in overflows]),
         )
 
 
@@ -174,6 +175,13 @@ def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, no
         "peak_memory": RESIDENT + (jobs or default_jobs()) * buffers,
         "plan_digest": whole.digest,
     }
+
+
+def _space_hint(whole: plan.Plan, target: Target) -> str:
+    """What helps against a full disk: another one, and a narrower dtype if most of the weights are float32."""
+    wide = sum(output.nbytes for output in whole.tensors if output.dtype.code in ("F32", "F64"))
+    elsewhere = "use -o with another disk instead of --in-place" if target.in_place else "choose another disk with -o"
+    return f"{elsewhere}, or pass --dtype bf16, which halves float32 weights" if 2 * wide > whole.bytes_written else elsewhere
 
 
 SUM_MEMORY = 36

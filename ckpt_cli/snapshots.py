@@ -117,7 +117,7 @@ def open_snapshots(
         raise UsageError(
             f"an average needs at least two checkpoints, and this is {len(found)}{why}",
             path=paths[0],
-            hint="ckpt merge writes a single one",
+            hint="ckpt merge writes a single one" if found else None,
         )
     return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)))
 

@@ -109,7 +109,7 @@ def _check_ranks(files: Sequence[StateFile]) -> None:
             f"rank {str(highest)[:20]} cannot be one of {str(sizes[0])[:20] if sizes else 'the'} ranks",
             path=files[0].path.parent,
             expected="files of one save",
-            hint="the file was renamed, or is of another save",
+            hint="the file may have been renamed, or be of another save",
         )
     seen: dict[tuple[Kind, int | None], StateFile] = {}
     for file in files:

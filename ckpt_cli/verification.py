@@ -97,7 +97,7 @@ def verify(
     _check_options(chosen)
     if plot is not None:
         if base is None:
-            raise UsageError("--plot draws how far tensors moved from a base", hint="pass --base as well")
+            raise UsageError("--plot draws how far tensors moved from a base", hint="ckpt verify PATH --base DIR --plot FILE")
         check_plot(plot)
     started = time.monotonic()
     with Files() as files:

@@ -68,7 +68,7 @@ class Session:
         code = exit_code(result)
         troubles = troubles_of(result)  # type: ignore[arg-type]
         warned = as_errors(troubles) if self.strict else []
-        known = getattr(result, "error", None)
+        known = self._fitting(getattr(result, "error", None))
         try:
             if self.json:
                 data = result.model_dump(mode="json")  # type: ignore[attr-defined]
@@ -89,6 +89,9 @@ class Session:
 
     def fail(self, error: CkptError) -> int:
         """Tell an error: as JSON on stdout, or as text on stderr."""
+        from ckpt_cli.cli.hints import fitting
+
+        error.hint = fitting(error.advice, self.command)
         if self.json:
             from ckpt_cli.report import ErrorInfo
 
@@ -97,6 +100,12 @@ class Session:
         else:
             self.say(error_text(error), wrap=False)
         return error.exit_code
+
+    def _fitting(self, error: ErrorInfo | None) -> ErrorInfo | None:
+        """An error that is part of a result, with a hint that this command can follow."""
+        from ckpt_cli.cli.hints import fitting
+
+        return None if error is None else error.model_copy(update={"hint": fitting(error.hint, self.command)})
 
     def say(self, text: str, style: str | None = None, *, wrap: bool = True) -> None:
         """One plain line (or several) on stderr, on a terminal wrapped between words."""

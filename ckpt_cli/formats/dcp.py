@@ -43,7 +43,7 @@ class Dcp:
                 f"{METADATA} is missing{temporary}: it is written last, so the save did not finish",
                 path=folder,
                 expected=str(folder / METADATA),
-                hint="use an older step, or copy .metadata from the node that ran rank 0",
+                hint="if the save did finish, .metadata is on the node that ran rank 0: copy it from there",
             )
         return [Match(FORMAT, "model", folder, items or tuple(found), "torch DCP", trouble=trouble)]
 
@@ -139,7 +139,7 @@ def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:
                 path=root,
                 tensor=name,
                 expected="a save by torch >= 2.5, or files of ranks, which say how they were cut",
-                hint="load it with the torch version that saved it, on the same mesh, and save it again",
+                hint="load it with the torch version that saved it, on the same mesh, and save the full state dict",
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.errors import INTERRUPTED, CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, FileSource, is_file
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.dcp_metadata import CatalogTensor, Stored
@@ -31,7 +31,7 @@ def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
                 raise Inconsistent(
                     f"the item at {box.offset} is {tensor.dtype} {list(tensor.shape)}, the metadata says {entry.dtype} {list(box.extent)}",
                     path=reader.path(stored.file),
-                    hint="the metadata belongs to another save, or the writer recorded wrong chunks (FSDP2 with tensor parallelism)",
+                    hint="the metadata may be of another save, or may record wrong chunks (as of FSDP2 with tensor parallelism)",
                 )
             parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
     kind, layout = cut_layout(entry.shape, entry.chunks)
@@ -60,7 +60,7 @@ class ItemReader:
                 f"{len(absent)} of {len(needed)} data files are missing: {few(absent)}",
                 path=self._roots[0],
                 expected=str(self._roots[0] / absent[0]),
-                hint="copy them from the nodes that wrote them (or pass their folders with --also), or use an older step",
+                hint="copy them from the nodes that wrote them, or pass their folders with --also",
             )
 
     def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
@@ -95,7 +95,7 @@ class ItemReader:
             raise CorruptFile(
                 f"the file has {source.size} bytes",
                 expected=f"at least {stored.offset + stored.length}, as the metadata says",
-                hint="the save or the copy was interrupted",
+                hint=INTERRUPTED,
             )
         return source
 

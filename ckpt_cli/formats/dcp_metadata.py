@@ -114,7 +114,8 @@ def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
                 f"the metadata of rank {rank} is missing",
                 path=folders[0],
                 expected=str(folders[0] / f"__{rank}.metadata"),
-                hint=f"copy it from the node that wrote it, or pass that node's folder with --also; move left-over __{rank}_*.distcp away",
+                hint="copy it from the node that wrote it, or pass that node's folder with --also"
+                + (f"; if __{rank}_*.distcp are left-overs of another save, move them away" if rank in wrote else ""),
             )
 
 
@@ -166,7 +167,7 @@ def _add_tensor(
     dtype, shape = _dtype(fields.get("properties")), dimensions(fields.get("size"))
     tensor = tensors.setdefault(name, CatalogTensor(name, path, dtype, shape))
     if (tensor.dtype, tensor.shape) != (dtype, shape):
-        raise Inconsistent("the metadata of two ranks disagree about dtype or shape", hint="files of two saves were mixed")
+        raise Inconsistent("the metadata of two ranks disagree about dtype or shape", hint="files of two saves may have been mixed")
     chunks = fields.get("chunks")
     if not isinstance(chunks, list):
         raise CorruptFile("the metadata lists no chunks")

@@ -47,7 +47,9 @@ class HubShards:
         if lost:
             trouble = trouble or f"no file holds part {min(lost)} of {max(counts)}"
         trouble = trouble or _lost_part(names)
-        error = MissingShard(trouble, path=folder, hint="copy them from the nodes that wrote them") if trouble else None
+        mixed = "move the files of the older save to another folder"
+        hint = "copy what is missing from the nodes that wrote it" if len(counts) == 1 else mixed
+        error = MissingShard(trouble, path=folder, hint=hint) if trouble else None
         return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=error)]
 
     def groups(self, match: Match) -> list[str]:
@@ -91,7 +93,7 @@ def _lost_part(names: list[re.Match[str]]) -> str | None:
 
 def _assemble(name: str, held: list[Part]) -> Tensor:
     if len({part.stored.dtype for part in held}) > 1 or len({len(part.box.offset) for part in held}) > 1:
-        raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files of two saves were mixed")
+        raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files of two saves may have been mixed")
     dims = range(len(held[0].box.offset))
     shape = tuple(max(part.box.offset[d] + part.box.extent[d] for part in held) for d in dims)
     kind, layout = cut_layout(shape, (part.box for part in held))

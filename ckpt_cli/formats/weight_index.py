@@ -19,7 +19,7 @@ def check_members(mapping: Mapping[str, str], file: str, inside: Iterable[str]) 
             raise Inconsistent("the index says that this tensor is in the file, but it is not", tensor=name)
     for name in held:
         if mapping.get(name) != file:
-            hint = "files of two models were mixed"
+            hint = "files of two models may have been mixed"
             raise Inconsistent("the file holds a tensor that the index does not assign to it", tensor=name, hint=hint)
 
 

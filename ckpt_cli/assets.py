@@ -98,8 +98,7 @@ def auxiliary_weights(base: Path, model_files: Sequence[Path]) -> dict[str, Path
     own = {path.name for path in model_files} | {"model.safetensors", "ema.safetensors"}
     return {
         path.name: path
-        for path in files_in(base)
-        if path.suffix == ".safetensors" and path.name not in own and not PART.fullmatch(path.name)
+        for path in files_in(base, lambda name: name.endswith(".safetensors") and name not in own and not PART.fullmatch(name))
     }
 
 
@@ -172,18 +171,17 @@ def _listed(folder: Path, *, everything: bool, code: bool) -> dict[str, Path]:
     """Asset files of a folder: by name, or ``everything`` that is no weights; ``code``: Python files even if no config mentions them."""
     found = {}
     modules = []
-    for path in files_in(folder):
-        name = path.name
-        weights = path.suffix in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == MANIFEST
+
+    def matters(name: str) -> bool:
+        weights = os.path.splitext(name)[1] in WEIGHT_SUFFIXES or name.endswith(".index.json") or name == MANIFEST
+        known = name.endswith(".py") or name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
+        return known or (everything and not weights and not name.startswith("."))
+
+    for path in files_in(folder, matters):
         if path.suffix == ".py" and not code:
             modules.append(path)
-        elif (
-            path.suffix == ".py"
-            or name in ASSET_NAMES
-            or ASSET_PATTERN.fullmatch(name)
-            or (everything and not weights and not name.startswith("."))
-        ):
-            found[name] = path
+        else:
+            found[path.name] = path
     return found | _custom_code(modules, [path for path in found.values() if path.suffix == ".json"])
 
 

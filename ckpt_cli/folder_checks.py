@@ -52,7 +52,7 @@ class FolderCheck:
 
 def is_model_folder(path: Path) -> bool:
     """Whether a folder holds weights as loaders read them, or says that it did when it was written."""
-    names = [entry.name for entry in files_in(path)]
+    names = [entry.name for entry in files_in(path, lambda name: name.endswith((SUFFIX, INDEX_SUFFIX)) or name == MANIFEST)]
     weights = [name for name in names if name.endswith((SUFFIX, INDEX_SUFFIX)) and not SHARD.fullmatch(name)]
     return MANIFEST in names or (bool(weights) and not any(SHARD.fullmatch(name) for name in names))
 
@@ -61,8 +61,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     """Check every weights file of a folder by its header, and all that lists files: index and manifest."""
     found: list[Finding] = []
     manifest = _manifest(folder, found)
-    names = [path.name for path in files_in(folder) if path.name.endswith(SUFFIX)]
-    indexes = [path for path in files_in(folder) if path.name.endswith(INDEX_SUFFIX)]
+    names = [path.name for path in files_in(folder, lambda name: name.endswith(SUFFIX))]
+    indexes = files_in(folder, lambda name: name.endswith(INDEX_SUFFIX))
     headers = {name: _entries(folder / name, files, found) for name in names}
     sets: list[WeightSet] = []
     broken: set[str] = set()
@@ -104,7 +104,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             found.append(finding("other-weights", f"beside the model ({held})", file=few([path.name for path in weights.files], 2)))
     found += check_beside(folder)
     if sets:
-        others = [path.name for path in files_in(folder) if OTHER_FORMAT.fullmatch(path.name)]
+        others = [path.name for path in files_in(folder, OTHER_FORMAT.fullmatch)]
         found += [finding("other-weights", "weights in another format, which were not looked at", file=name) for name in others]
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
 

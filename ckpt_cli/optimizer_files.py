@@ -51,7 +51,7 @@ def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
     """The optimizer files in folders (and their folder ``optimizer``). Raises MixedWorldSizes, or Inconsistent for a rank twice."""
     for pattern in RANK_FILES:
         found: dict[tuple[int | None, int], Path] = {}
-        for path in (path for home in dict.fromkeys(homes) for folder in FOLDERS for path in files_in(home / folder)):
+        for path in (path for home in dict.fromkeys(homes) for folder in FOLDERS for path in files_in(home / folder, pattern.fullmatch)):
             fields = pattern.fullmatch(path.name)
             if fields is None:
                 continue

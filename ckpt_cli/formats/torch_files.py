@@ -48,8 +48,8 @@ class TorchFiles:
             return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
         if is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
-        found = [entry for entry in files_in(path) if KNOWN.fullmatch(entry.name)]
-        parts = [] if found else [entry for entry in files_in(path) if PART.fullmatch(entry.name)]
+        found = files_in(path, KNOWN.fullmatch)
+        parts = [] if found else files_in(path, PART.fullmatch)
         if parts:
             unproven = MissingShard(
                 f"{INDEX} is missing; {len(parts)} parts without it prove nothing",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ckpt_cli.adapters import CONFIG, adapter_facts
 from ckpt_cli.errors import CkptError, Unsupported
-from ckpt_cli.findings import finding
+from ckpt_cli.findings import finding, unread
 from ckpt_cli.lora import adapted_name, adapter_rank, is_of_experts, layout_doubt, pattern_key
 from ckpt_cli.lora_names import parse_peft
 from ckpt_cli.model import Tensor
@@ -35,7 +35,7 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
         code = "damaged-adapter" if known else "not-compared"
         return [finding(code, error.message, tensor=error.tensor, file=CONFIG if known else None)]
     except CkptError as error:
-        return [finding("damaged-adapter", error.message, tensor=error.tensor, file=CONFIG)]
+        return [unread("damaged-adapter", error, CONFIG)]
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError, reading
-from ckpt_cli.files import read_small
+from ckpt_cli.files import is_file, read_small
 from ckpt_cli.model import Note
 from ckpt_cli.safetensors_file import parse_json
 
@@ -133,7 +132,7 @@ class AdapterFacts:
         else:
             expected = self.rank
         if expected is not None and expected != rank:
-            hint = "the adapter's files are of another run"
+            hint = "the adapter's files may be of two runs"
             raise Inconsistent(f"the factors have rank {rank}, and {self.origin} says {expected}", tensor=module, hint=hint)
 
 
@@ -145,7 +144,7 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object
     if given is not None and not (math.isfinite(given) and given > 0):
         raise UsageError("--lora-alpha is out of range", expected="a number above 0")
     meta_path = _first(homes, META)
-    config_path = next((path for home in homes for path in (home / FOLDER / CONFIG, home / CONFIG) if os.path.isfile(path)), None)
+    config_path = next((path for home in homes for path in (home / FOLDER / CONFIG, home / CONFIG) if is_file(path)), None)
     meta = _object(meta_path) if meta_path is not None else {}
     config = _object(config_path) if config_path is not None else {}
     _check_kind(config, config_path)
@@ -226,7 +225,7 @@ def _check_kind(config: Mapping[str, Any], path: Path | None) -> None:
 
 
 def _first(homes: Sequence[Path], name: str) -> Path | None:
-    return next((home / name for home in homes if os.path.isfile(home / name)), None)
+    return next((home / name for home in homes if is_file(home / name)), None)
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ckpt_cli.adapter_checks import scales
-from ckpt_cli.errors import CorruptFile, UsageError
-from ckpt_cli.files import Files
+from ckpt_cli.errors import CorruptFile, Unreadable, UsageError
+from ckpt_cli.files import ABSENT, Files, is_there
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.base import LoraMode, Naming, ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
@@ -25,8 +25,11 @@ from ckpt_cli.source_checks import Wanted
 
 AVERAGE = "average"
 MERGE = "merge"
-UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "checksum"})
+UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "checksum", "strict"})
 """Options that do not change what is written."""
+
+SAYABLE = frozenset({"names", "key_map", "include", "exclude", "lora_alpha"})
+"""Options that `verify` has as well."""
 
 
 def planned_source(
@@ -43,7 +46,8 @@ def planned_source(
     if manifest is not None and manifest.command == AVERAGE and not plain:
         averaged = manifest.facts.get("averaged")
         count = len(averaged) if isinstance(averaged, list) else "several"
-        hint = "compare it with another average, or pass --full, which uses its checksums"
+        proof = ", which uses its checksums" if any(manifest.checksums.values()) else ""
+        hint = f"compare it with another average, or pass --full{proof}"
         raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=folder, hint=hint)
     base = manifest.facts.get("base") if manifest is not None and known else None
     if isinstance(base, str) and ("\0" in base or not base.isprintable()):
@@ -121,8 +125,9 @@ def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeO
         if value is None or field.name in UNSAID | {"compare", "max_shard_size", "allow_unequal_replicas"}:
             continue
         made[field.name] = tuple(value) if isinstance(value, list) else value
-        if not _fits(made[field.name], field.default, field.name):
-            raise CorruptFile(f"the manifest has no proper option {field.name}", tensor=None, hint="pass the options yourself")
+        if field.name not in said and not _fits(made[field.name], field.default, field.name):
+            hint = f"pass --{field.name.replace('_', '-')} yourself" if field.name in SAYABLE else None
+            raise CorruptFile(f"the manifest has no proper option {field.name}", hint=hint)
     return MergeOptions(**{**made, **said, "allow_unequal_replicas": True})
 
 
@@ -164,8 +169,10 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
         if isinstance(source, dict) and isinstance(source.get("path"), str):
             try:
                 status = os.stat(source["path"])
-            except (OSError, ValueError):
-                found.append(finding("changed-source", "is not where it was", file=source["path"]))
+            except (OSError, ValueError) as error:
+                gone = isinstance(error, (*ABSENT, ValueError))
+                what = "is not where it was" if gone else f"cannot be looked at: {getattr(error, 'strerror', error)}"
+                found.append(finding("changed-source", what, file=source["path"]))
                 continue
             if (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
                 found.append(finding("changed-source", "has another size or time than when it was merged", file=source["path"]))
@@ -175,7 +182,10 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
 def made_from(manifest: Manifest | None) -> str | None:
     """The checkpoint that an output was merged from, if it still is where it was."""
     source = manifest.facts.get("checkpoint") if manifest is not None and manifest.command == MERGE else None
-    return source if isinstance(source, str) and os.path.exists(source) else None
+    try:
+        return source if isinstance(source, str) and is_there(source) else None
+    except Unreadable:
+        return None  # only asked for the next command
 
 
 def made_by(manifest: Manifest | None, folder: Path) -> tuple[str, ...]:

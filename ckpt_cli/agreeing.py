@@ -47,14 +47,15 @@ def agree(
     differences = _differences(held, labels)
     common = [name for name in held[-1] if all(name in tensors for tensors in held) and name not in differences]
     if differences and not intersect:
-        hint = f"pass --intersect to average the {len(common)} tensors that all have alike"
-        if any("dtype" in line for line in differences.values()):
-            hint += ", or merge the others with --dtype first"
+        alike = sum(held[-1][name].dtype.code in BITS for name in common)
+        hints = [f"pass --intersect to average the {alike} tensors that all have alike"] if alike else []
+        if all(_castable(name, held) for name in differences):
+            hints.append("merge the others with --dtype first")
         raise DifferentTensors(
             f"the checkpoints do not hold the same tensors: {len(differences)} differ",
             details=[f"{name}: {what}" for name, what in differences.items()],
             expected="the same names, shapes and dtypes in all of them",
-            hint=hint,
+            hint=", or ".join(hints) or None,
         )
     if not common:
         raise DifferentTensors("the checkpoints have no tensor in common", expected="checkpoints of one model")
@@ -113,6 +114,12 @@ def _differences(held: Sequence[Mapping[str, Tensor]], labels: Sequence[str]) ->
                 found[name] = f"{what} {values[other]} in {printable(labels[other])}, {values[-1]} in {printable(labels[-1])}"
                 break
     return found
+
+
+def _castable(name: str, held: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether a tensor is the same everywhere but for its floating dtype, which a merge can change."""
+    found = [tensors[name] for tensors in held if name in tensors]
+    return len(found) == len(held) and len({tensor.shape for tensor in found}) == 1 and all(t.dtype.kind == "float" for t in found)
 
 
 def _quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckpt_cli.custom_code import custom_code
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, reading
-from ckpt_cli.files import files_in, read_small
+from ckpt_cli.files import files_in, is_folder, is_there, read_small, size_of
 from ckpt_cli.geometry import Shape
 from ckpt_cli.manifest import NAME as MANIFEST
 from ckpt_cli.model import Note
@@ -89,6 +89,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks. Of a base,
     everything is an asset but weights and its README, which speaks of another model. Of Python files only those that a
     config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
+    Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
     files: dict[str, Path] = {}
     folders = [(folder, is_hub) for home in homes for folder, is_hub in ((home / HUB_FOLDER, True), (home, False))]
@@ -103,41 +104,54 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         for name, path in _listed(base, everything=True, configs=_texts(files.values())).items():
             if not name.startswith("README"):
                 files.setdefault(name, path)
+    for path in files.values():
+        size_of(path)
     config = read_config(files[CONFIG]) if CONFIG in files else {}
     return Assets(files, config)
+
+
+def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
+    """What an output will lack to be used, and where it may come from."""
+    cure = "pass --base DIR with the model that training started from" if base is None else "neither the run nor the base has one"
+    return [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """A config.json as a dict. Raises CorruptFile."""
     with reading(path):
-        config = parse_json(read_small(path), "the config")
-        if not isinstance(config, dict):
-            raise CorruptFile("the config is not a JSON object")
+        return _config_of(read_small(path))
+
+
+def _config_of(raw: bytes) -> dict[str, Any]:
+    config = parse_json(raw, "the config")
+    if not isinstance(config, dict):
+        raise CorruptFile("the config is not a JSON object")
     return config
 
 
 def resolve_base(base: str) -> Path:
     """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
     folder = Path(base)
-    if os.path.isdir(folder):
+    if is_folder(folder):
         return folder.resolve() if ".." in folder.parts else folder
+    hint = "pass the folder that the file lies in" if is_there(folder) else "check the path: nothing is there"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
-        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+        home = Path(os.environ.get("HF_HOME") or os.path.expanduser(os.path.join("~", ".cache", "huggingface")))
         repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{base.replace('/', '--')}"
         try:
-            commit = (repository / "refs" / "main").read_text().strip()
-        except OSError:
+            commit = read_small(repository / "refs" / "main", 1 << 10).decode("ascii", "replace").strip()
+        except (NotFound, CorruptFile):
             commit = ""
-        if re.fullmatch(r"[0-9a-f]{40}", commit) and os.path.isdir(repository / "snapshots" / commit):
+        if re.fullmatch(r"[0-9a-f]{40}", commit) and is_folder(repository / "snapshots" / commit):
             return repository / "snapshots" / commit
-    raise NotFound(
-        "no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint="download it first; ckpt never does"
-    )
+        if not is_there(folder.parent):
+            hint = "download it first; ckpt never does"
+    raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint=hint)
 
 
 def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
     """A config.json with other entries."""
-    config = read_config(content) if isinstance(content, Path) else parse_json(content, "the config")
+    config = read_config(content) if isinstance(content, Path) else _config_of(content)
     return (json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -146,11 +160,9 @@ def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
 
     Only these words of the text change. Sub-configs of multimodal models that repeat the old dtype follow.
     """
+    raw = read_small(path)
     with reading(path):
-        raw = read_small(path)
-        config = parse_json(raw, "the config")
-        if not isinstance(config, dict):
-            raise CorruptFile("the config is not a JSON object")
+        config = _config_of(raw)
     text = raw.decode("utf-8-sig")
     keys = [key for key in ("dtype", "torch_dtype") if key in config]
     old = {config[key] for key in keys if isinstance(config[key], str)}
@@ -188,7 +200,7 @@ def _texts(paths: Iterable[Path]) -> list[Any]:
     """What JSON files say. One that cannot be read names no code; whether it may be broken is not decided here."""
     found = []
     for path in paths:
-        if path.suffix == ".json" and path.name not in NO_CODE and path.stat().st_size <= MAX_CONFIG:
+        if path.suffix == ".json" and path.name not in NO_CODE and size_of(path) <= MAX_CONFIG:
             with contextlib.suppress(CkptError):
                 found.append(parse_json(read_small(path), path.name))
     return found

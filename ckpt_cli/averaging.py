@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.agreeing import Agreed, agree
-from ckpt_cli.assets import CONFIG, Assets, config_notes, resolve_base
+from ckpt_cli.assets import CONFIG, Assets, config_notes, lacking_notes, resolve_base
 from ckpt_cli.base_checks import checked_base
 from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
 from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
@@ -41,6 +41,7 @@ from ckpt_cli.publishing import (
     Target,
     check_writing,
     model_files,
+    overflow_notes,
     publish,
     refuse_overflows,
     written_facts,
@@ -48,6 +49,7 @@ from ckpt_cli.publishing import (
 from ckpt_cli.report import AveragedComponent, AverageResult, AverageSource
 from ckpt_cli.selecting import Selection, select_tensors
 from ckpt_cli.snapshots import Snapshots, StepChoice, open_snapshots
+from ckpt_cli.strict import refuse_warnings
 from ckpt_cli.styles import style_of
 from ckpt_cli.weighted_sum import Formula
 
@@ -226,8 +228,10 @@ def average(
             needed = MergeOptions(carry_from_base=chosen.carry_from_base, dtype=BASE if chosen.dtype == BASE else None)
             reference = open_base(folder, files, needed)
         jobs = _jobs(snapshots, mixed, method, Path(os.path.abspath(target)), reference, rules, chosen)
-        outputs = _run(jobs, method, chosen, progress)
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
+        if chosen.strict:
+            refuse_warnings([*snapshots.notes, *newest.notes, *(note for job in jobs for note in job.notes)])
+        outputs = _run(jobs, method, chosen, progress)
     return AverageResult(
         checkpoint=newest,
         method=method,
@@ -291,7 +295,7 @@ def _job(
 ) -> Job:
     name = components[-1].name
     notes: list[Note] = []
-    _check_components(components, method, notes)
+    _check_components(snapshots, components, method, notes)
     roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
     check_target(
         target,
@@ -359,6 +363,7 @@ def _job(
     notes += [note for source in sources for note in source.selection.notes]
     notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
+    notes += lacking_notes(assets, base.folder if base is not None else None)
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim)
 
 
@@ -394,14 +399,15 @@ def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     return tuple(result)
 
 
-def _check_components(components: Sequence[OpenedComponent], method: Method, notes: list[Note]) -> None:
+def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent], method: Method, notes: list[Note]) -> None:
     names = list(dict.fromkeys(component.name for component in components))
     if len(names) > 1:
         notes.append(Note("warning", "mixed-components", f"components of different names are averaged: {few(names)}"))
     if method == "posthoc-ema" and names != ["ema"]:
+        ema = "pass --type ema, or " if all(opened.found.place("ema") is not None for opened in snapshots.opened) else ""
         raise UsageError(
             f"the method posthoc-ema combines averages that training saved, and this is {few([n for n in names if n != 'ema'])}",
-            hint="pass --type ema, or use another method for plain weights",
+            hint=f"{ema}use another method for plain weights",
         )
 
 
@@ -458,9 +464,17 @@ def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
                 hint="leave these checkpoints or tensors (--exclude) out, or pass --allow-non-finite to average them all the same",
             )
         if not options.allow_overflow:
-            refuse_overflows(written)
+            refuse_overflows(written, job.plan)
+        if options.strict:
+            refuse_warnings(_met_notes(job, written))
 
     return approve
+
+
+def _met_notes(job: Job, written: Written) -> list[Note]:
+    """What is said about values that were met while writing, where they are allowed."""
+    strange = [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, job.used)]
+    return [*overflow_notes(written), *strange]
 
 
 def _strange_lines(strange: Mapping[str, Mapping[int, int]], used: Sequence[Source]) -> list[str]:
@@ -506,11 +520,7 @@ def _manifest(job: Job, method: Method, options: AverageOptions, written: Writte
 
 
 def _result(job: Job, options: AverageOptions, published: Publication) -> AveragedComponent:
-    notes = list(job.notes)
-    written = published.written
-    if written.overflows:
-        notes.append(Note("warning", "cast-overflow", f"{sum(written.overflows.values())} finite values became infinite"))
-    notes += [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, job.used)]
+    notes = [*job.notes, *_met_notes(job, published.written)]
     return AveragedComponent(
         **written_facts(job.plan, published, options.jobs),
         component=job.name,

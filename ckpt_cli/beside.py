@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_cli.assets import AUXILIARY
-from ckpt_cli.files import files_in
+from ckpt_cli.files import files_in, is_folder
 from ckpt_cli.formats.hub_folder import OPTIMIZER, PART
 from ckpt_cli.formats.hub_shards import SHARD
 from ckpt_cli.found import Found, Place
@@ -46,7 +46,7 @@ def _extra_state(component: Component) -> list[Note]:
 
 def _other_files(found: Found, place: Place, component: Component) -> list[Note]:
     """Files with weights in the folder of a component that no component is made of. Beside a single file anything may lie."""
-    if not os.path.isdir(place.match.root):
+    if not is_folder(place.match.root):
         return []
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
     folders = dict.fromkeys((place.match.root, place.home))

@@ -100,7 +100,9 @@ def _check_options(method: Method, owners: Mapping[str, tuple[object, str]]) -> 
         raise UsageError(f"unknown method {method}", expected=", ".join(METHODS))
     for name, (value, owner) in owners.items():
         if value is not None and owner != method:
-            raise UsageError(f"{name} belongs to the method {owner}, not to {method}", hint=f"pass --method {owner}, or leave {name} out")
+            others = any(other is not None and its_owner == method for other, its_owner in owners.values())
+            hint = f"leave {name} out" if others else f"pass --method {owner}, or leave {name} out"
+            raise UsageError(f"{name} belongs to the method {owner}, not to {method}", hint=hint)
 
 
 def _weighted(count: int, weights: Sequence[float] | None, normalize: bool) -> Formula:
@@ -194,6 +196,7 @@ def posthoc_ema(steps: Sequence[int], source_sigma_rel: float, sigma_rel: float)
     among, wanted = products[:-1, :-1], products[:-1, -1]
     scale = 1 / numpy.sqrt(numpy.diag(among))
     if float(numpy.linalg.cond(among * scale[:, None] * scale[None, :])) > MAX_CONDITION:
-        raise UsageError("the saved averages are too much alike to make another one of them", hint="take fewer, further apart: --every N")
+        fewer = "take fewer, further apart: --every N" if len(steps) > 2 else None
+        raise UsageError("the saved averages are too much alike to make another one of them", hint=fewer)
     weights = numpy.linalg.solve(among, wanted)
     return tuple(float(weight) for weight in weights / weights.sum())

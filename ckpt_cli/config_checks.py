@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from ckpt_cli.config_counts import mismatches
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
 from ckpt_cli.expected_tensors import Expected
-from ckpt_cli.files import read_small
-from ckpt_cli.findings import finding, shape_text
+from ckpt_cli.files import is_file, read_small
+from ckpt_cli.findings import finding, shape_text, unread
 from ckpt_cli.geometry import Shape
 from ckpt_cli.model import Tensor
 from ckpt_cli.model_config import Config
@@ -47,12 +46,12 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     bfloat16 model.
     """
     path = folder / CONFIG
-    if not os.path.isfile(path):
+    if not is_file(path):
         return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
     try:
         config = read_config(path)
     except CkptError as error:
-        return ConfigCheck({}, (finding("damaged-config", error.message, file=CONFIG),))
+        return ConfigCheck({}, (unread("damaged-config", error, CONFIG),))
     found = [*_dtype(config, tensors)] if written else []
     found += _vocabulary(folder, tensors)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -148,10 +147,10 @@ def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding
 
 
 def _tokens(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Ids of a tokenizer.json: those of its model, and of tokens that were added. A file that says nothing proves nothing."""
+    """Ids of a tokenizer.json: those of its model, and of tokens that were added. What is wrong with the file is found elsewhere."""
     path = folder / "tokenizer.json"
     try:
-        content: Any = parse_json(read_small(path)) if os.path.isfile(path) else {}
+        content: Any = parse_json(read_small(path)) if is_file(path) else {}
     except CkptError:
         return
     model = content.get("model") if isinstance(content, dict) else None

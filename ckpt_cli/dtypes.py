@@ -7,6 +7,7 @@ they are written by ``_rebuild_tensor_v3`` as bytes plus a dtype.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -98,3 +99,9 @@ def numpy_dtype(dtype: Dtype) -> numpy.dtype[Any]:
         scalar: type = getattr(ml_dtypes, dtype.numpy)
         return numpy.dtype(scalar)
     return numpy.dtype(dtype.numpy)
+
+
+def overflow_hint(dtypes: Iterable[Dtype]) -> str:
+    """What helps against finite values that are too large for their dtypes: of 16 bits there are wider ones."""
+    wider = "use a wider --dtype such as fp32, or " if all(dtype.bits <= 16 for dtype in dtypes) else ""
+    return f"{wider}pass --allow-overflow to write infinities"

@@ -7,6 +7,7 @@
     │   ├── NotRecognised        not-recognised       no reader knows this folder or file
     │   ├── Unreadable           unreadable           permissions, I/O errors, not a regular file
     │   ├── CorruptFile          corrupt-file         truncated, damaged or lying bytes
+    │   ├── LfsPointer           lfs-pointer          the stand-in of Git LFS, not the file itself
     │   ├── Unsupported          unsupported          understood, but deliberately not read
     │   ├── NoMemory             no-memory            the process may not use as much memory as it needs
     │   └── SourceChanged        source-changed       a source file changed while it was being read
@@ -26,10 +27,12 @@
     │   ├── NoSpace              no-space
     │   └── NotWritable          not-writable
     └── FindingsError         1
+        ├── Warned               strict               warnings, where --strict asks for none
         ├── CastOverflow         cast-overflow        finite values that the requested dtype cannot hold
         └── NonFinite            non-finite           NaN or infinite values in what should be averaged
 
-A message is one line in lower case. ``expected`` says what should have been there, ``hint`` what to do next.
+A message is one line in lower case. ``expected`` says what should have been there, ``hint`` what to do next: only where it was
+checked that this helps, for a wrong hint is worse than none.
 Texts that come from files are escaped when they are shown, never here.
 """
 
@@ -49,6 +52,9 @@ Result = TypeVar("Result")
 SHOWN = 20
 """How many of its details the text of an error has."""
 
+INTERRUPTED = "the save or the copy may have been interrupted: get the file again from where it was written"
+"""The hint for files that are shorter than they say."""
+
 
 class CkptError(Exception):
     """The base of all errors that ckpt raises on purpose.
@@ -60,7 +66,7 @@ class CkptError(Exception):
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
     usual_hint: ClassVar[str | None] = None
-    """What to do next where the place that raises knows nothing better."""
+    """What to do next where the place that raises knows nothing better: only for kinds where it always helps."""
 
     def __init__(
         self,
@@ -111,7 +117,6 @@ class InputError(CkptError):
 
 class NotFound(InputError):
     code = "not-found"
-    usual_hint = "ckpt detect PATH shows what is there"
 
 
 class NotRecognised(InputError):
@@ -120,12 +125,17 @@ class NotRecognised(InputError):
 
 class Unreadable(InputError):
     code = "unreadable"
-    usual_hint = "check its type and its permissions"
 
 
 class CorruptFile(InputError):
     code = "corrupt-file"
-    usual_hint = "get the file again from the machine that wrote it, or use an older step"
+
+
+class LfsPointer(InputError):
+    """A text file of three lines stands where Git LFS should have put the content."""
+
+    code = "lfs-pointer"
+    usual_hint = "run `git lfs pull` in the repository that it belongs to"
 
 
 class Unsupported(InputError):
@@ -140,7 +150,7 @@ class NoMemory(InputError):
 
 class SourceChanged(InputError):
     code = "source-changed"
-    usual_hint = "wait until the training has finished writing, then run the command again"
+    usual_hint = "run the command again when nothing writes there any more"
 
 
 class IncompleteError(CkptError):
@@ -172,7 +182,6 @@ class Overlap(IncompleteError):
 
 class Inconsistent(IncompleteError):
     code = "inconsistent"
-    usual_hint = "files of two runs or steps were mixed; get them again from the machines that wrote them"
 
 
 class MissingTensors(IncompleteError):
@@ -216,6 +225,20 @@ class FindingsError(CkptError):
 
     code = "findings"
     exit_code = 1
+
+
+class Warned(FindingsError):
+    """Warnings, which ``--strict`` takes for errors; ``warnings`` are their codes and texts."""
+
+    code = "strict"
+
+    def __init__(self, warnings: Sequence[tuple[str, str]]) -> None:
+        self.warnings = tuple(dict.fromkeys(warnings))
+        count = len(self.warnings)
+        super().__init__(
+            f"--strict takes {count} warning{'' if count == 1 else 's'} for {'an error' if count == 1 else 'errors'}",
+            details=[f"{code}: {text}" for code, text in self.warnings],
+        )
 
 
 class CastOverflow(FindingsError):

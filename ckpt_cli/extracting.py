@@ -13,9 +13,9 @@ from typing_extensions import Unpack
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import CkptError, NotFound, UsageError, within_memory
+from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, UsageError, within_memory
 from ckpt_cli.execute import Written
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, is_file, size_of
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.found import Found, Place
@@ -24,7 +24,7 @@ from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of
 from ckpt_cli.inert_values import to_json
 from ckpt_cli.locate import component_names, expanded, locate
 from ckpt_cli.model import Note
-from ckpt_cli.opening import listed_component, short_reason
+from ckpt_cli.opening import listed_component, short_reason, since
 from ckpt_cli.optimizers import Optimizer, read_optimizer
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
@@ -32,6 +32,7 @@ from ckpt_cli.publishing import Order, SideFiles, Target, check_writing, publish
 from ckpt_cli.report import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state_folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
 from ckpt_cli.states import TrainingState, read_state
+from ckpt_cli.strict import refuse_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class ExtractOptions:
     dry_run: bool = False
     jobs: int | None = None
     shard_order: ShardOrder = "auto"
+    strict: bool = False
 
 
 class ExtractKeywords(TypedDict, total=False):
@@ -53,6 +55,7 @@ class ExtractKeywords(TypedDict, total=False):
     dry_run: bool
     jobs: int | None
     shard_order: ShardOrder
+    strict: bool
 
 
 @boundary
@@ -90,11 +93,11 @@ def extract_state(
                 "there is no training state beside the weights",
                 path=found.path,
                 expected="schedulers, random states or dataloaders, as trainers save them",
-                hint="pass the folder of a training step (--step picks one of a run); an optimizer alone needs --optimizer",
+                hint=_hint(found, place, files, chosen),
             )
         target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
-        sources = [found.path] if os.path.isfile(found.path) else [found.path, place.home, *roots]
+        sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
         check_target(target, sources, overwrite=chosen.overwrite)
         read = [*state.sources, *state.copies.values()]
         check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
@@ -106,17 +109,19 @@ def extract_state(
         if optimizer is not None:
             side[OPTIMIZER] = json_bytes(optimizer.content)
             whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
+        notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]
+        if chosen.strict:
+            refuse_warnings(notes)
         order = Order(
             whole,
             side,
             Target(target, chosen.overwrite),
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
-            watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if os.path.isfile(path)],
+            watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if is_file(path)],
         )
         (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress)
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
-    written += [FileInfo(name=n, bytes=c.stat().st_size if isinstance(c, Path) else len(c)) for n, c in side.items()]
-    notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]
+    written += [FileInfo(name=n, bytes=size_of(c) if isinstance(c, Path) else len(c)) for n, c in side.items()]
     return ExtractResult(
         path=str(found.path),
         step=found.step,
@@ -137,6 +142,15 @@ def extract_state(
     )
 
 
+def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:
+    """What else there is to extract."""
+    try:
+        there = not options.optimizer and bool(read_optimizer(found, place, files, options.shard_order).tensors)
+    except CkptError:
+        return None
+    return "pass --optimizer: an optimizer's state is all that is there" if there else None
+
+
 def choose(path: str | os.PathLike[str], type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
     """The checkpoint and component whose state is meant: the newest step that has all files, unless ``step`` says which.
 
@@ -151,6 +165,8 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
         try:
             found = expanded(listed)
             names = component_names(found, type)
+        except (Unreadable, LfsPointer):
+            raise
         except CkptError as error:
             first_error = first_error or error
             notes.append(Note("warning", "step-skipped", f"{listed.path.name} is skipped: {short_reason(error)}"))
@@ -158,7 +174,12 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
         if len(names) > 1:
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
         place = found.known_place(names[0])
+        trouble = place.match.trouble
+        if isinstance(trouble, (Unreadable, LfsPointer)):
+            raise trouble
         problem = listed_component(place).problem
+        if step is None and target.run is not None:
+            target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
         if problem is None:
             return found, place, notes
         candidates.append((found, place, problem))

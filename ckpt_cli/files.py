@@ -2,10 +2,14 @@
 
 A *source* has a ``size``, an ``identity`` and ``read_at(offset, buffer)``. Files are opened read-only, must be regular
 files (a FIFO would hang, a device never end), and must not change while they are in use.
+
+Only what the system says is not there (ENOENT, ENOTDIR) is absent. Every other error while looking is told with the path: what
+cannot be looked at may hold anything.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -17,10 +21,27 @@ from pathlib import Path, PureWindowsPath
 from types import TracebackType
 from typing import Protocol
 
-from ckpt_cli.errors import CorruptFile, NotFound, SourceChanged, Unreadable
+from ckpt_cli.errors import CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable
 
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
+
+ABSENT = (FileNotFoundError, NotADirectoryError)
+"""The only errors that mean that there is nothing."""
+
+HINTS = {
+    errno.EACCES: "ask its owner, or run as a user who may read it",
+    errno.EPERM: "ask its owner, or run as a user who may read it",
+    errno.ELOOP: "links lead round in a circle there: put the file or folder itself in their place",
+    errno.ENAMETOOLONG: "the name is longer than this file system allows",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ESTALE: "the file system was mounted anew or the file replaced: run the command again",
+}
+"""What helps against an error of the system. Of EIO and others nobody knows it."""
+
+LFS_START = b"version https://git-lfs.github.com/spec/"
+LFS_SIZE = 1024
+"""A pointer is smaller than this (docs/spec.md of git-lfs)."""
 
 SEEKING = threading.Lock()
 """Where the system has no positioned reads (Windows), one thread at a time seeks and reads."""
@@ -128,13 +149,13 @@ class FileSource:
                         os.preadv(fd, [buffer[done:]], offset + done) if hasattr(os, "preadv") else _pread(fd, buffer[done:], offset + done)
                     )
                 except OSError as error:
-                    raise Unreadable(f"reading failed: {error.strerror}", path=self.path) from error
+                    raise unreadable(error, self.path, "reading failed") from error
                 if count == 0:
                     raise CorruptFile(
                         f"the file ends at byte {offset + done}",
                         path=self.path,
                         expected=f"{self.size} bytes",
-                        hint="it was cut off while it was being read; is something still writing it?",
+                        hint="it was cut off while it was being read: run the command again when nothing writes there any more",
                     )
                 done += count
 
@@ -154,14 +175,15 @@ class FileSource:
         """Raise SourceChanged unless the file still is what it was when it was first opened."""
         try:
             now = Identity.of(self.path, os.stat(self.path))
-        except OSError as error:
+        except ABSENT as error:
             raise SourceChanged("a source file vanished while it was being read", path=self.path) from error
+        except OSError as error:
+            raise unreadable(error, self.path, "a source file cannot be looked at any more") from error
         if now != self.identity:
             raise SourceChanged(
                 "a source file changed while it was being read",
                 path=self.path,
                 expected=f"{self.identity.size} bytes, as at the start",
-                hint="wait until the training has finished writing, then run the command again",
             )
 
 
@@ -248,29 +270,68 @@ def stays_inside(name: object) -> bool:
 
 
 def entries_in(folder: Path) -> list[Path]:
-    """Everything in a folder, sorted by name; nothing if it is no folder or cannot be listed."""
+    """Everything in a folder, sorted by name; nothing if there is no such folder. Raises Unreadable if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return sorted(folder / entry.name for entry in entries)
-    except OSError:
+    except ABSENT:
         return []
+    except OSError as error:
+        raise unreadable(error, folder, "the folder cannot be listed") from error
 
 
-def files_in(folder: Path) -> list[Path]:
-    """The regular files (also behind links) in a folder, sorted by name. Links that lead nowhere are passed over."""
-    return [path for path in entries_in(folder) if _is(stat.S_ISREG, path)]
+def files_in(folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
+    """The regular files (also behind links) in a folder, sorted by name. Links that lead nowhere are passed over.
+
+    ``wanted`` says of a name whether it matters; nothing else is looked at. Raises Unreadable.
+    """
+    return [path for path in entries_in(folder) if (wanted is None or wanted(path.name)) and is_file(path)]
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """The folders (also behind links) in a folder, sorted by name."""
-    return [path for path in entries_in(folder) if _is(stat.S_ISDIR, path)]
+def folders_in(folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
+    """The folders (also behind links) in a folder, sorted by name; ``wanted`` as for `files_in`. Raises Unreadable."""
+    return [path for path in entries_in(folder) if (wanted is None or wanted(path.name)) and is_folder(path)]
 
 
-def _is(kind: Callable[[int], bool], path: Path) -> bool:
+def status_of(path: str | os.PathLike[str]) -> os.stat_result | None:
+    """What stands at a path, also behind links; None where there is nothing. Raises Unreadable if that cannot be told."""
     try:
-        return kind(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
+        return os.stat(path)
+    except ABSENT:
+        return None
+    except ValueError:
+        return None  # no file has a name with NUL in it
+    except OSError as error:
+        raise unreadable(error, path, "it cannot be looked at") from error
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether there is anything at a path. Raises Unreadable."""
+    return status_of(path) is not None
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a regular file. Raises Unreadable."""
+    status = status_of(path)
+    return status is not None and stat.S_ISREG(status.st_mode)
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder. Raises Unreadable."""
+    status = status_of(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def size_of(path: str | os.PathLike[str]) -> int:
+    """Bytes of a regular file, which can be opened. Raises what opening raises."""
+    fd, identity = _open(os.fspath(path))
+    os.close(fd)
+    return identity.size
+
+
+def unreadable(error: OSError, path: str | os.PathLike[str], what: str) -> Unreadable:
+    """An error of the system about a path as one of ours, with what helps against this kind of error."""
+    return Unreadable(f"{what}: {error.strerror or error}", path=os.fspath(path), hint=HINTS.get(error.errno or 0))
 
 
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:
@@ -285,7 +346,7 @@ def read_small(path: Path, limit: int = 64 << 20) -> bytes:
         try:
             content = file.read(identity.size + 1)
         except OSError as error:
-            raise Unreadable(f"reading failed: {error.strerror}", path=path) from error
+            raise unreadable(error, path, "reading failed") from error
     if len(content) != identity.size:
         raise SourceChanged(
             f"{len(content)} bytes were read of a file that had {identity.size}",
@@ -298,16 +359,32 @@ def read_small(path: Path, limit: int = 64 << 20) -> bytes:
 def _open(name: str) -> tuple[int, Identity]:
     try:
         fd = os.open(name, OPEN_FLAGS)
-    except FileNotFoundError as error:
+    except ABSENT as error:
         raise NotFound("no such file", path=name) from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "the name contains a NUL byte"
-        raise Unreadable(f"the file cannot be opened: {reason}", path=name) from error
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
+    except OSError as error:
+        raise unreadable(error, name, "the file cannot be opened") from error
+    except ValueError as error:
+        raise Unreadable("the file cannot be opened: the name contains a NUL byte", path=name) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unreadable("not a regular file", path=name)
+        if len(LFS_START) < status.st_size < LFS_SIZE and _starts_with(fd, LFS_START):
+            raise LfsPointer("this is a Git LFS pointer, not the file itself", path=name)
+    except OSError as error:
         os.close(fd)
-        raise Unreadable("not a regular file", path=name)
+        raise unreadable(error, name, "reading failed") from error
+    except (Unreadable, LfsPointer):
+        os.close(fd)
+        raise
     return fd, Identity.of(name, status)
+
+
+def _starts_with(fd: int, start: bytes) -> bool:
+    """Whether a file that was just opened begins with these bytes; it is at its beginning again afterwards."""
+    begin = os.read(fd, len(start))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return begin == start
 
 
 def _pread(fd: int, buffer: memoryview, offset: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckpt_cli.errors import CkptError, LfsPointer, Unreadable
 from ckpt_cli.geometry import Shape
 from ckpt_cli.report import Finding
 
@@ -23,6 +24,7 @@ class Kind:
 
 
 AGAIN = "merge again, or copy the folder again"
+
 MOVE = "move it away"
 
 KINDS: dict[str, Kind] = {
@@ -33,6 +35,15 @@ KINDS: dict[str, Kind] = {
     "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
+    "damaged-side-file": Kind(
+        "error", "headers", "a JSON file of the tokenizer or the processor cannot be read", "get it again from the base"
+    ),
+    "lfs-pointer": Kind(
+        "error", "headers", "a Git LFS pointer stands in the place of a file", "git lfs pull, in the repository that it belongs to"
+    ),
+    "unreadable-file": Kind(
+        "error", "headers", "the system does not let this file be read: nothing is known of it", "make it readable, then verify again"
+    ),
     "missing-file": Kind("error", "headers", "a file that the index or the manifest names is not there", AGAIN),
     "missing-index": Kind("error", "headers", "parts of a model without an index: nothing says that they are all", AGAIN),
     "part-of-set": Kind("error", "headers", "weights that are one part of a set, as names or headers say", "get the whole set"),
@@ -75,12 +86,14 @@ KINDS: dict[str, Kind] = {
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
     "not-compared": Kind("info", "headers", "the tensors that the model class has are not known, and why"),
     # -- full: every byte is read
-    "non-finite": Kind("error", "full", "a tensor holds NaN or infinite values", "use an older step"),
+    "non-finite": Kind("error", "full", "a tensor holds NaN or infinite values", "find out where they come from: --against its source"),
     "all-zero": Kind("warning", "full", "all elements of a matrix are zero: it may never have been loaded or trained"),
     "zeros": Kind("info", "full", "all elements of a vector or a bias are zero, or of a matrix that is zero in the source too"),
     "constant": Kind("info", "full", "all elements of a tensor are the same, as those of norms are when training begins"),
     "wrong-checksum": Kind("error", "full", "the bytes of a tensor are not those that were written", AGAIN),
-    "replicas-differ": Kind("error", "full", "ranks hold different values of what should be replicas", "use an older step"),
+    "replicas-differ": Kind(
+        "error", "full", "ranks hold different values of what should be replicas", "find out which files are not of this save"
+    ),
     "tied-differ": Kind("warning", "full", "the config ties two tensors whose values differ: a loader ignores one of them"),
     # -- against: every byte is compared with the source
     "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),
@@ -104,6 +117,13 @@ KINDS: dict[str, Kind] = {
 def finding(code: str, message: str, *, tensor: str | None = None, file: str | None = None, **numbers: float | str) -> Finding:
     """A finding of a known code; ``numbers`` are what was measured."""
     return Finding(code=code, severity=KINDS[code].severity, message=message, tensor=tensor, file=file, numbers=numbers)
+
+
+def unread(code: str, error: CkptError, file: str) -> Finding:
+    """A file that could not be read: ``code``, unless it is a pointer of Git LFS or the system refused."""
+    code = "lfs-pointer" if isinstance(error, LfsPointer) else "unreadable-file" if isinstance(error, Unreadable) else code
+    expected = f", expected {error.expected}" if error.expected and code == "damaged-file" else ""
+    return finding(code, f"{error.message}{expected}", tensor=error.tensor, file=file)
 
 
 def shape_text(shape: Shape) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
-from ckpt_cli.files import Files, files_in, read_small, stays_inside
-from ckpt_cli.findings import finding
+from ckpt_cli.files import Files, files_in, is_file, read_small, status_of, stays_inside
+from ckpt_cli.findings import finding, unread
 from ckpt_cli.formats.hub_folder import EMA, INDEX, SINGLE, described_entry
 from ckpt_cli.formats.hub_shards import SHARD
 from ckpt_cli.formats.placeholders import placeholders
@@ -23,6 +23,7 @@ from ckpt_cli.model import Tensor
 from ckpt_cli.names import few
 from ckpt_cli.report import Finding
 from ckpt_cli.safetensors_file import parse_json, read_header
+from ckpt_cli.side_checks import check_beside
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -54,7 +55,7 @@ class FolderCheck:
 
 def is_model_folder(path: Path) -> bool:
     """Whether a folder holds weights as loaders read them, or says that it did when it was written."""
-    names = [entry.name for entry in files_in(path)]
+    names = [entry.name for entry in files_in(path, lambda name: name.endswith((SUFFIX, INDEX_SUFFIX)) or name == MANIFEST)]
     weights = [name for name in names if name.endswith((SUFFIX, INDEX_SUFFIX)) and not SHARD.fullmatch(name)]
     return MANIFEST in names or (bool(weights) and not any(SHARD.fullmatch(name) for name in names))
 
@@ -63,8 +64,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     """Check every weights file of a folder by its header, and all that lists files: index and manifest."""
     found: list[Finding] = []
     manifest = _manifest(folder, found)
-    names = [path.name for path in files_in(folder) if path.name.endswith(SUFFIX)]
-    indexes = [path for path in files_in(folder) if path.name.endswith(INDEX_SUFFIX)]
+    names = [path.name for path in files_in(folder, lambda name: name.endswith(SUFFIX))]
+    indexes = files_in(folder, lambda name: name.endswith(INDEX_SUFFIX))
     headers = {name: _entries(folder / name, files, found) for name in names}
     sets: list[WeightSet] = []
     broken: set[str] = set()
@@ -75,7 +76,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             broken.add(index.name)
             continue
         for file in set(mapping.values()) - set(headers):
-            if os.path.isfile(folder / file):
+            if is_file(folder / file):
                 headers[file] = _entries(folder / file, files, found)
         found += list(_index_findings(mapping, headers)) or _total_findings(index, mapping, headers)
         for file in unlisted_parts(mapping.values()):
@@ -115,8 +116,9 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         if not listed and weights.name != "ema":
             held = f"{len(weights.tensors)} tensors" if weights.readable else "unreadable"
             found.append(finding("other-weights", f"beside the model ({held})", file=few([path.name for path in weights.files], 2)))
+    found += check_beside(folder)
     if sets:
-        others = [path.name for path in files_in(folder) if OTHER_FORMAT.fullmatch(path.name)]
+        others = [path.name for path in files_in(folder, OTHER_FORMAT.fullmatch)]
         found += [finding("other-weights", "weights in another format, which were not looked at", file=name) for name in others]
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
 
@@ -135,18 +137,17 @@ def _manifest(folder: Path, found: list[Finding]) -> Manifest | None:
     try:
         manifest = read_manifest(folder)
     except CkptError as error:
-        found.append(finding("damaged-manifest", error.message, file=MANIFEST))
+        found.append(unread("damaged-manifest", error, MANIFEST))
         return None
     if manifest is None:
         return None
     for name, size in manifest.outputs.items():
-        path = folder / name
-        if not stays_inside(name) or not os.path.isfile(path):
+        status = status_of(folder / name) if stays_inside(name) else None
+        if status is None or not stat.S_ISREG(status.st_mode):
             found.append(finding("missing-file", f"the manifest lists it with {size} bytes", file=name))
-        elif path.stat().st_size != size:
-            now = path.stat().st_size
+        elif (now := status.st_size) != size:
             found.append(finding("changed-size", f"{now} bytes, and {size} were written", file=name, bytes=now, expected=size))
-    absent = [name for name in manifest.side_files if not stays_inside(name) or not os.path.isfile(folder / name)]
+    absent = [name for name in manifest.side_files if not stays_inside(name) or not is_file(folder / name)]
     found += [finding("missing-file", "the manifest lists it", file=name) for name in absent]
     return manifest
 
@@ -168,8 +169,7 @@ def _entries(path: Path, files: Files, found: list[Finding]) -> Mapping[str, Ten
         found.append(finding("unread-file", error.message, tensor=error.tensor, file=path.name))
         return None
     except CkptError as error:
-        expected = f", expected {error.expected}" if error.expected else ""
-        found.append(finding("damaged-file", f"{error.message}{expected}", tensor=error.tensor, file=path.name))
+        found.append(unread("damaged-file", error, path.name))
         return None
 
 
@@ -184,7 +184,7 @@ def _weight_map(index: Path, found: list[Finding]) -> dict[str, str] | None:
         if outside:
             raise CorruptFile("the index names a file outside of its folder or of another format", tensor=outside[0])
     except CkptError as error:
-        found.append(finding("damaged-index", error.message, tensor=error.tensor, file=index.name))
+        found.append(unread("damaged-index", error, index.name))
         return None
     return mapping
 

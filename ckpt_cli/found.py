@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.errors import NotFound
+from ckpt_cli.errors import NotFound, Unreadable
 from ckpt_cli.formats.base import Match
 
 
@@ -45,12 +46,21 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocked:
+    """A step folder that could not be looked at: it may hold anything, so that no older step may silently take its place."""
+
+    path: Path
+    step: int
+    error: Unreadable
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What a path means: the checkpoints of a run, oldest first, or one checkpoint.
 
     ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the
     folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are
-    step folders without weights.
+    step folders without weights, ``blocked`` those that could not be looked at.
     """
 
     path: Path
@@ -60,3 +70,11 @@ class Target:
     nodes: int = 1
     steps_inside: int = 0
     bare: tuple[Path, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+
+    def check_readable(self, counts: Callable[[int], bool], hint: str | None = None) -> None:
+        """Raise Unreadable for the newest step folder that could not be looked at, of those whose step ``counts``."""
+        newest = max((blocked for blocked in self.blocked if counts(blocked.step)), key=lambda blocked: blocked.step, default=None)
+        if newest is not None:
+            newest.error.hint = ", or ".join(filter(None, (newest.error.hint, hint))) or None
+            raise newest.error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_cli.files import is_folder, is_there
 from ckpt_cli.found import Found
 
 
@@ -68,16 +68,16 @@ def framework_of(found: Found, run: Path | None) -> str:
     """The name of the trainer, by the main component of a checkpoint."""
     match = found.places[0].match
     run = run or found.path.parent
-    inside = match.root if os.path.isdir(match.root) else match.root.parent
+    inside = match.root if is_folder(match.root) else match.root.parent
     for framework in FRAMEWORKS:
         fits = (
             match.format in framework.formats
             and _named(framework.root, inside)
             and _named(framework.folder, found.path)
             and _named(framework.run, run)
-            and all(os.path.exists(found.path / name) for name in framework.beside)
-            and all(os.path.exists(inside / name) for name in framework.inside)
-            and all(os.path.exists(run / name) for name in framework.in_run)
+            and all(is_there(found.path / name) for name in framework.beside)
+            and all(is_there(inside / name) for name in framework.inside)
+            and all(is_there(run / name) for name in framework.in_run)
             and (not framework.evidence or re.fullmatch(framework.evidence, match.evidence) is not None)
         )
         if fits:

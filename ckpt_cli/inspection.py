@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ckpt_cli.assets import resolve_base
 from ckpt_cli.descriptor import Checkpoint, TensorInfo
-from ckpt_cli.errors import CorruptFile, IncompleteError, Unsupported, within_memory
+from ckpt_cli.errors import CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.frameworks import framework_of
@@ -14,7 +14,7 @@ from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths
 from ckpt_cli.locate import component_names, locate
 from ckpt_cli.opening import describe_checkpoint, listed_component, open_checkpoint, step_info
 from ckpt_cli.patterns import pattern_of, ranged
-from ckpt_cli.report import DetectResult, InspectResult, TensorGroup
+from ckpt_cli.report import DetectResult, ErrorInfo, InspectResult, TensorGroup
 
 
 @boundary
@@ -36,7 +36,7 @@ def detect(
         with Files() as files:
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
             checkpoint = describe_checkpoint(opened)
-    except (IncompleteError, CorruptFile, Unsupported) as error:
+    except (IncompleteError, CorruptFile, LfsPointer, Unsupported) as error:
         target = locate(path, step, nodes)
         found = target.checkpoints[-1]
         names = component_names(found, component)
@@ -51,7 +51,7 @@ def detect(
             ),
             steps=tuple(step_info(other) for other in target.checkpoints if target.run is not None),
         )
-        return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code)
+        return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code, error=ErrorInfo.of(error))
     return DetectResult(checkpoint=checkpoint.without_tensors())
 
 

@@ -31,6 +31,7 @@ def joined_targets(first: Target, second: Target) -> Target:
         places = [place if same is None else _joined_place(place, same, twin.path) for place, same in pairs]
         places += [place for place in twin.places if all(place is not same for _, same in pairs)]
         found.append(replace(checkpoint, places=tuple(places), step=twin.step if checkpoint.step is None else checkpoint.step))
+    blocked = (*first.blocked, *second.blocked)
     if first.run is None:
         if len(others) == len(second.checkpoints):
             raise UsageError(
@@ -40,7 +41,7 @@ def joined_targets(first: Target, second: Target) -> Target:
             )
         return replace(first, checkpoints=tuple(found))
     found += others
-    return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)))
+    return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)), blocked=blocked)
 
 
 def doubted(target: Target, parts: Sequence[Target]) -> Target:
@@ -49,9 +50,10 @@ def doubted(target: Target, parts: Sequence[Target]) -> Target:
     for found in target.checkpoints:
         holders = sum(any(other.step == found.step for other in part.checkpoints) for part in parts)
         if holders < len(parts):
-            trouble = MissingShard(
-                f"{found.path.name} is in {holders} of {len(parts)} folders", path=found.path, hint="use a step that all of them have"
-            )
+            held = [{other.step for other in part.checkpoints} for part in parts]
+            shared = max((step for step in set.intersection(*held) if step is not None), default=None)
+            hint = f"pass --step {shared}, which all of them have" if shared is not None else None
+            trouble = MissingShard(f"{found.path.name} is in {holders} of {len(parts)} folders", path=found.path, hint=hint)
             doubted = [replace(p, match=replace(p.match, trouble=trouble)) if counts_no_ranks(p.match) else p for p in found.places]
             checkpoints.append(replace(found, places=tuple(doubted)))
         else:

@@ -6,6 +6,7 @@ component folders (``pytorch_model_fsdp_0/``). Names alone are looked at here; t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -13,15 +14,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, Unsupported, UsageError
-from ckpt_cli.files import entries_in, folders_in
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unreadable, Unsupported, UsageError
+from ckpt_cli.files import entries_in, folders_in, is_file, is_folder, read_small, status_of
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.nodes import complement
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
 from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.formats.unread import Unread
-from ckpt_cli.found import Found, Place, Target
+from ckpt_cli.found import Blocked, Found, Place, Target
 from ckpt_cli.joining import doubted, joined_targets
+from ckpt_cli.names import few
 
 STEP_FOLDERS = tuple(
     re.compile(pattern, re.ASCII)
@@ -48,6 +50,9 @@ COMPONENT_FOLDERS = {
 }
 MAIN = ("model", *ROLES[:2])
 DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
+DCP = "dcp"
+"""The format whose components only its content tells."""
+
 RUN_FOLDERS = ("checkpoint", "checkpoints", "ckpt")
 """Where some trainers keep the steps inside of their output folder."""
 
@@ -79,14 +84,17 @@ def _locate(given: Path, step: int | None) -> Target:
     if step is None:
         inside = _inside_checkpoint(given)
         # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them.
-        if inside is not None and not (_unread(inside.checkpoints[0].places) and _steps(given)):
-            return replace(inside, steps_inside=sum(not _unread(found.places) for found in _steps(given)))
+        if inside is not None and not (_unread(inside.checkpoints[0].places) and _steps(given)[0]):
+            return replace(inside, steps_inside=sum(not _unread(found.places) for found in _steps(given)[0]))
     for run in (given, *(given / name for name in RUN_FOLDERS)):
-        checkpoints = _steps(run)
-        if checkpoints:
-            known = {found.path for found in checkpoints}
-            bare = tuple(folder for folder in folders_in(run) if step_of(folder) is not None and folder not in known)
-            return _with_step(Target(given, run, checkpoints, hints=_tracker_hints(run), bare=bare), step)
+        checkpoints, blocked = _steps(run)
+        if checkpoints or blocked:
+            known = {found.path for found in checkpoints} | {unknown.path for unknown in blocked}
+            bare = tuple(folder for folder in _step_folders(run) if folder not in known)
+            target = Target(given, run, checkpoints, hints=_tracker_hints(run), bare=bare, blocked=blocked)
+            if not checkpoints:
+                target.check_readable(lambda _: True)
+            return _with_step(target, step)
     if step is not None:
         inside = _inside_checkpoint(given)
         if inside is not None:
@@ -94,8 +102,6 @@ def _locate(given: Path, step: int | None) -> Target:
     nodes = _node_folders(given, step)
     if nodes is not None:
         return nodes
-    if os.path.isdir(given) and not os.access(given, os.R_OK | os.X_OK):
-        raise Unreadable("the folder cannot be listed: permission denied", path=given)
     raise NotRecognised(
         "no checkpoint was recognised here",
         path=given,
@@ -111,7 +117,10 @@ def expanded(found: Found) -> Found:
     for place in found.places:
         try:
             names = groups(place.match)
-        except CkptError:
+        except CkptError as error:
+            # What it holds is not known; whoever asks for a component of it is told why.
+            if place.match.trouble is None:
+                places[places.index(place)] = replace(place, match=replace(place.match, trouble=error))
             continue
         if names and names[0] not in taken and place.name == "model" and (len(names) > 1 or names[0] == "ema"):
             # No state dict is called model, so that the first one goes by its own name.
@@ -147,27 +156,36 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
         names = [main if name == "model" and "model" not in there and main != "ema" else name]
     for name in names:
         if name not in there:
+            unknown = next((place.match.trouble for place in found.places if place.match.format == DCP and place.match.trouble), None)
+            if unknown is not None:
+                raise unknown
+            close = difflib.get_close_matches(name, there, n=1)
             raise NotFound(
                 f"this checkpoint has no component {name}",
                 path=found.path,
                 expected=f"one of: {', '.join(there)}",
-                hint=f"did you mean --type {close[0]}?" if (close := difflib.get_close_matches(name, there, n=1)) else None,
+                hint=f"did you mean --type {close[0]}?" if close else "pass one of these to --type",
             )
     return names
 
 
 def _check_exists(path: Path) -> None:
-    try:
-        os.stat(path)
+    """Raise NotFound, with what was perhaps meant, if nothing is there; Unreadable if that cannot be told."""
+    if status_of(path) is not None:
         return
-    except PermissionError as error:
-        raise Unreadable("permission denied", path=path) from error
-    except (OSError, RuntimeError, ValueError):
-        pass
     parent = path.parent
-    names = [entry.name for entry in entries_in(parent)]
-    close = difflib.get_close_matches(path.name, names, n=1)
-    hint = f"did you mean {parent / close[0]}?" if close else f"{parent} does not exist either" if not os.path.isdir(parent) else None
+    if path.is_symlink():
+        raise NotFound("this is a link to something that is not there", path=path, expected=os.readlink(path))
+    hint = None
+    try:
+        if status_of(parent) is None:
+            hint = f"{parent} does not exist either"
+        else:
+            there = [entry.name for entry in entries_in(parent) if status_of(entry) is not None]
+            close = difflib.get_close_matches(path.name, there, n=1)
+            hint = f"did you mean {parent / close[0]}?" if close else f"nothing in {os.path.abspath(parent)} has a name like this"
+    except Unreadable:
+        pass  # what else is there is only asked for the hint
     raise NotFound("no such file or folder", path=path, hint=hint)
 
 
@@ -183,7 +201,7 @@ def _inside_checkpoint(path: Path) -> Target | None:
         elif role is not None:
             places = tuple(replace(place, name=role, home=root) for place in places)
         return Target(path, None, (Found(root, step_of(root), places),))
-    if not os.path.isfile(path):
+    if not is_file(path):
         return None
     matches = recognise(path)
     if not matches:
@@ -199,10 +217,10 @@ def _inside_checkpoint(path: Path) -> Target | None:
 
 def _places(folder: Path) -> tuple[Place, ...]:
     """The components of a checkpoint folder, the main one first."""
-    if not os.path.isdir(folder):
+    if not is_folder(folder):
         return ()
     places = [Place(match.component, match, folder) for match in recognise(folder)]
-    children = [child.name for child in folders_in(folder)]
+    children = [child.name for child in folders_in(folder, _may_hold_component)]
     for role in ROLES:
         if role in children:
             places += [Place(role, match, folder / role) for match in _of_role(folder / role) if match.component == "model"]
@@ -238,6 +256,10 @@ def _unread(places: Sequence[Place]) -> bool:
     return all(place.match.format == UNREAD for place in places)
 
 
+def _may_hold_component(name: str) -> bool:
+    return name in ROLES or any(regex.fullmatch(name) for regex in COMPONENT_FOLDERS)
+
+
 def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
     """One place per component, the main one first. Where two formats claim a name, shards go before merged weights."""
     unique: dict[str, Place] = {}
@@ -249,28 +271,57 @@ def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
     return tuple(sorted(unique.values(), key=lambda place: MAIN.index(place.name) if place.name in MAIN else len(MAIN)))
 
 
-def _steps(folder: Path) -> tuple[Found, ...]:
-    """The checkpoints in the step folders of a run, by step number."""
+def _step_folders(run: Path) -> list[Path]:
+    """What is called like a step of a run, by name: folders, and what cannot be looked at."""
+    folders = []
+    for path in entries_in(run):
+        if step_of(path) is not None:
+            with contextlib.suppress(Unreadable):
+                if not is_folder(path):
+                    continue
+            folders.append(path)
+    return folders
+
+
+def _steps(folder: Path) -> tuple[tuple[Found, ...], tuple[Blocked, ...]]:
+    """The checkpoints in the step folders of a run, by step number; and the step folders that cannot be looked at."""
     found: list[Found] = []
-    for name in (child.name for child in folders_in(folder)):
-        step = step_of(Path(name))
-        if step is not None:
-            places = _places(folder / name)
-            if places:
-                found.append(Found(folder / name, step, places))
-    return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name)))
+    blocked: list[Blocked] = []
+    for path in _step_folders(folder):
+        step = step_of(path) or 0
+        try:
+            places = _places(path)
+        except Unreadable as error:
+            blocked.append(Blocked(path, step, error))
+            continue
+        if places:
+            found.append(Found(path, step, places))
+    return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name))), tuple(blocked)
 
 
 def _node_folders(parent: Path, step: int | None) -> Target | None:
     """A folder whose subfolders are the nodes of one training, each with its own ranks' files of the same checkpoints."""
     targets: list[Target] = []
-    for folder in folders_in(parent)[:MAX_NODES]:
-        checkpoints = _steps(folder)
-        inside = Target(folder, folder, checkpoints) if checkpoints else _inside_checkpoint(folder)
+    unknown: Unreadable | None = None
+    for path in entries_in(parent)[:MAX_NODES]:
+        try:
+            if not is_folder(path):
+                continue
+            checkpoints, blocked = _steps(path)
+            inside = Target(path, path, checkpoints, blocked=blocked) if checkpoints or blocked else _inside_checkpoint(path)
+        except Unreadable as error:
+            unknown = unknown or error
+            continue
         if inside is not None:
             targets.append(inside)
     if len(targets) < 2:
         return None
+    if unknown is not None:
+        # It may be one more node.
+        raise unknown
+    for node in targets:
+        if not node.checkpoints:
+            node.check_readable(lambda _: True)
     # The newest step that all of them have decides; the last save may have ended on some nodes only.
     by_step = [{found.step: found for found in target.checkpoints} for target in targets]
     shared = [step for step in by_step[0] if all(step in listed for listed in by_step)]
@@ -289,6 +340,9 @@ def _node_folders(parent: Path, step: int | None) -> Target | None:
 def _with_step(target: Target, step: int | None) -> Target:
     if step is None:
         return target
+    blocked = next((blocked for blocked in target.blocked if blocked.step == step), None)
+    if blocked is not None:
+        raise blocked.error
     chosen = tuple(found for found in target.checkpoints if found.step == step)
     if len(chosen) > 1:
         names = ", ".join(found.path.name for found in chosen)
@@ -311,23 +365,29 @@ def _tracker_hints(run: Path) -> tuple[str, ...]:
     """What tracker files say the last step is; never trusted, only shown when the files disagree."""
     hints = []
     for name in ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt", "latest_global_step.txt"):
-        try:
-            text = (run / name).read_bytes()[:32].decode("ascii", "replace").strip()
-        except OSError:
+        if not is_file(run / name):
             continue
+        try:
+            text = read_small(run / name, 1 << 10).decode("ascii", "replace").strip()
+        except (NotFound, CorruptFile):
+            continue  # one that is too long says nothing
         if text.isascii() and text.isdigit():
             hints.append(f"{name} says {int(text)}")
     return tuple(hints)
 
 
 def _suggestion(path: Path) -> str | None:
-    """The nearest folder, one or two levels down or one level up, in which something would be recognised."""
-    folder = path if os.path.isdir(path) else path.parent
-    for candidate in [folder, *folders_in(folder)[:200], folder.parent]:
+    """The nearest folder, one or two levels down or one level up, in which something is recognised; else what is there."""
+    try:
+        folder = path if is_folder(path) else path.parent
+        entries = entries_in(folder)
+    except Unreadable:
+        return None
+    for candidate in [folder, *entries[:200], folder.parent]:
         try:
-            if not os.path.samefile(candidate, path) and (_places(candidate) or _steps(candidate)):
-                return f"did you mean {candidate}?"
+            if is_folder(candidate) and not os.path.samefile(candidate, path) and (_places(candidate) or _steps(candidate)[0]):
+                # "." says nothing to somebody who just typed a path in it.
+                return f"did you mean {candidate if candidate.name else os.path.abspath(candidate)}?"
         except (CkptError, OSError):
-            continue
-    names = [entry.name for entry in entries_in(folder)[:5]]
-    return f"the folder holds {', '.join(names)}" if names else "the folder is empty"
+            continue  # what cannot be looked at is not suggested
+    return f"the folder holds {few([entry.name for entry in entries], 5)}" if entries else "the folder is empty"

@@ -139,7 +139,7 @@ def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
         raise Undecidable(
             "the weight that this adapter is for is not here",
             tensor=f"{PREFIX}{adapter.path}",
-            hint="pass --base with the model that training started from, or --lora export",
+            hint="pass --lora export, and fuse it with PEFT",
         )
     if len(found) > 1:
         raise Undecidable(
@@ -172,7 +172,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
     for tensor in (weight, *parts):
         if tensor.dtype.kind != "float":
             what = f"{tensor.dtype} weights are quantised: LoRA cannot be fused into them"
-            raise Unsupported(what, tensor=tensor.name, hint="pass --lora export, or --base with the model in bf16")
+            raise Unsupported(what, tensor=tensor.name, hint="pass --lora export, and fuse it with PEFT")
     if name != f"{adapter.module}.weight":
         return _experts_update(adapter, name, weight, facts)
     rank = rank_of(adapter)
@@ -190,7 +190,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
             f"factors {_shape(adapter.a)} and {_shape(adapter.b)} do not fit a weight {_shape(weight)}",
             tensor=f"{PREFIX}{adapter.path}",
             expected="the factors of the same module (grouped convolutions are not supported)",
-            hint="the adapters are of another model: check --base",
+            hint="the adapters may be of another model",
         )
     key = pattern_key(adapter, name, facts)
     facts.check_rank(key, rank)

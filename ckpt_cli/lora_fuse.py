@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
+from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype, overflow_hint
 from ckpt_cli.errors import CastOverflow, CorruptFile
 from ckpt_cli.files import Identity, Source
 from ckpt_cli.geometry import contiguous_strides, whole
@@ -167,7 +167,7 @@ class FusedSource:
                 f"with its LoRA adapter, values are too large for {self._dtype}",
                 tensor=self._update.weight.name,
                 expected="values that stay finite",
-                hint="use a wider --dtype, or pass --allow-overflow to write infinities",
+                hint=overflow_hint([self._dtype]),
             )
         return rounded.view(numpy.uint8)
 

@@ -91,7 +91,7 @@ def with_adapters_fused(
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
     notes = list(facts.notes)
     if "quantization_config" in opened.assets.config:
-        hint = "pass --lora export, and --base with the model in 16 bits to fuse it"
+        hint = "pass --lora export, and fuse it with PEFT"
         raise Unsupported("the config says that the model is quantised: LoRA cannot be fused into it", path=component.root, hint=hint)
     if lacks_base(state):
         if facts.changed_base is not None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from ckpt_cli.errors import CkptError, CorruptFile, reading
-from ckpt_cli.files import Source, entries_in, read_small
+from ckpt_cli.errors import CkptError, CorruptFile, Unreadable, reading
+from ckpt_cli.files import Source, entries_in, is_file, read_small
 from ckpt_cli.safetensors_file import parse_json
 
 NAME = "ckpt-manifest.json"
@@ -71,7 +70,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder, None if it has none. Raises CorruptFile for one that is damaged."""
     path = folder / NAME
-    if not os.path.isfile(path):
+    if not is_file(path):
         return None
     with reading(path):
         content = parse_json(read_small(path), "the manifest")
@@ -98,16 +97,21 @@ def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:
 
 
 def foreign_entries(folder: Path) -> list[str] | None:
-    """What is in a folder besides what its manifest lists; None if it bears no manifest of a whole output of ours."""
+    """What is in a folder besides what its manifest lists; None if it bears no manifest of a whole output of ours.
+
+    Raises Unreadable if that cannot be told.
+    """
     try:
         content = parse_json(read_small(folder / NAME))
+    except Unreadable:
+        raise
     except CkptError:
         return None
     if not _is_ours(content) or content["options"].get("in_place"):
         return None
     outputs, side = content["outputs"], content["side_files"]
     listed = {NAME, *outputs, *(name for name in side if isinstance(name, str))}
-    return [entry.name for entry in entries_in(folder) if entry.name not in listed or not os.path.isfile(entry)]
+    return [entry.name for entry in entries_in(folder) if entry.name not in listed or not is_file(entry)]
 
 
 def versions() -> dict[str, str]:

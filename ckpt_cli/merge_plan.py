@@ -83,6 +83,7 @@ class MergeOptions:
     allow_overflow: bool = False
     allow_unequal_replicas: bool = False
     shard_order: ShardOrder = "auto"
+    strict: bool = False
 
 
 class MergeKeywords(TypedDict, total=False):
@@ -114,6 +115,7 @@ class MergeKeywords(TypedDict, total=False):
     allow_overflow: bool
     allow_unequal_replicas: bool
     shard_order: ShardOrder
+    strict: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from typing_extensions import Unpack
 
-from ckpt_cli import manifest
-from ckpt_cli.assets import resolve_base
+from ckpt_cli import manifest, plan
+from ckpt_cli.assets import lacking_notes, resolve_base
 from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import within_memory
@@ -23,8 +23,9 @@ from ckpt_cli.merge_plan import Base, Job, MergeKeywords, MergeOptions, check_op
 from ckpt_cli.model import Note
 from ckpt_cli.opening import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.progress import Progress
-from ckpt_cli.publishing import Order, Publication, Target, publish, refuse_overflows, written_facts
+from ckpt_cli.publishing import Order, Publication, Target, overflow_notes, publish, refuse_overflows, written_facts
 from ckpt_cli.report import MergedComponent, MergeResult
+from ckpt_cli.strict import refuse_warnings
 from ckpt_cli.verification import verify_written
 
 
@@ -74,8 +75,10 @@ def merge(
         jobs = [
             with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, target, reference, rules, chosen)
         ]
-        outputs = _run(jobs, opened, reference, chosen, progress)
         checkpoint = describe_checkpoint(opened).without_tensors()
+        if chosen.strict:
+            refuse_warnings([*checkpoint.notes, *(note for job in jobs for note in _known_notes(job, home))])
+        outputs = _run(jobs, opened, reference, chosen, progress)
     seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=seconds)
 
@@ -87,7 +90,7 @@ def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeO
             job.side_files,
             Target(job.output, options.overwrite, options.in_place),
             partial(_manifest, job, opened, base, options),
-            approve=None if options.allow_overflow else refuse_overflows,
+            approve=_approval(options, job.plan),
         )
         for job in jobs
     ]
@@ -103,6 +106,23 @@ def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeO
     ]
 
 
+def _approval(options: MergeOptions, whole: plan.Plan) -> Callable[[Written], None]:
+    def approve(written: Written) -> None:
+        if not options.allow_overflow:
+            refuse_overflows(written, whole)
+        if options.strict:
+            refuse_warnings(overflow_notes(written))
+
+    return approve
+
+
+def _known_notes(job: Job, base: Path | None) -> list[Note]:
+    """What is known about an output before it is written."""
+    exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
+    lacking = () if exported else lacking_notes(job.parts[0].opened.assets, base)
+    return [*(note for part in job.parts for note in part.notes), *lacking]
+
+
 def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions, written: Written) -> bytes:
     facts = {
         "checkpoint": os.path.abspath(opened.found.path),
@@ -113,7 +133,7 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
         "dropped": dict(job.plan.dropped),
         "names": [part.claim.text for part in job.parts],
     }
-    unwanted = ("dry_run", "overwrite", "jobs", "checksum", "verify")
+    unwanted = ("dry_run", "overwrite", "jobs", "checksum", "verify", "strict")
     settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in unwanted}
     settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
     side = [*job.side_files, *([job.plan.index_name] if job.plan.index_name else [])]
@@ -124,10 +144,7 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
 
 def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication, progress: Progress | None) -> MergedComponent:
     tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
-    notes = [note for part in job.parts for note in part.notes]
-    overflows = published.written.overflows
-    if overflows:
-        notes.append(Note("warning", "cast-overflow", f"{sum(overflows.values())} finite values became infinite"))
+    notes = [*_known_notes(job, None if base is None else base.folder), *overflow_notes(published.written)]
     comparison = None
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
     if base is not None and base.component is not None and not exported:
@@ -147,7 +164,7 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
         source_elements=sum(tensor.numel for tensor in tensors),
         renamed=sum(part.selection.renamed for part in job.parts),
         left_out=sum(part.selection.left_out for part in job.parts),
-        lacking=tuple(job.parts[0].opened.assets.lacking),
+        lacking=() if exported else tuple(job.parts[0].opened.assets.lacking),
         comparison=comparison,
         notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.assets import Assets, find_assets
 from ckpt_cli.beside import left_out_notes
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo, StepInfo
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
 from ckpt_cli.files import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
@@ -66,12 +66,13 @@ def open_checkpoint(
 
     ``also`` are folders that hold more files of the same checkpoint; ``ema_from_model``: a checkpoint without EMA gets a
     component "ema" that is its model; ``located`` is what `locate` found at the path, if that was asked before.
-    Raises NotFound, NotRecognised, InputError for unreadable files, IncompleteError for a checkpoint that is not whole.
+    Raises NotFound, NotRecognised, InputError for unreadable files and newer steps that cannot be looked at, IncompleteError for a
+    checkpoint that is not whole.
     """
     target = located or locate(path, step, also)
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
     problems: dict[Path, str] = {}
-    first_error: CkptError | None = None
+    errors: list[CkptError] = []
     for listed in reversed(target.checkpoints):
         try:
             found = expanded(listed)
@@ -80,11 +81,18 @@ def open_checkpoint(
             components = tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if not choosing or isinstance(error, Undecidable):
-                _add_step_hint(error, listed, target)
+                other = (
+                    _other_step(listed, target, lambda found: _is_whole(found, type, files, base, shard_order)) if _helps(error) else None
+                )
+                hint = _step_hint(other, target, also, located) if other is not None else None
+                fetch = FETCH if isinstance(error, MissingShard) else None
+                error.hint = ", or ".join(filter(None, (error.hint or fetch, hint))) or None
                 raise
             problems[listed.path] = short_reason(error)
-            first_error = first_error or error
+            errors.append(error)
             continue
+        if step is None and target.run is not None:
+            target.check_readable(since(found), _step_hint(found, target, also, located))
         newer = (
             [folder for folder in target.bare if (step_of(folder) or 0) > (found.step or 0)]
             if step is None and target.run is not None
@@ -94,12 +102,13 @@ def open_checkpoint(
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
-    if first_error is None:
+    target.check_readable(lambda _: True)
+    if not errors:
         raise NotFound("there is no checkpoint", path=path)
-    if isinstance(first_error, NotFound) and target.run is not None:
-        first_error.path = str(target.run)
-    first_error.hint = first_error.hint or "no step of this run is complete"
-    raise first_error
+    if isinstance(errors[0], MissingShard):
+        none = "; no step of this run is whole" if not any(isinstance(error, NotFound) for error in errors) else ""
+        errors[0].hint = f"{errors[0].hint or FETCH}{none}"
+    raise errors[0]
 
 
 def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Checkpoint:
@@ -173,21 +182,41 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes)
 
 
-def _add_step_hint(error: CkptError, found: Found, target: Target) -> None:
-    """Name the newest step whose files are all there, when an incomplete one was asked for."""
-    if isinstance(error, (IncompleteError, CorruptFile)) and error.hint is None:
-        siblings = target.checkpoints
-        if target.run is None or len(siblings) <= 1:
-            try:
-                siblings = locate(found.path.parent).checkpoints if found.step is not None else ()
-            except CkptError:
-                siblings = ()
-        whole = [other for other in siblings if other.path != found.path and not step_info(other).problem]
-        if whole:
-            other = f"pass --step {whole[-1].step}" if target.run is not None else f"use {whole[-1].path}"
-            error.hint = f"{FETCH}, or {other} (the newest complete step)"
-        else:
-            error.hint = FETCH
+def _helps(error: CkptError) -> bool:
+    """Whether another step may be without this error."""
+    return isinstance(error, (IncompleteError, CorruptFile)) and not isinstance(error, Undecidable)
+
+
+def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool]) -> Found | None:
+    """The newest other step of the run that is whole."""
+    siblings = target.checkpoints
+    if found.step is not None and (target.run is None or len(siblings) <= 1):
+        try:
+            siblings = locate(found.path.parent).checkpoints
+        except CkptError:
+            return None  # only asked for the hint
+    return next((other for other in reversed(siblings) if other.path != found.path and is_whole(other)), None)
+
+
+def since(found: Found) -> Callable[[int], bool]:
+    """Whether a step is not older than this one."""
+    return lambda step: step >= (found.step or 0)
+
+
+def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Target | None) -> str | None:
+    """How to ask for another step, which is whole: by number where the command takes one (others locate by themselves), or by folder."""
+    if target.run is not None and located is None:
+        return f"pass --step {whole.step}, which is whole"
+    return None if also or target.nodes > 1 else f"use {whole.path}, which is whole"
+
+
+def _is_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> bool:
+    """Whether the components of another step that ``type`` means can be read and are complete."""
+    try:
+        found = expanded(found)
+        return all(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
+    except CkptError:
+        return False
 
 
 def _tracker_notes(opened: Opened) -> list[Note]:

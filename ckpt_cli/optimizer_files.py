@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files import files_in
+from ckpt_cli.files import files_in, is_file
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
 
 FOLDERS = ("", "optimizer", "optim")
@@ -51,7 +51,7 @@ def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
     """The optimizer files in folders (and their folder ``optimizer``). Raises MixedWorldSizes, or Inconsistent for a rank twice."""
     for pattern in RANK_FILES:
         found: dict[tuple[int | None, int], Path] = {}
-        for path in (path for home in dict.fromkeys(homes) for folder in FOLDERS for path in files_in(home / folder)):
+        for path in (path for home in dict.fromkeys(homes) for folder in FOLDERS for path in files_in(home / folder, pattern.fullmatch)):
             fields = pattern.fullmatch(path.name)
             if fields is None:
                 continue
@@ -67,11 +67,13 @@ def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
             size, highest = next(iter(sizes)), max(rank for _, rank in found)
             if highest >= MAX_RANKS or (size is not None and not highest < size <= MAX_RANKS):
                 text = f"rank {str(highest)[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
-                raise MixedWorldSizes(text, path=next(iter(found.values())).parent, hint="the file was renamed, or is of another save")
+                raise MixedWorldSizes(
+                    text, path=next(iter(found.values())).parent, hint="the file may have been renamed, or be of another save"
+                )
             ranks = {rank: found[world, rank] for world, rank in sorted(found, key=lambda key: key[1])}
             return OptimizerFiles(ranks, size or max(ranks) + 1, said=size is not None)
     for home in dict.fromkeys(homes):
         for name in WHOLE_FILES:
-            if (home / name).is_file():
+            if is_file(home / name):
                 return OptimizerFiles({0: home / name}, 1)
     return None

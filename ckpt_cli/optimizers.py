@@ -20,7 +20,7 @@ from typing import Any
 
 from ckpt_cli.assets import find_assets, tied_pair
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, is_folder
 from ckpt_cli.flat_units import find_units, unproved
 from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
@@ -67,7 +67,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     """
     homes = [place.home, *place.more_homes, found.path]
     if place.match.format == "torch-file":
-        homes.append(place.match.root if place.match.root.is_dir() else place.match.root.parent)
+        homes.append(place.match.root if is_folder(place.match.root) else place.match.root.parent)
     for folder in (folder for home in homes for folder in (home / name for name in DCP_FOLDERS)):
         if metadata_files(folder):
             return _of_dcp((folder,), files)
@@ -147,7 +147,8 @@ def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: Read
     except CkptError as error:
         error.tensor = error.tensor and "state." + error.tensor.replace("\0", ".")
         error.path = error.path or str(ranks[0].path.parent)
-        error.hint = error.hint or "copy the optimizer's file from the node that wrote it, or leave out --optimizer"
+        if isinstance(error, MissingShard):
+            error.hint = error.hint or "copy the optimizer's file from the node that wrote it, or leave out --optimizer"
         raise
     slots: Slots = {}
     for key, tensor in assembled.tensors.items():
@@ -162,7 +163,7 @@ def _compared(tensor: Tensor) -> Tensor:
         raise Inconsistent(
             f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas",
             tensor=tensor.name,
-            hint="the files are of two steps, or of experts that were cut by hand and have no names here",
+            hint="files of two saves may have been mixed, or experts were cut by hand and have no names here",
         )
     return tensor
 
@@ -203,14 +204,14 @@ def _check_groups(ranks: Sequence[RankEntries]) -> list[Note]:
                     f"ranks {first.rank} and {entries.rank} hold different values",
                     tensor=f"state.{key[0]}.{key[1]}",
                     path=entries.path,
-                    hint="the files are of different steps or runs",
+                    hint="files of two saves may have been mixed",
                 )
         numbered = any(isinstance(parameter, int) for parameter in _parameters(first))
         if numbered and [group["params"] for group in entries.groups] != [group["params"] for group in first.groups]:
             raise Inconsistent(
                 f"the parameter groups of ranks {first.rank} and {entries.rank} list different parameters",
                 path=entries.path,
-                hint="the files are of different runs",
+                hint="files of two saves may have been mixed",
             )
     different = [entries.rank for entries in ranks if not _same_options(entries, first)]
     if not different:
@@ -351,7 +352,7 @@ def _of_recorded(
         raise Inconsistent(
             f"the optimizer names parameters that the model has not: {few(unknown)}",
             path=ranks[0].path,
-            hint="the optimizer is of another model",
+            hint="the optimizer may be of another model",
         )
     for (name, slot), tensor in slots.items():
         if tensor.shape and shapes[clean[name]] != tensor.shape:
@@ -359,7 +360,7 @@ def _of_recorded(
                 f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
                 tensor=f"state.{clean[name]}.{slot}",
                 path=ranks[0].path,
-                hint="the optimizer is of another model",
+                hint="the optimizer may be of another model",
             )
     own = {name: name for name in names.values()}
     return _optimizer("by recorded names", _named(slots, _renamed(ranks[0], names), own), notes)
@@ -484,7 +485,7 @@ def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], 
     if len(dtypes) > 1:
         raise Inconsistent("the ranks disagree about the dtype")
     if check_tiling(() if scalar else (parameter.numel,), [piece.box for piece in pieces]) is not None:
-        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="the files are of different runs")
+        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files of two saves may have been mixed")
     shape = () if scalar else parameter.shape
     return Tensor(
         name=key,

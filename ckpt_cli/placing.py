@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli import manifest
-from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource
+from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource, Unreadable
 from ckpt_cli.files import entries_in
 from ckpt_cli.found import Found
 from ckpt_cli.locate import MAIN
@@ -44,9 +44,12 @@ def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> N
             raise OutputInsideSource("the output folder contains what is read", path=target, hint="choose another -o")
     if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
         raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
-    if not os.path.lexists(target) or not entries_in(target):
-        return
-    foreign = manifest.foreign_entries(target)
+    try:
+        if not os.path.lexists(target) or not entries_in(target):
+            return
+        foreign = manifest.foreign_entries(target)
+    except Unreadable as error:
+        raise NotWritable(f"what is in the output folder cannot be told: {error.message}", path=error.path) from error
     if foreign is None or foreign:
         what = "was not written by ckpt" if foreign is None else f"holds more than ckpt wrote there ({few(foreign)})"
         raise OutputExists(
@@ -150,7 +153,7 @@ def remove_empty(folders: Sequence[Path]) -> None:
             return
 
 
-def check_space(needed: Mapping[Path, int]) -> dict[Path, int | None]:
+def check_space(needed: Mapping[Path, int], hint: str) -> dict[Path, int | None]:
     """Free bytes where each target will lie, None if the system does not tell; ``needed`` has the bytes that it takes.
 
     Raises NoSpace if they do not fit together.
@@ -170,7 +173,7 @@ def check_space(needed: Mapping[Path, int]) -> dict[Path, int | None]:
             raise NoSpace(
                 f"the output needs {_grouped(together[device])} bytes, {_grouped(there)} are free",
                 path=target,
-                hint="choose another disk with -o; of float32 weights --dtype bf16 halves the size",
+                hint=hint,
             )
     return free
 
@@ -182,5 +185,5 @@ def _grouped(count: int) -> str:
 def _is_inside(path: Path, folder: Path) -> bool:
     try:
         return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):
-        return False
+    except (OSError, RuntimeError) as error:
+        raise NotWritable(f"where the output lies cannot be told: {getattr(error, 'strerror', None) or error}", path=path) from error

@@ -13,11 +13,13 @@ from typing import Any
 
 from ckpt_cli import plan
 from ckpt_cli.assets import CONFIG, Assets, config_with, config_with_dtype
+from ckpt_cli.dtypes import overflow_hint
 from ckpt_cli.errors import CastOverflow, OutputExists, UsageError
 from ckpt_cli.execute import Written, default_jobs, execute
-from ckpt_cli.files import Source
+from ckpt_cli.files import Source, size_of
 from ckpt_cli.kernels import SLAB
 from ckpt_cli.manifest import NAME as MANIFEST
+from ckpt_cli.model import Note
 from ckpt_cli.placing import check_place, check_space, check_target, make_parents, remove_empty
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import FileInfo
@@ -57,7 +59,7 @@ class Order:
     @property
     def bytes_written(self) -> int:
         """Weights, and side files that are copied."""
-        copied = sum(path.stat().st_size for path in self.side_files.values() if isinstance(path, Path))
+        copied = sum(size_of(path) for path in self.side_files.values() if isinstance(path, Path))
         return self.plan.bytes_written + copied
 
 
@@ -110,7 +112,7 @@ def publish(
     `execute`. Raises OutputError, and what `execute` raises.
     """
     orders = [_checked(order) for order in orders]
-    free = check_space({order.target.folder: order.bytes_written for order in orders})
+    free = check_space({order.target.folder: order.bytes_written for order in orders}, _space_hint(orders))
     if dry_run:
         planned = [Written({file.name: file.size for file in order.plan.files}, {}) for order in orders]
     else:
@@ -183,7 +185,7 @@ def _manifest_of(order: Order) -> Callable[[Written], tuple[str, bytes]]:
     return lambda written: (MANIFEST, order.manifest(written))
 
 
-def refuse_overflows(written: Written) -> None:
+def refuse_overflows(written: Written, whole: plan.Plan) -> None:
     """Raise CastOverflow if finite values became infinite."""
     overflows = written.overflows
     if overflows:
@@ -191,8 +193,14 @@ def refuse_overflows(written: Written) -> None:
             f"{sum(overflows.values())} finite values in {len(overflows)} tensors are too large for the requested dtype",
             tensor=max(overflows, key=lambda name: overflows[name]),
             expected="values that stay finite",
-            hint="use a wider --dtype or keep, or pass --allow-overflow to write infinities",
+            hint=overflow_hint([output.dtype for output in whole.tensors if output.name in overflows]),
         )
+
+
+def overflow_notes(written: Written) -> list[Note]:
+    """What is said about values that became infinite, where that is allowed."""
+    count = sum(written.overflows.values())
+    return [Note("warning", "cast-overflow", f"{count} finite values became infinite")] if count else []
 
 
 def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, not_assets: Sequence[str] = ()) -> dict[str, Any]:
@@ -219,6 +227,15 @@ def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, no
         "peak_memory": RESIDENT + (jobs or default_jobs()) * buffers,
         "plan_digest": whole.digest,
     }
+
+
+def _space_hint(orders: Sequence[Order]) -> str:
+    """What helps against a full disk: another one, and a narrower dtype if most of the weights are float32."""
+    wide = sum(output.nbytes for order in orders for output in order.plan.tensors if output.dtype.code in ("F32", "F64"))
+    in_place = any(order.target.in_place for order in orders)
+    elsewhere = "use -o with another disk instead of --in-place" if in_place else "choose another disk with -o"
+    written = sum(order.bytes_written for order in orders)
+    return f"{elsewhere}, or pass --dtype bf16, which halves float32 weights" if 2 * wide > written else elsewhere
 
 
 SUM_MEMORY = 36

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainSerializer
 
 from ckpt_cli.descriptor import Checkpoint, Frozen, NoteInfo
+from ckpt_cli.errors import CkptError
 
 SCHEMA = 1
 
@@ -44,12 +45,42 @@ class InspectResult(Frozen):
     groups: dict[str, tuple[TensorGroup, ...]]
 
 
+class ErrorInfo(Frozen):
+    """An error as ``--json`` tells it."""
+
+    code: str
+    message: str
+    hint: str | None = None
+    path: str | None = None
+    tensor: str | None = None
+    expected: str | None = None
+    details: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: CkptError) -> ErrorInfo:
+        return cls(
+            code=error.code,
+            message=_clean(error.message),
+            hint=_clean(error.advice),
+            path=_clean(error.path),
+            tensor=_clean(error.tensor),
+            expected=_clean(error.expected),
+            details=tuple(_clean(line) for line in error.details),
+        )
+
+
+def _clean(text: str | None) -> Any:
+    """Text that JSON can carry: file names that are no UTF-8 are escaped."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class DetectResult(Frozen):
-    """A checkpoint; ``problem`` says why it cannot be merged, ``exit_code`` is what `merge` would end with."""
+    """A checkpoint; ``problem`` says why it cannot be merged, ``exit_code`` is what `merge` would end with, ``error`` the whole error."""
 
     checkpoint: Checkpoint
     problem: str | None = None
     exit_code: int = 0
+    error: ErrorInfo | None = Field(default=None, exclude=True)
 
 
 class FileInfo(Frozen):
@@ -218,7 +249,8 @@ class SourceComparison(Frozen):
 class VerifyResult(Frozen):
     """What `verify` found. ``levels`` are the checks that ran; ``naming`` says with whose names the tensors were compared.
 
-    ``names`` is what came of that, in a line.
+    ``names`` is what came of that, in a line. ``notes`` are what opening the checkpoint, its source and the base said: a step that was
+    skipped, say.
     ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_by`` the command that would merge it
     again; ``expected`` counts the tensors that the model
     class has, None if that is not known; ``bytes_read`` of ``bytes`` were read for ``full``.
@@ -245,6 +277,7 @@ class VerifyResult(Frozen):
     against: tuple[SourceComparison, ...] = ()
     comparison: BaseComparison | None = None
     seconds: float = 0.0
+    notes: tuple[NoteInfo, ...] = ()
 
     def of_severity(self, severity: str) -> list[Finding]:
         """The findings of one severity."""
@@ -399,16 +432,6 @@ class ExtractResult(Frozen):
     dry_run: bool
     seconds: float
     notes: tuple[NoteInfo, ...] = ()
-
-
-class ErrorInfo(Frozen):
-    code: str
-    message: str
-    hint: str | None = None
-    path: str | None = None
-    tensor: str | None = None
-    expected: str | None = None
-    details: tuple[str, ...] = ()
 
 
 class Envelope(Frozen):

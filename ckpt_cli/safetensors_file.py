@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from ckpt_cli.dtypes import BY_CODE, Dtype
-from ckpt_cli.errors import CorruptFile, Unsupported, reading
+from ckpt_cli.errors import INTERRUPTED, CorruptFile, Unsupported, reading
 from ckpt_cli.files import Source, Window
 from ckpt_cli.geometry import Shape
 
@@ -53,16 +53,14 @@ def read_header(source: Source, start: int = 0) -> Header:
     window = Window(source, start, source.size - start)
     with reading(source.path):
         if window.size < 8:
-            raise CorruptFile(f"the file has only {window.size} bytes", expected="a safetensors file", hint="the copy was interrupted")
-        begin = window.read(0, min(64, window.size))
-        length = int.from_bytes(begin[:8], "little")
-        if length > MAX_HEADER or 8 + length > window.size:
-            hint = (
-                "run `git lfs pull`"
-                if begin.startswith(b"version https://git-lfs")
-                else "the copy was interrupted, or it is another format"
+            raise CorruptFile(
+                f"the file has only {window.size} bytes",
+                expected="a safetensors file",
+                hint=INTERRUPTED,
             )
-            raise CorruptFile(f"the header would be {length} bytes long", expected=f"at most {min(MAX_HEADER, window.size - 8)}", hint=hint)
+        length = int.from_bytes(window.read(0, 8), "little")
+        if length > MAX_HEADER or 8 + length > window.size:
+            raise CorruptFile(f"the header would be {length} bytes long", expected=f"at most {min(MAX_HEADER, window.size - 8)}")
         return _validated(_parse(window.read(8, length)), start + 8 + length, source.size)
 
 
@@ -134,7 +132,9 @@ def _validated(header: dict[str, Any], begin: int, file_size: int) -> Header:
         position = stop
     if begin + position != file_size:
         raise CorruptFile(
-            f"the file has {file_size} bytes", expected=f"{begin + position} bytes, as its header says", hint="the copy was interrupted"
+            f"the file has {file_size} bytes",
+            expected=f"{begin + position} bytes, as its header says",
+            hint=INTERRUPTED,
         )
     return Header(tuple(entry for _, _, entry in spans), metadata)
 

@@ -110,6 +110,8 @@ def select_tensors(
         notes.append(Note("warning", "lora-kept", "these are the names of PEFT, which no model class loads: for tools that know LoRA"))
     kept = {name: tensor for name, tensor in tensors.items() if is_wanted(name, include, exclude)}
     if not kept:
+        if not (include or exclude):
+            raise NotFound("the key map leaves out every tensor", expected="one tensor at least")
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
     patterns = (*include, *exclude)
     notes += [_unused("pattern", pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]

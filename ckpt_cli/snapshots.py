@@ -10,12 +10,13 @@ from pathlib import Path
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ShardOrder
-from ckpt_cli.found import Found, Target
+from ckpt_cli.found import Blocked, Found, Target
 from ckpt_cli.locate import locate
 from ckpt_cli.model import Note
 from ckpt_cli.names import few
-from ckpt_cli.opening import FETCH, Opened, open_checkpoint, short_reason
+from ckpt_cli.opening import Opened, open_checkpoint, short_reason
 
+CHOOSE = "choose other steps with --steps"
 CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"
 
 
@@ -48,14 +49,13 @@ class StepChoice:
         if len(set(self.steps)) < len(self.steps):
             raise UsageError("--steps names a step twice", hint="use --weights to let one count more")
 
-    def among(self, checkpoints: Sequence[Found]) -> list[Found]:
-        """The chosen ones, oldest first (of ``last``: all candidates)."""
-        stepped = [found for found in checkpoints if found.step is not None]
+    def among(self, steps: Sequence[int]) -> set[int]:
+        """The chosen ones (of ``last``: all candidates)."""
         if self.steps:
-            return [found for found in stepped if found.step in self.steps]
-        low = self.begin if self.begin is not None else min((found.step or 0 for found in stepped), default=0)
-        chosen = [found for found in stepped if (found.step or 0) >= low and (self.end is None or (found.step or 0) <= self.end)]
-        return [found for found in chosen if self.every is None or ((found.step or 0) - low) % self.every == 0]
+            return {step for step in steps if step in self.steps}
+        low = self.begin if self.begin is not None else min(steps, default=0)
+        chosen = {step for step in steps if step >= low and (self.end is None or step <= self.end)}
+        return {step for step in chosen if self.every is None or (step - low) % self.every == 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ def open_snapshots(
         raise UsageError(
             f"an average needs at least two checkpoints, and this is {len(found)}{why}",
             path=paths[0],
-            hint="ckpt merge writes a single one",
+            hint="ckpt merge writes a single one" if found else None,
         )
-    return Snapshots(tuple(found), (*notes, *_twice(found)))
+    return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)))
 
 
 def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
@@ -134,8 +134,12 @@ def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
 
 
 def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], Opened], notes: list[Note]) -> list[Opened]:
-    candidates = choice.among(target.checkpoints)
-    lacking = set(choice.steps) - {candidate.step for candidate in candidates}
+    there_by_name: list[Found | Blocked] = [*target.checkpoints, *target.blocked]
+    chosen = choice.among([step for step in (listed.step for listed in there_by_name) if step is not None])
+    if choice.last is None:
+        target.check_readable(chosen.__contains__, CHOOSE)
+    candidates = [found for found in target.checkpoints if found.step in chosen]
+    lacking = set(choice.steps) - chosen
     if lacking:
         there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
         raise NotFound(f"there is no step {min(lacking)}", path=target.path, expected=f"some of the steps {there}")
@@ -151,16 +155,25 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
             whole.append(open_found(candidate))
         except (IncompleteError, CorruptFile, NotFound) as error:
             if choice.steps or isinstance(error, Undecidable):
-                if choice.steps:
-                    error.hint = f"{FETCH}, or leave step {candidate.step} out"
+                if choice.steps and len(choice.steps) > 2:
+                    error.hint = ", or ".join(filter(None, (error.hint, f"leave step {candidate.step} out")))
                 raise
             first_error = first_error or error
             notes.append(Note("warning", "step-skipped", f"{candidate.path.name} is left out: {short_reason(error)}"))
+    if choice.last is not None:
+        oldest = min((opened.found.step or 0 for opened in whole), default=0)
+        target.check_readable(lambda step: step in chosen and (step >= oldest or len(whole) < (choice.last or 0)), CHOOSE)
     if not whole and isinstance(first_error, NotFound):
         raise first_error
     if choice.last is not None and len(whole) < choice.last:
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps are there, not {choice.last}"))
     return whole[::-1]
+
+
+def _of_older(found: Sequence[Opened]) -> list[Note]:
+    """What was said about the checkpoints but the newest, with the name of each."""
+    said = [(opened.found.path.name, note) for opened in found[:-1] for note in opened.notes if note.code != "step-skipped"]
+    return [Note(note.level, note.code, f"{name}: {note.text}") for name, note in said]
 
 
 def _twice(found: Sequence[Opened]) -> list[Note]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files import files_in
+from ckpt_cli.files import entries_in, is_file
 from ckpt_cli.formats.base import MAX_RANKS
 
 Kind = Literal["extra", "random", "scheduler", "scaler", "json", "copied"]
@@ -76,10 +76,9 @@ def find_state_files(homes: Sequence[Path]) -> list[StateFile]:
     found: dict[str, StateFile] = {}
     for home in dict.fromkeys(homes):
         for folder in FOLDERS:
-            for path in files_in(home / folder):
-                file = _recognised(path, f"{folder}/{path.name}" if folder else path.name)
-                if file is not None:
-                    found.setdefault(file.copy_name, file)
+            named = [(path, f"{folder}/{path.name}" if folder else path.name) for path in entries_in(home / folder)]
+            for file in (file for path, name in named if (file := _recognised(path, name)) is not None and is_file(path)):
+                found.setdefault(file.copy_name, file)
     files = sorted(found.values(), key=lambda file: (file.kind, file.rank or 0, file.path.name))
     _check_ranks([file for file in files if file.kind in ("extra", "random") and file.rank is not None])
     return files
@@ -109,7 +108,7 @@ def _check_ranks(files: Sequence[StateFile]) -> None:
             f"rank {str(highest)[:20]} cannot be one of {str(sizes[0])[:20] if sizes else 'the'} ranks",
             path=files[0].path.parent,
             expected="files of one save",
-            hint="the file was renamed, or is of another save",
+            hint="the file may have been renamed, or be of another save",
         )
     seen: dict[tuple[Kind, int | None], StateFile] = {}
     for file in files:

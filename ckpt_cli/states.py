@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, reading
-from ckpt_cli.files import Files, read_small
+from ckpt_cli.files import Files, is_folder, read_small
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
 from ckpt_cli.formats.dcp_state import read_dcp_state
@@ -78,7 +77,7 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
     """
     state = TrainingState()
     homes = [place.home, *place.more_homes, found.path]
-    homes += [root for root in (place.match.root, *place.match.more_roots) if os.path.isdir(root)]
+    homes += [root for root in (place.match.root, *place.match.more_roots) if is_folder(root)]
     listed = find_state_files(homes)
     by_rank: dict[int, dict[str, Any]] = {}
     shared: dict[str, Any] = {}

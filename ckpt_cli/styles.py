@@ -7,11 +7,11 @@ published folder has an index that maps every tensor to ``ema.safetensors``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpt_cli.files import is_there
 from ckpt_cli.found import Found
 
 
@@ -41,7 +41,7 @@ BAGEL = FolderStyle(
 def style_of(found: Found, base: Path | None) -> FolderStyle:
     """The style that fits a checkpoint and its base."""
     folders = [found.path, *([base] if base is not None else [])]
-    bagel = any(os.path.exists(folder / name) for folder in folders for name in ("ema.safetensors", "llm_config.json"))
-    sharded = any(os.path.exists(found.path / name) for name in ("model_sharded", "ema_sharded"))
+    bagel = any(is_there(folder / name) for folder in folders for name in ("ema.safetensors", "llm_config.json"))
+    sharded = any(is_there(found.path / name) for name in ("model_sharded", "ema_sharded"))
     writer = any(place.match.evidence == "BAGEL fork" for place in found.places)
     return BAGEL if bagel or sharded or writer else HUGGING_FACE

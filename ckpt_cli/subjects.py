@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.assets import CONFIG
 from ckpt_cli.errors import NotFound
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, is_file, is_folder
 from ckpt_cli.folder_checks import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder, wanted_index
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
@@ -17,7 +16,7 @@ from ckpt_cli.lora_merge import adapters_alone
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.manifest import Manifest
 from ckpt_cli.merge_plan import MergeOptions, planned_parts
-from ckpt_cli.model import Tensor
+from ckpt_cli.model import Note, Tensor
 from ckpt_cli.opening import Opened, open_checkpoint
 from ckpt_cli.report import Finding
 
@@ -29,7 +28,7 @@ class Subject:
     """What is verified: tensors by name of one set of weights, and what was found by looking at files.
 
     ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same. ``homes``
-    are the folders in which files about its adapters may lie.
+    are the folders in which files about its adapters may lie; ``notes`` were made while it was opened: a step that was skipped, say.
     """
 
     path: Path
@@ -43,6 +42,7 @@ class Subject:
     config_home: Path | None
     findings: tuple[Finding, ...]
     homes: tuple[Path, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def manifest(self) -> Manifest | None:
@@ -55,37 +55,39 @@ class Subject:
 
 def is_output(path: Path) -> bool:
     """Whether a path is a model folder, or a file in one: --step then means the source."""
-    return is_model_folder(path) if os.path.isdir(path) else path.name.endswith((SUFFIX, INDEX_SUFFIX))
+    return is_model_folder(path) if is_folder(path) else path.name.endswith((SUFFIX, INDEX_SUFFIX))
 
 
 def find_subjects(
     path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...], alpha: float | None, order: ShardOrder
 ) -> list[Subject]:
     """The weights that a path means, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
-    if step is None and os.path.isdir(path) and is_model_folder(path):
+    if step is None and is_folder(path) and is_model_folder(path):
         return _folder_subjects(path, files, type)
-    if os.path.isfile(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
+    if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
     first = opened.components[0]
     root = first.component.root
-    if first.component.format == FORMAT and os.path.isdir(root):
-        return _folder_subjects(root, files, first.place.match.component if type is not None else None)
+    if first.component.format == FORMAT and is_folder(root):
+        subjects = _folder_subjects(root, files, first.place.match.component if type is not None else None)
+        return [replace(subject, notes=opened.notes) for subject in subjects]
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
     tensors, component = merged_tensors(opened, files, alpha), first.component
     return [
         Subject(
-            opened.found.path,
-            first.name,
-            component.format,
-            len(component.files),
-            tensors,
-            component.tensors,
-            True,
-            None,
-            home,
-            (),
-            first.homes,
+            path=opened.found.path,
+            component=first.name,
+            format=component.format,
+            files=len(component.files),
+            tensors=tensors,
+            stored=component.tensors,
+            readable=True,
+            folder=None,
+            config_home=home,
+            findings=(),
+            homes=first.homes,
+            notes=opened.notes,
         )
     ]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.dtypes import BY_STORAGE, BY_TORCH, Dtype
-from ckpt_cli.errors import CorruptFile, Unsupported, reading
+from ckpt_cli.errors import INTERRUPTED, CorruptFile, Unsupported, reading
 from ckpt_cli.files import Source, Window
 from ckpt_cli.geometry import Shape
 from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict, below
@@ -28,8 +28,7 @@ LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 """The first pickle of a file of torch < 1.6: MAGIC_NUMBER of torch/serialization.py as a protocol 2 integer."""
 
 OTHER_FORMATS: tuple[tuple[bytes, str, str], ...] = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "run `git lfs pull`"),
-    (b"<", "an HTML or XML page, not a checkpoint", "download the file again; the server sent a page instead"),
+    (b"<", "an HTML or XML page, not a checkpoint", "if it was downloaded, the server sent a page instead: download it again"),
     (b"\x1f\x8b", "a gzip file", "unpack it first"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
 )
@@ -151,7 +150,7 @@ class TorchFile:
             raise CorruptFile(
                 "this is not a file of torch.save",
                 expected="a zip archive (torch >= 1.6) or a legacy torch.save file",
-                hint="all bytes are zero: the copy was interrupted" if not start.strip(b"\0") else None,
+                hint="it begins with zeros: the copy may have been interrupted" if not start.strip(b"\0") else None,
             )
         self._zip = ZipMap(self._window)
         self._top = self._single_top(self._zip.members)
@@ -204,7 +203,10 @@ class TorchFile:
             count = int.from_bytes(self._window.read(position, 8), "little", signed=True)
             nbytes = count * sizes[key]
             if count < 0 or position + 8 + nbytes > size:
-                raise CorruptFile(f"the file ends inside storage {key[:40]}", hint="the save or the copy was interrupted")
+                raise CorruptFile(
+                    f"the file ends inside storage {key[:40]}",
+                    hint=INTERRUPTED,
+                )
             self._storages[key] = Storage(self.source, key, self._window.start + position + 8, nbytes, None)
             position += 8 + nbytes
         if position != size:

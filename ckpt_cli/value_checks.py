@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.checksums import combined, crc_of
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.execute import default_jobs
-from ckpt_cli.files import Files, stays_inside
+from ckpt_cli.files import Files, is_file, stays_inside
 from ckpt_cli.findings import finding
 from ckpt_cli.geometry import Box, Shape
 from ckpt_cli.kernels import Region, is_run, read_region, read_tile, tiles, view_as
@@ -96,7 +95,7 @@ def check_side_files(folder: Path, checksums: Mapping[str, int], files: Files) -
     """Whole files beside the weights (an image decoder's, say) against the CRC-32 of what was written. Lost ones are known."""
     found, read, compared = [], 0, 0
     for name, wanted in checksums.items():
-        if stays_inside(name) and os.path.isfile(folder / name) and name.endswith(SIDE_FILES):
+        if stays_inside(name) and is_file(folder / name) and name.endswith(SIDE_FILES):
             source = files.source(folder / name)
             now = crc_of(source, 0, source.size)
             read, compared = read + source.size, compared + 1

@@ -20,15 +20,18 @@ from ckpt_cli.assets import CONFIG, resolve_base
 from ckpt_cli.base_checks import resemblance
 from ckpt_cli.comparing import compare_tensors
 from ckpt_cli.config_checks import ConfigCheck, check_config
+from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.drift_plot import check_plot, draw
 from ckpt_cli.errors import NotFound, UsageError, within_memory
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, is_file
 from ckpt_cli.findings import finding
 from ckpt_cli.folder_checks import check_folder
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, text_of
+from ckpt_cli.locate import locate
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.merge_plan import Part
+from ckpt_cli.model import Note
 from ckpt_cli.model_config import architecture
 from ckpt_cli.names import printable
 from ckpt_cli.opening import Opened, open_checkpoint
@@ -39,6 +42,9 @@ from ckpt_cli.selecting import is_wanted
 from ckpt_cli.source_checks import Wanted, compare_with_source
 from ckpt_cli.subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
 from ckpt_cli.value_checks import check_side_files, check_values
+
+UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
+"""What can be found about a config that is not compared with anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ def verify(
     _check_options(chosen)
     if picture is not None:
         if reference is None:
-            raise UsageError("--plot draws how far tensors moved from a base", hint="pass --base as well")
+            raise UsageError("--plot draws how far tensors moved from a base", hint="ckpt verify PATH --base DIR --plot FILE")
         check_plot(picture)
     started = time.monotonic()
     with Files() as files:
@@ -133,6 +139,7 @@ def verify(
             found += [item for checked in values for item in checked.findings]
             found += [item for one, config in zip(subjects, configs, strict=True) for item in _ties(one, config)]
             checksums, read = sum(checked.checksums for checked in values), sum(checked.bytes_read for checked in values)
+        notes = [note for one in subjects for note in one.notes]
         sources: list[SourceComparison] = []
         if source is not None:
             levels.append("against")
@@ -146,6 +153,7 @@ def verify(
                     also=nodes if of_source else (),
                     shard_order=chosen.shard_order,
                 )
+                notes += opened.notes
                 different, summary = _against(one, opened, files, chosen, progress)
                 wrong = {item.tensor for item in different}
                 found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
@@ -153,12 +161,14 @@ def verify(
         comparison = None
         if reference is not None:
             levels.append("base")
-            comparison, other = _against_base(subject, configs[0], reference, files, chosen, progress)
+            comparison, other, said = _against_base(subject, configs[0], reference, files, chosen, progress)
+            notes += said
             found += [*other, *_not_numbers(comparison)]
             if picture is not None:
                 draw(comparison, picture, name=str(subject.path))
         files.check_unchanged()
-    measured = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
+    measured: dict[str, Any] = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
+    measured["notes"] = tuple(NoteInfo.of(note) for note in dict.fromkeys(notes))
     return _report(subjects, configs[0], found, levels, started, **measured)
 
 
@@ -242,15 +252,15 @@ def _config(subject: Subject) -> ConfigCheck:
         return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
     if subject.config_home is None:
         return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
-    if subject.folder is not None and subject.readable and not os.path.isfile(subject.config_home / CONFIG):
-        adapter = os.path.isfile(subject.config_home / ADAPTER_CONFIG)
+    if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
+        adapter = is_file(subject.config_home / ADAPTER_CONFIG)
         lacking = no_factors(subject.config_home) if adapter else []
         return ConfigCheck({}, (*lacking, finding("no-config", "names and shapes were not compared")))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
     if not subject.readable:
-        return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code == "damaged-config"))
+        return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
     return checked
 
 
@@ -324,13 +334,16 @@ def _against_base(
     files: Files,
     options: VerifyOptions,
     progress: Progress | None,
-) -> tuple[BaseComparison, list[Finding]]:
-    """The drift of every tensor since the base, which may be anything that can be opened; and whether it is a base of this model."""
+) -> tuple[BaseComparison, list[Finding], Sequence[Note]]:
+    """The drift of every tensor since the base, which may be anything that can be opened.
+
+    Also whether it is a base of this model, and what was said while opening it.
+    """
     try:
         path = resolve_base(base)
     except NotFound:
         path = Path(base)
-    opened = open_checkpoint(path, files, shard_order=options.shard_order)
+    opened = open_checkpoint(path, files, shard_order=options.shard_order, located=locate(path))
     if has_adapters(subject.tensors):
         hint = "fuse them first: ckpt merge with --base, then verify the result"
         raise UsageError("these are LoRA adapters alone, of which a base has none", path=subject.path, hint=hint)
@@ -340,8 +353,8 @@ def _against_base(
     alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
     numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
     if alike.renamed:
-        return comparison, [finding("other-names", alike.numbers, file=name, **numbers)]
-    return comparison, [] if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)]
+        return comparison, [finding("other-names", alike.numbers, file=name, **numbers)], opened.notes
+    return comparison, [] if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)], opened.notes
 
 
 def _not_numbers(comparison: BaseComparison) -> list[Finding]:

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ckpt_cli.errors import CorruptFile, Unsupported
+from ckpt_cli.errors import INTERRUPTED, CorruptFile, Unsupported
 
 LOCAL, CENTRAL, END, END64, LOCATOR64 = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 STORED = 0
@@ -79,7 +79,8 @@ class ZipMap:
         size = self._source.size
         if size < 22:
             raise CorruptFile(
-                "the file is empty" if size == 0 else f"the file has only {size} bytes", hint="the save or the copy was interrupted"
+                "the file is empty" if size == 0 else f"the file has only {size} bytes",
+                hint=INTERRUPTED,
             )
         tail = self._source.read(max(0, size - 98), min(size, 98))
         end = tail[-22:]
@@ -87,7 +88,7 @@ class ZipMap:
             raise CorruptFile(
                 "the file is cut off or damaged: it does not end with a zip directory",
                 expected=f"a zip archive of which these {size} bytes are the whole",
-                hint="copy the file again from the machine that wrote it, or use an older step",
+                hint=INTERRUPTED,
             )
         disk, first_disk, here, count, length, start, comment = struct.unpack("<4H2IH", end[4:])
         if disk or first_disk or here != count or comment:

@@ -100,7 +100,7 @@ class TestPaths:
             done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
         finally:
             secret.chmod(0o700)
-        assert "permission denied" in done.stdout, done.stderr
+        assert "Permission denied" in done.stdout, done.stderr
 
     def test_several_files_that_could_be_the_model_are_refused(self, tmp_path: Path) -> None:
         for name in ("model.pt", "checkpoint.pt"):

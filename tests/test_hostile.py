@@ -127,7 +127,6 @@ class TestThingsThatAreNotCheckpoints:
     @pytest.mark.parametrize(
         ("content", "match"),
         [
-            (b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 1000\n", "Git LFS pointer"),
             (b"<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n", "HTML"),
             (gzip.compress(torch_file(state())), "gzip"),
             (b"7z\xbc\xaf\x27\x1c" + bytes(200), "7z"),
@@ -136,7 +135,7 @@ class TestThingsThatAreNotCheckpoints:
             (b"\x02\0\0\0\0\0\0\0{}", "not a file of torch.save"),
             (random.Random(1).randbytes(5_000), "not a file of torch.save"),
         ],
-        ids=["git lfs", "html", "gzip", "7z", "zeros", "pickle", "safetensors", "noise"],
+        ids=["html", "gzip", "7z", "zeros", "pickle", "safetensors", "noise"],
     )
     def test_another_kind_of_file(self, content: bytes, match: str, place: Place) -> None:
         place.write(content).refused(CorruptFile, match)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_cli.errors import NotFound, NotRecognised, UsageError
+from ckpt_cli.errors import NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.found import Target
 from ckpt_cli.locate import component_names, locate
 from tests.conftest import Copy
@@ -156,13 +156,19 @@ class TestWhatDoesNotResolve:
     def test_nothing_is_proposed_for_a_name_like_no_other(self, layouts: Path) -> None:
         with pytest.raises(NotFound) as caught:
             locate(layouts / "verl-run" / "zzzzzzzz")
-        assert caught.value.hint is None
+        assert caught.value.hint == f"nothing in {layouts / 'verl-run'} has a name like this"
 
-    @pytest.mark.parametrize("name", ["a\0b", "a" * 300, "loop"])
-    def test_an_impossible_path_is_simply_not_there(self, tmp_path: Path, name: str) -> None:
-        (tmp_path / "loop").symlink_to("loop")
+    def test_an_impossible_path_is_simply_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound):
+            locate(tmp_path / "a\0b")
+
+    @pytest.mark.parametrize("name", ["a" * 300, "loop"])
+    def test_a_path_that_the_system_refuses_is_told_with_its_reason(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "loop").symlink_to("loop")
+        with pytest.raises(Unreadable) as caught:
             locate(tmp_path / name)
+        assert caught.value.path == str(tmp_path / name)
+        assert caught.value.hint
 
     def test_an_empty_folder_is_called_empty(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from ckpt_cli import CkptError, merge
 from ckpt_cli.dtypes import BY_CODE, TABLE
-from ckpt_cli.errors import CorruptFile, Unsupported
+from ckpt_cli.errors import CorruptFile, LfsPointer, Unsupported
 from ckpt_cli.files import Files
 from ckpt_cli.safetensors_file import MAX_HEADER, Header, build_header, read_header
 
@@ -173,7 +173,8 @@ class TestTheLengthOfTheHeader:
     def test_a_git_lfs_pointer_is_recognised(self, tmp_path: Path) -> None:
         path = tmp_path / "x.safetensors"
         path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 123\n")
-        assert refused(path).hint == "run `git lfs pull`"
+        with Files() as files, pytest.raises(LfsPointer):
+            files.source(path)
 
 
 class TestTheJsonOfTheHeader:

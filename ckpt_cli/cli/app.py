@@ -71,7 +71,8 @@ def detect(
     step: options.Step = None,
     also: options.Also = None,
     json: options.Json = False,
-    quiet: options.Quiet = False,
+    quiet: options.Quiet = 0,
+    strict: options.Strict = False,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     color: options.Color = "auto",
@@ -83,7 +84,7 @@ def detect(
         return inspection.detect(path, type=type, step=step, also=tuple(also or ()))
 
     again = _again(type=type, step=step, also=also)
-    session = Session("detect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, path=path, again=again)
+    session = Session("detect", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, path=path, again=again)
     code = session.run(work, render.detect_result, lambda result: result.exit_code)
     raise typer.Exit(code)
 
@@ -101,7 +102,8 @@ def inspect(
     base: options.Base = None,
     shard_order: options.Order = "auto",
     json: options.Json = False,
-    quiet: options.Quiet = False,
+    quiet: options.Quiet = 0,
+    strict: options.Strict = False,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     color: options.Color = "auto",
@@ -113,7 +115,7 @@ def inspect(
         return inspection.inspect(path, type=type, step=step, also=tuple(also or ()), base=base, shard_order=shard_order)
 
     again = _again(type=type, step=step, also=also)
-    session = Session("inspect", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, path=path, again=again)
+    session = Session("inspect", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, path=path, again=again)
     code = session.run(work, lambda result, session: render.inspect_result(result, session, show_all=show_all), lambda _: 0)
     raise typer.Exit(code)
 
@@ -182,7 +184,8 @@ def merge(
     allow_unequal_replicas: options.AllowUnequalReplicas = False,
     shard_order: options.Order = "auto",
     json: options.Json = False,
-    quiet: options.Quiet = False,
+    quiet: options.Quiet = 0,
+    strict: options.Strict = False,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     color: options.Color = "auto",
@@ -226,9 +229,10 @@ def merge(
             allow_overflow=allow_overflow,
             allow_unequal_replicas=allow_unequal_replicas,
             shard_order=shard_order,
+            strict=strict,
         )
 
-    session = Session("merge", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
+    session = Session("merge", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, progress=progress)
     raise typer.Exit(session.run(work, render.merge_result, lambda result: result.exit_code))
 
 
@@ -329,7 +333,7 @@ def average(
     type: options.Type = None,
     dtype: options.Dtype = None,
     intersect: Annotated[bool, typer.Option("--intersect", help="Average what all have alike, leave out the rest.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse integers that differ instead of taking the newest.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Take warnings for errors, such as integers that differ.")] = False,
     also: options.Also = None,
     base: options.Base = None,
     carry_from_base: options.CarryFromBase = None,
@@ -349,7 +353,7 @@ def average(
     allow_unequal_replicas: options.AllowUnequalReplicas = False,
     shard_order: options.Order = "auto",
     json: options.Json = False,
-    quiet: options.Quiet = False,
+    quiet: options.Quiet = 0,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     color: options.Color = "auto",
@@ -401,7 +405,7 @@ def average(
             shard_order=shard_order,
         )
 
-    session = Session("average", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
+    session = Session("average", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, progress=progress)
     raise typer.Exit(session.run(work, render.average_result, lambda _: 0))
 
 
@@ -432,7 +436,8 @@ def extract_state(
     jobs: options.Jobs = None,
     shard_order: options.Order = "auto",
     json: options.Json = False,
-    quiet: options.Quiet = False,
+    quiet: options.Quiet = 0,
+    strict: options.Strict = False,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     color: options.Color = "auto",
@@ -454,9 +459,10 @@ def extract_state(
             dry_run=dry_run,
             jobs=jobs,
             shard_order=shard_order,
+            strict=strict,
         )
 
-    session = Session("extract-state", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
+    session = Session("extract-state", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, progress=progress)
     raise typer.Exit(session.run(work, render.extract_result, lambda _: 0))
 
 
@@ -518,7 +524,8 @@ def verify(
     jobs: options.Jobs = None,
     shard_order: options.Order = "auto",
     json: options.Json = False,
-    quiet: options.Quiet = False,
+    quiet: options.Quiet = 0,
+    strict: options.Strict = False,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     color: options.Color = "auto",
@@ -548,5 +555,5 @@ def verify(
             jobs=jobs,
         )
 
-    session = Session("verify", json=json, quiet=quiet, verbose=verbose, debug=debug, color=color, progress=progress)
+    session = Session("verify", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, progress=progress)
     raise typer.Exit(session.run(work, verify_screen.verify_result, lambda result: result.exit_code))

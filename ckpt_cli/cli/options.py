@@ -88,7 +88,21 @@ AllowUnequalReplicas = Annotated[
     bool, typer.Option("--allow-unequal-replicas", help="Take the lowest rank's values where replicas differ.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, also on failure.", rich_help_panel=OUTPUT_PANEL)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer.", rich_help_panel=OUTPUT_PANEL)]
+Quiet = Annotated[
+    int,
+    typer.Option(
+        "--quiet",
+        "-q",
+        count=True,
+        metavar="",
+        show_default=False,
+        help="Only the answer, and warnings on stderr; -qq: no warnings.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Take warnings for errors: exit code 1, and nothing is written.", rich_help_panel=OUTPUT_PANEL)
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Notes and details as well.", rich_help_panel=OUTPUT_PANEL)]
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks.", envvar="CKPT_DEBUG", rich_help_panel=OUTPUT_PANEL)]
 Color = Annotated[ColorMode, typer.Option("--color", help="Colours.", envvar="CKPT_COLOR", rich_help_panel=OUTPUT_PANEL)]

@@ -45,6 +45,8 @@ def detect_result(result: DetectResult, session: Session) -> None:
     console, checkpoint = session.out(), result.checkpoint
     if session.quiet:
         console.print(plain(checkpoint.path))
+        if result.problem is not None:
+            session.say(f"error[{result.error.code if result.error else 'incomplete'}]: {printable(result.problem)}", wrap=False)
         return
     main = checkpoint.components[0]
     saver = f", saved by {main.writer}" if main.format == "dcp" and main.elements is not None else ""
@@ -70,7 +72,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
         next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
     else:
         session.say(f"warning: it cannot be merged: {printable(result.problem)}", "yellow")
-        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says what is missing)")
+        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says more about it)")
 
 
 def inspect_result(result: InspectResult, session: Session, *, show_all: bool = False) -> None:
@@ -156,7 +158,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
             if output.comparison.drifts:
                 console.print()
                 console.print(drift_table(output.comparison.groups, console.width))
-        _print_output_notes(session, output)
+        print_notes(session, output.notes)
         console.print()
     print_notes(session, checkpoint.notes)
     if result.dry_run:
@@ -194,7 +196,7 @@ def average_result(result: AverageResult, session: Session) -> None:
         facts.append(("assets", ", ".join(output.assets) or "none"))
         facts += _written(output, result.dry_run, result.seconds)
         print_facts(console, facts)
-        _print_output_notes(session, output)
+        print_notes(session, output.notes)
         console.print()
     print_notes(session, result.notes)
     print_notes(session, checkpoint.notes)
@@ -300,12 +302,6 @@ def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple
         return [("would write", f"{where}{free}"), ("memory", f"at most about {text.size(output.peak_memory)}")]
     rate = f" ({text.size(output.bytes_read / seconds)}/s)" if seconds > 0.5 else ""
     return [("wrote", f"{where} in {text.duration(seconds)}{rate}")]
-
-
-def _print_output_notes(session: Session, output: WrittenFolder) -> None:
-    print_notes(session, output.notes)
-    for what in output.lacking:
-        session.say(f"warning: the output has no {_bare(what)}: pass --base DIR with the model that training started from", "yellow")
 
 
 def _source_table(output: AveragedComponent) -> Table:

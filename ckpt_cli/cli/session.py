@@ -7,20 +7,20 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ckpt_cli.cli import SIGPIPE, Ended
 from ckpt_cli.cli.text import path as shown_path
-from ckpt_cli.errors import CkptError
+from ckpt_cli.errors import CkptError, Warned
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ckpt_cli.report import Envelope
+    from ckpt_cli.report import Envelope, ErrorInfo
 
 ColorMode = Literal["auto", "always", "never"]
 ProgressMode = Literal["auto", "plain", "json", "off"]
@@ -35,11 +35,15 @@ WIDE = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The output options of a command; ``path`` and ``again`` (its options as text) go into the next command."""
+    """The output options of a command; ``path`` and ``again`` (its options as text) go into the next command.
+
+    ``quiet`` 1 leaves the answer and what must not be missed, 2 the answer alone; with ``strict`` warnings end with code 1.
+    """
 
     command: str
     json: bool = False
-    quiet: bool = False
+    quiet: int = 0
+    strict: bool = False
     verbose: bool = False
     debug: bool = False
     color: ColorMode = "auto"
@@ -59,25 +63,49 @@ class Session:
 
                 traceback.print_exc()
             return self.fail(error)
+        from ckpt_cli.cli.troubles import as_errors, lines, troubles_of
+
         code = exit_code(result)
+        troubles = troubles_of(result)  # type: ignore[arg-type]
+        warned = as_errors(troubles) if self.strict else []
+        known = self._fitting(getattr(result, "error", None))
         try:
             if self.json:
                 data = result.model_dump(mode="json")  # type: ignore[attr-defined]
-                print_document(_envelope(self.command, code, data, []))
-            else:
-                render(result, self)
+                errors = [*([known] if known is not None else []), *warned]
+                print_document(_envelope(self.command, code or int(bool(warned)), data, errors))
+                return code or int(bool(warned))
+            render(result, self)
+            if self.quiet:
+                shown = [trouble for trouble in troubles if self.quiet == 1 or trouble.level == "error"]
+                for line in lines(shown):
+                    self.say(line, wrap=False)
+            if warned and not code:
+                self.say(error_text(Warned([(error.code, error.message) for error in warned])), wrap=False)
         except BrokenPipeError:
             # Typer would make an exit code of its own of it.
             raise Ended(SIGPIPE) from None
-        return code
+        return code or int(bool(warned))
 
     def fail(self, error: CkptError) -> int:
         """Tell an error: as JSON on stdout, or as text on stderr."""
+        from ckpt_cli.cli.hints import fitting
+
+        error.hint = fitting(error.advice, self.command)
         if self.json:
-            print_document(_envelope(self.command, error.exit_code, None, [error]))
+            from ckpt_cli.report import ErrorInfo
+
+            warned = [ErrorInfo(code=code, message=printable(text)) for code, text in error.warnings] if isinstance(error, Warned) else []
+            print_document(_envelope(self.command, error.exit_code, None, warned or [ErrorInfo.of(error)]))
         else:
             self.say(error_text(error), wrap=False)
         return error.exit_code
+
+    def _fitting(self, error: ErrorInfo | None) -> ErrorInfo | None:
+        """An error that is part of a result, with a hint that this command can follow."""
+        from ckpt_cli.cli.hints import fitting
+
+        return None if error is None else error.model_copy(update={"hint": fitting(error.hint, self.command)})
 
     def say(self, text: str, style: str | None = None, *, wrap: bool = True) -> None:
         """One plain line (or several) on stderr, on a terminal wrapped between words."""
@@ -125,28 +153,11 @@ def print_document(envelope: Envelope) -> None:
     sys.stdout.write(envelope.to_json() + "\n")
 
 
-def _envelope(command: str, code: int, data: dict[str, Any] | None, errors: list[CkptError]) -> Envelope:
-    from ckpt_cli.report import SCHEMA, Envelope, ErrorInfo
+def _envelope(command: str, code: int, data: dict[str, Any] | None, errors: Sequence[ErrorInfo]) -> Envelope:
+    from ckpt_cli.report import SCHEMA, Envelope
 
-    infos = tuple(
-        ErrorInfo(
-            code=error.code,
-            message=_clean(error.message),
-            hint=_clean(error.advice),
-            path=_clean(error.path),
-            tensor=_clean(error.tensor),
-            expected=_clean(error.expected),
-            details=tuple(_clean(line) for line in error.details),
-        )
-        for error in errors
-    )
     status = "success" if code == 0 else "error" if errors else "findings"
-    return Envelope(schema_version=SCHEMA, command=command, status=status, exit_code=code, data=data, errors=infos)
-
-
-def _clean(text: str | None) -> Any:
-    """Text that JSON can carry: file names that are no UTF-8 are escaped."""
-    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return Envelope(schema_version=SCHEMA, command=command, status=status, exit_code=code, data=data, errors=tuple(errors))
 
 
 class _Trimmed(io.TextIOBase):

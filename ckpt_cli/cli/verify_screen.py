@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.base_screen import print_comparison
-from ckpt_cli.cli.parts import next_line, plain, print_facts
+from ckpt_cli.cli.parts import next_line, plain, print_facts, print_notes
 from ckpt_cli.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def verify_result(result: VerifyResult, session: Session) -> None:
         console.print()
         print_comparison(result.comparison, session)
     console.print()
+    print_notes(session, result.notes)
     next_line(session, _next(result))
 
 
@@ -116,11 +118,26 @@ def _print_group(console: Console, findings: Sequence[Finding], *, everything: b
         console.print(plain(f"  ... and {len(findings) - len(listed)} more, all of them with -v or --json"))
 
 
+def _other_source(result: VerifyResult) -> str | None:
+    """What to do where a folder differs from what it was perhaps not made from: then nothing is wrong with the folder itself."""
+    made_from = os.path.realpath(result.made_from) if result.made_from is not None else None
+    if made_from is None:
+        return "check that --against names what the folder was made from"
+    if any(os.path.realpath(source.source) != made_from for source in result.against):
+        return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}   (what it was merged from)"
+    if any(item.code == "changed-source" for item in result.findings):
+        return "find out why the source has changed since it was merged: the folder may be right"
+    return None
+
+
 def _next(result: VerifyResult) -> str:
     """The advice of the gravest finding; else the check that proves more, if there is one."""
     for item in result.findings:
         if item.severity == "error":
             advice = KINDS[item.code].advice
+            other = _other_source(result) if KINDS[item.code].level == "against" else None
+            if other is not None:
+                return other
             if advice == AGAIN and result.made_by:
                 return " ".join(text.argument(word) for word in result.made_by)
             if advice == AGAIN:

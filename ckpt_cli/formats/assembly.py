@@ -105,7 +105,7 @@ def _check_present(name: str, held: Mapping[int, Local], lacking: Sequence[RankS
             f"rank {min(held)} has this tensor, rank {state.rank} has not",
             tensor=name,
             path=state.path,
-            hint="the files are of different steps or runs",
+            hint="files of two saves may have been mixed",
         )
 
 
@@ -119,10 +119,10 @@ def _common_dtype(name: str, held: Mapping[int, Local]) -> Dtype:
         for tensor in stored:
             found.setdefault(tensor.dtype, []).append(rank)
     if len(kinds) > 1:
-        raise Inconsistent("some ranks hold a plain tensor and others a shard", tensor=name, hint="the files are of different runs")
+        raise Inconsistent("some ranks hold a plain tensor and others a shard", tensor=name, hint="files of two saves may have been mixed")
     if len(found) > 1:
         listed = ", ".join(f"{dtype} on rank {ranks[0]}" for dtype, ranks in found.items())
-        raise Inconsistent(f"the ranks disagree about the dtype: {listed}", tensor=name, hint="the files are of different runs")
+        raise Inconsistent(f"the ranks disagree about the dtype: {listed}", tensor=name, hint="files of two saves may have been mixed")
     if not found:
         raise MissingShard("no file holds a shard of this tensor", tensor=name)
     return next(iter(found))
@@ -229,7 +229,7 @@ def _parts_by(
             return Inconsistent(
                 f"rank {rank} should hold a part of shape {list(extent)} by its placements, but the file holds {list(local.stored.shape)}",
                 tensor=name,
-                hint="the files are of different runs, or the tensor was cut by a rule that placements do not record",
+                hint="files of two saves may have been mixed, or the tensor was cut by a rule that placements do not record",
             )
         if math.prod(len(axis) for axis in intervals) > MAX_BOXES:
             raise CorruptFile("its placements cut the tensor into more blocks than any training does", expected=f"at most {MAX_BOXES}")
@@ -256,7 +256,7 @@ def _splits(name: str, local: DistributedLocal, dim: int, nested: bool, order: S
             f"torch <= 2.4 cut dimension {dim} twice and did not record in which order (mesh {', '.join(mesh.names)})",
             tensor=name,
             expected="a mesh dimension named tp, which is cut first",
-            hint="pass --shard-order left-to-right, or --shard-order tp-first with a mesh dimension named tp",
+            hint="pass --shard-order left-to-right if the first mesh dimension was cut first",
         )
     notes["tp-first"] = Note(
         "info", "tp-first", "torch <= 2.4 cut these tensors by tp first, then by fsdp (not recorded in its placements)"
@@ -271,7 +271,7 @@ def _check_same(name: str, values: Mapping[int, object]) -> None:
             raise Inconsistent(
                 f"the ranks disagree: {_plain(first)} on rank {first_rank}, {_plain(value)} on rank {rank}",
                 tensor=name,
-                hint="the files are of different steps or runs",
+                hint="files of two saves may have been mixed",
             )
 
 
@@ -315,14 +315,15 @@ def tile(name: str, dtype: Dtype, laid: Laid, world_size: int, missing: tuple[in
         raise Overlap(
             f"ranks {first.rank} and {second.rank} both hold {problem.box} of shape {list(laid.shape)}",
             tensor=name,
-            hint="the files are of different runs",
+            hint="files of two saves may have been mixed",
         )
     if problem is not None:
         count = f"{problem.elements:,}".replace(",", " ")
         text = f"{count} elements of shape {list(laid.shape)}, from {problem.box} on"
         if missing:
             raise MissingShard(f"{ranks_of(missing, world_size)} missing")
-        raise Gap(f"no rank holds {text}", tensor=name, hint="the files are of different runs, or ranks are missing")
+        hint = "files of two saves may have been mixed, or those of some ranks may be missing"
+        raise Gap(f"no rank holds {text}", tensor=name, hint=hint)
     return Tensor(
         name=name,
         dtype=dtype,

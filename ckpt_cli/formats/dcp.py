@@ -6,13 +6,12 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
-from ckpt_cli.files import Files, entries_in
+from ckpt_cli.files import Files, entries_in, is_there
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
@@ -41,12 +40,12 @@ class Dcp:
         if has_megatron_files(folder):
             trouble = megatron_error(folder)
         elif not found:
-            temporary = " (.metadata.tmp is there)" if os.path.exists(folder / ".metadata.tmp") else ""
+            temporary = " (.metadata.tmp is there)" if is_there(folder / ".metadata.tmp") else ""
             trouble = MissingShard(
                 f"{METADATA} is missing{temporary}: it is written last, so the save did not finish",
                 path=folder,
                 expected=str(folder / METADATA),
-                hint="use an older step, or copy .metadata from the node that ran rank 0",
+                hint="if the save did finish, .metadata is on the node that ran rank 0: copy it from there",
             )
         return [Match(FORMAT, "model", folder, items or tuple(found), "torch DCP", trouble=trouble)]
 
@@ -166,7 +165,7 @@ def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:
                 path=root,
                 tensor=name,
                 expected="a save by torch >= 2.5, or files of ranks, which say how they were cut",
-                hint="load it with the torch version that saved it, on the same mesh, and save it again",
+                hint="load it with the torch version that saved it, on the same mesh, and save the full state dict",
             )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
-from ckpt_cli.files import Files, FileSource
+from ckpt_cli.errors import INTERRUPTED, CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.files import Files, FileSource, is_file
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.dcp_metadata import CatalogTensor, Stored
 from ckpt_cli.formats.state_dict import holds_storage
@@ -32,7 +31,7 @@ def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
                 raise Inconsistent(
                     f"the item at {box.offset} is {tensor.dtype} {list(tensor.shape)}, the metadata says {entry.dtype} {list(box.extent)}",
                     path=reader.path(stored.file),
-                    hint="the metadata belongs to another save, or the writer recorded wrong chunks (FSDP2 with tensor parallelism)",
+                    hint="the metadata may be of another save, or may record wrong chunks (as of FSDP2 with tensor parallelism)",
                 )
             parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
     kind, layout = cut_layout(entry.shape, entry.chunks)
@@ -51,18 +50,18 @@ class ItemReader:
 
     def path(self, file: str) -> Path:
         """Where a data file lies: in the first folder that has it."""
-        return next((root / file for root in self._roots if os.path.isfile(root / file)), self._roots[0] / file)
+        return next((root / file for root in self._roots if is_file(root / file)), self._roots[0] / file)
 
     def check_files(self, tensors: Iterable[CatalogTensor]) -> None:
         """Raise MissingShard, naming all data files of some tensors that are nowhere."""
         needed = sorted({stored.file for entry in tensors for places in entry.chunks.values() for stored in places})
-        absent = [file for file in needed if not self.path(file).is_file()]
+        absent = [file for file in needed if not is_file(self.path(file))]
         if absent:
             raise MissingShard(
                 f"{len(absent)} of {len(needed)} data files are missing: {few(absent)}",
                 path=self._roots[0],
                 expected=str(self._roots[0] / absent[0]),
-                hint="copy them from the nodes that wrote them (or pass their folders with --also), or use an older step",
+                hint="copy them from the nodes that wrote them, or pass their folders with --also",
             )
 
     def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
@@ -79,7 +78,7 @@ class ItemReader:
 
     def holds_tensors(self, stored: Stored) -> bool:
         """Whether tensors hang below an object that is not a tensor itself. False if its file is not there."""
-        if not self.path(stored.file).is_file():
+        if not is_file(self.path(stored.file)):
             return False
         with reading(self.path(stored.file)):
             item = self._zip_item(self._checked(stored), stored)
@@ -97,7 +96,7 @@ class ItemReader:
             raise CorruptFile(
                 f"the file has {source.size} bytes",
                 expected=f"at least {stored.offset + stored.length}, as the metadata says",
-                hint="the save or the copy was interrupted",
+                hint=INTERRUPTED,
             )
         return source
 

@@ -6,13 +6,12 @@ of parameters). Layers are stacked under one key without a number, vocabularies 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
-from ckpt_cli.files import read_small
+from ckpt_cli.files import is_file, is_there, read_small
 from ckpt_cli.safetensors_file import parse_json
 
 COMMON = "common.pt"
@@ -38,9 +37,9 @@ def megatron_error(folder: Path | None = None) -> Unsupported:
 
 def has_megatron_files(folder: Path) -> bool:
     """Whether files beside the metadata are Megatron's."""
-    if os.path.exists(folder / COMMON):
+    if is_there(folder / COMMON):
         return True
-    if not os.path.isfile(folder / BACKEND):
+    if not is_file(folder / BACKEND):
         return False
     try:
         content = parse_json(read_small(folder / BACKEND, MAX_BACKEND), BACKEND)

@@ -7,7 +7,6 @@ are understood by their attributes. Paths of nested keys come from ``planner_dat
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 from ckpt_cli.dtypes import BY_TORCH, Dtype
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported, reading
-from ckpt_cli.files import entries_in, read_small, stays_inside
+from ckpt_cli.files import entries_in, is_file, read_small, stays_inside
 from ckpt_cli.geometry import Box, Shape
 from ckpt_cli.pickle_nodes import Call, Global, as_dict, attributes
 from ckpt_cli.pickles import load_pickle
@@ -89,7 +88,7 @@ def metadata_files(*folders: Path) -> list[Path]:
 
     Raises Inconsistent if several folders hold different ``.metadata``, or the file of one rank twice.
     """
-    whole = [folder / METADATA for folder in folders if os.path.isfile(folder / METADATA)]
+    whole = [folder / METADATA for folder in folders if is_file(folder / METADATA)]
     for other in whole[1:]:
         if read_small(other, MAX_METADATA) != read_small(whole[0], MAX_METADATA):
             raise Inconsistent(f"{other} is of another save", path=whole[0], hint="take folders of one save together only")
@@ -115,7 +114,8 @@ def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
                 f"the metadata of rank {rank} is missing",
                 path=folders[0],
                 expected=str(folders[0] / f"__{rank}.metadata"),
-                hint=f"copy it from the node that wrote it, or pass that node's folder with --also; move left-over __{rank}_*.distcp away",
+                hint="copy it from the node that wrote it, or pass that node's folder with --also"
+                + (f"; if __{rank}_*.distcp are left-overs of another save, move them away" if rank in wrote else ""),
             )
 
 
@@ -169,7 +169,7 @@ def _add_tensor(
     dtype, shape = _dtype(fields.get("properties")), dimensions(fields.get("size"))
     tensor = tensors.setdefault(name, CatalogTensor(name, path, dtype, shape))
     if (tensor.dtype, tensor.shape) != (dtype, shape):
-        raise Inconsistent("the metadata of two ranks disagree about dtype or shape", hint="files of two saves were mixed")
+        raise Inconsistent("the metadata of two ranks disagree about dtype or shape", hint="files of two saves may have been mixed")
     chunks = fields.get("chunks")
     if not isinstance(chunks, list):
         raise CorruptFile("the metadata lists no chunks")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent
-from ckpt_cli.files import Files
+from ckpt_cli.files import Files, is_file
 from ckpt_cli.formats.dcp_groups import Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_metadata import CatalogTensor, read_catalog
@@ -41,7 +41,7 @@ def read_dcp_state(roots: Sequence[Path], files: Files) -> dict[str, Any]:
     for key, thing in catalog.objects.items():
         if key in among or is_optimizer(thing.path):
             continue
-        there = thing.stored is not None and reader.path(thing.stored.file).is_file()
+        there = thing.stored is not None and is_file(reader.path(thing.stored.file))
         _put(state, thing.keys, reader.value(thing.stored) if there and thing.stored else Unrepresented("an object whose file is missing"))
     plain: dict[str, Any] = _with_lists(state)
     for root in ROOTS:

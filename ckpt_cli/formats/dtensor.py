@@ -171,7 +171,7 @@ class LocalReader:
         if len(set(ranks)) != len(ranks) or self.rank not in ranks:
             raise Inconsistent(
                 f"the file says that rank {self.rank} is not part of the mesh of its tensors, which has ranks {_brief(ranks)}",
-                hint="the file was renamed, or it belongs to another checkpoint",
+                hint="it may have been renamed, or belong to another checkpoint",
             )
         return RankMesh(names, shape, ranks, _digits(ranks.index(self.rank), shape), outside, self._claimed(fields, shape, ranks))
 
@@ -250,7 +250,8 @@ class LocalReader:
         shape = dimensions(metadata.get("size"))
         if group.get("global_rank", self.rank) != self.rank:
             raise Inconsistent(
-                f"the file says it is from rank {group['global_rank']}, its name says rank {self.rank}", hint="the file was renamed"
+                f"the file says it is from rank {group['global_rank']}, its name says rank {self.rank}",
+                hint="it may have been renamed or copied over another one",
             )
         everywhere = tuple(_shard_metadata(entry, shape) for entry in metadata.get("shards_metadata", ()))
         shards = []

@@ -44,7 +44,7 @@ def expert_blocks(
             f"{len(meshes)} groups of ranks hold a tensor of this name: they are replicas or different experts",
             tensor=name,
             expected="a config.json that tells the number of experts",
-            hint="pass --base with the folder of the model that training started from",
+            hint=None if config else "pass --base with the folder of the model that training started from",
         )
     if shape[0] == experts:
         return None
@@ -61,7 +61,7 @@ def expert_blocks(
     raise Inconsistent(
         f"the config has {experts} experts, but {len(meshes)} groups of ranks hold {shape[0]} each",
         tensor=name,
-        hint="the config belongs to another model, or files of some ranks are missing",
+        hint="the config may be of another model, or files of some ranks may be missing",
     )
 
 

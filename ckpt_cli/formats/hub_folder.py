@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, MissingShard, reading
-from ckpt_cli.files import Files, Source, entries_in, files_in
+from ckpt_cli.files import Files, Source, entries_in, files_in, is_file
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.set_contents import refuse_shard
 from ckpt_cli.formats.set_names import error_of, part_of
@@ -36,16 +35,16 @@ class HubFolder:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        if os.path.isfile(path):
+        if is_file(path):
             if path.name.endswith(INDEX_SUFFIX):
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {path.name}")]
             if path.suffix == ".safetensors":
                 return [Match(FORMAT, "model", path, (path,), "a safetensors file")]
             return []
-        matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if os.path.isfile(path / EMA) else []
-        if os.path.isfile(path / INDEX):
+        matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if is_file(path / EMA) else []
+        if is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
-        if os.path.isfile(path / SINGLE):
+        if is_file(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
         others = [entry for entry in files_in(path) if entry.name.endswith(INDEX_SUFFIX)]
         if len(others) == 1 and not matches:

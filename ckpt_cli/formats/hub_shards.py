@@ -48,7 +48,9 @@ class HubShards:
         if lost:
             trouble = trouble or f"no file holds part {min(lost)} of {max(counts)}"
         trouble = trouble or _lost_part(names)
-        error = MissingShard(trouble, path=folder, hint="copy them from the nodes that wrote them") if trouble else None
+        mixed = "move the files of the older save to another folder"
+        hint = "copy what is missing from the nodes that wrote it" if len(counts) == 1 else mixed
+        error = MissingShard(trouble, path=folder, hint=hint) if trouble else None
         return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=error)]
 
     def groups(self, match: Match) -> list[str]:
@@ -113,7 +115,7 @@ def _lost_part(names: list[re.Match[str]]) -> str | None:
 
 def _assemble(name: str, held: list[Part]) -> Tensor:
     if len({part.stored.dtype for part in held}) > 1 or len({len(part.box.offset) for part in held}) > 1:
-        raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files of two saves were mixed")
+        raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files of two saves may have been mixed")
     dims = range(len(held[0].box.offset))
     shape = tuple(max(part.box.offset[d] + part.box.extent[d] for part in held) for d in dims)
     kind, layout = cut_layout(shape, (part.box for part in held))
@@ -132,7 +134,7 @@ def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) 
 def _saved_offsets(text: str | None) -> dict[str, Any]:
     if text is None:
         raise CorruptFile(f"the file has no {INFO}", expected="a shard of HuggingFaceStorageWriter")
-    info = parse_json(text.encode(), INFO)
+    info = parse_json(text.encode("utf-8", "surrogatepass"), INFO)
     if not isinstance(info, dict):
         raise CorruptFile(f"{INFO} is not an object")
     return info

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
+from ckpt_cli.files import is_file
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.dcp_metadata import METADATA
 
@@ -31,9 +32,7 @@ def joined(first: Match, second: Match) -> Match:
 
 def counts_no_ranks(match: Match) -> bool:
     """Whether nothing in the files says how many ranks wrote them: DCP with metadata of each rank alone."""
-    return (
-        match.format == "dcp" and match.trouble is None and not any((root / METADATA).is_file() for root in (match.root, *match.more_roots))
-    )
+    return match.format == "dcp" and match.trouble is None and not any(is_file(root / METADATA) for root in (match.root, *match.more_roots))
 
 
 def complement(first: Match, second: Match) -> bool:

@@ -5,14 +5,13 @@ File names carry the rank and mostly the world size; ranks are not zero-padded, 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
-from ckpt_cli.files import Files, FileSource, entries_in
+from ckpt_cli.files import Files, FileSource, entries_in, is_file
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import MAX_RANKS, Match, ReadOptions, missing_of
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
@@ -51,7 +50,7 @@ class RankShards:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        if os.path.isfile(path):
+        if is_file(path):
             # One shard file stands for the folder it lies in.
             return [match for match in self.recognise(path.parent) if path in match.files] if _pattern(path.name) else []
         entries = [entry.name for entry in entries_in(path) if entry.suffix in (".pt", ".bin")]
@@ -139,7 +138,7 @@ def check_rank_files(states: list[RankState], world_size: int) -> None:
                 f"the file of rank {state.rank} was written by {mesh.size} ranks, not {world_size}",
                 path=state.path,
                 expected=f"a mesh of at most {world_size} ranks",
-                hint="files of two runs were mixed, or some ranks are missing; look for the other files",
+                hint="files of two saves may have been mixed, or those of some ranks may be missing",
             )
     _check_ranks(states)
 
@@ -157,7 +156,7 @@ def _check_ranks(states: list[RankState]) -> None:
             raise Inconsistent(
                 f"the file's name says rank {state.rank}, its content says rank {claims[state.rank]}",
                 path=state.path,
-                hint="the file was renamed or copied over another one; get it again from the node that wrote it",
+                hint="it may have been renamed or copied over another one: get it again from the node that wrote it",
             )
 
 
@@ -184,7 +183,7 @@ def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Map
     ranks = {rank: paths[0] for rank, paths in found[size].items()}
     if max(ranks) >= MAX_RANKS or (size is not None and not max(ranks) < size <= MAX_RANKS):
         text = f"rank {str(max(ranks))[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
-        trouble = trouble or MixedWorldSizes(text, path=root, expected="files of one save", hint="the file was renamed")
+        trouble = trouble or MixedWorldSizes(text, path=root, expected="files of one save", hint="the file may have been renamed")
     return Match(FORMAT, pattern.component, root, files, pattern.writer, size, ranks, trouble)
 
 

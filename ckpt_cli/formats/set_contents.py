@@ -7,13 +7,12 @@ Facts: Megatron-LM ``save_checkpoint`` (``args`` in every file), DeepSpeed ``_sa
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CkptError, PartOfSet, Unsupported
-from ckpt_cli.files import read_small
+from ckpt_cli.files import is_file, read_small
 from ckpt_cli.formats.set_names import deepspeed_hint
 from ckpt_cli.geometry import Shape
 from ckpt_cli.model import Tensor
@@ -155,7 +154,7 @@ def share_error(tensors: Mapping[str, Tensor], path: Path) -> PartOfSet | None:
 
 
 def _meta_columns(params: Path, width: int) -> int:
-    if not os.path.isfile(params):
+    if not is_file(params):
         return width
     try:
         content = parse_json(read_small(params), "params.json")

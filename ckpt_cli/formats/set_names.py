@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, PartOfSet
-from ckpt_cli.files import entries_in, read_small
+from ckpt_cli.files import entries_in, is_file, read_small
 from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import parse_json
 
@@ -161,7 +161,7 @@ def _part_of_folders(path: Path) -> Part | None:
         fields = kind.regex.fullmatch(folder.name)
         if fields:
             part = _part(folder, kind, fields)
-            like = {number: sibling / path.name for number, sibling in part.siblings.items() if os.path.isfile(sibling / path.name)}
+            like = {number: sibling / path.name for number, sibling in part.siblings.items() if is_file(sibling / path.name)}
             found = Part(path, SetKind(RANK_FOLDER, f"folders like {folder.name}", kind.unit), part.number, None, like)
             if len(like) > 1 and not _says_otherwise(replace(part, path=folder / path.name)):
                 return found
@@ -268,7 +268,7 @@ def _hint(part: Part, missing: Sequence[str]) -> str:
     """What to do next; every hint says only what was looked at."""
     index = index_beside(part.path)
     if index is not None:
-        absent = [file for file in sorted(_indexed(index)) if not os.path.isfile(index.parent / file)]
+        absent = [file for file in sorted(_indexed(index)) if not is_file(index.parent / file)]
         return f"pass {index}" if not absent else f"{index.name} lists the files; get the missing ones: {few(absent)}"
     if part.kind in DEEPSPEED or part.kind.unit == "parameter":
         return deepspeed_hint(part.path.parent)
@@ -284,7 +284,7 @@ def deepspeed_hint(folder: Path) -> str:
     """DeepSpeed puts a script beside the folder of a step, which knows ZeRO, but no experts, pipelines or tensor parallelism."""
     names = [entry.name for entry in entries_in(folder)]
     plain = not any(OUT_OF_SCRIPT.match(name) for name in names) and any("zero_pp_rank_" in name for name in names)
-    script = next((home / SCRIPT for home in (folder, *folder.parents[:2]) if os.path.isfile(home / SCRIPT)), None)
+    script = next((home / SCRIPT for home in (folder, *folder.parents[:2]) if is_file(home / SCRIPT)), None)
     if script is not None and plain:
         return f"{script} puts the set together: run it there, then pass its output"
     return "load the set with DeepSpeed, and save one state dict"

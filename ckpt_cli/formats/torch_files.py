@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import IncompleteError, MissingShard, Undecidable, reading
-from ckpt_cli.files import Files, files_in
+from ckpt_cli.files import Files, files_in, is_file
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader
@@ -57,12 +56,12 @@ class TorchFiles:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        if os.path.isfile(path):
+        if is_file(path):
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
             wanted = path.name.endswith(SUFFIXES) and not NO_MODEL.fullmatch(path.name)
             return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
-        if os.path.isfile(path / INDEX):
+        if is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
         listed = files_in(path)
         found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]

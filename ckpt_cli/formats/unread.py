@@ -6,12 +6,11 @@ is that model.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
-from ckpt_cli.files import Files, files_in, folders_in
+from ckpt_cli.files import Files, files_in, folders_in, is_file, is_folder
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.set_contents import MEGATRON
 from ckpt_cli.formats.set_names import NO_MODEL, SUFFIXES, deepspeed_hint, error_of, part_of, unread_sets
@@ -32,9 +31,9 @@ class Unread:
     name = FORMAT
 
     def recognise(self, path: Path) -> list[Match]:
-        if not os.path.isdir(path):
+        if not is_folder(path):
             return []
-        ranks = [folder for folder in folders_in(path) if LEGACY.fullmatch(folder.name) and os.path.isfile(folder / LEGACY_FILE)]
+        ranks = [folder for folder in folders_in(path) if LEGACY.fullmatch(folder.name) and is_file(folder / LEGACY_FILE)]
         if ranks:
             text = f"this is a Megatron checkpoint in {counted(len(ranks))} (legacy torch format), which is not read yet"
             trouble: CkptError = Unsupported(text, path=path, hint=MEGATRON)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, PartOfSet, reading
-from ckpt_cli.files import read_small, stays_inside
+from ckpt_cli.files import is_file, read_small, stays_inside
 from ckpt_cli.formats.set_names import unlisted_parts
 from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import parse_json
@@ -21,7 +20,7 @@ def check_members(mapping: Mapping[str, str], file: str, inside: Iterable[str]) 
             raise Inconsistent("the index says that this tensor is in the file, but it is not", tensor=name)
     for name in held:
         if mapping.get(name) != file:
-            hint = "files of two models were mixed"
+            hint = "files of two models may have been mixed"
             raise Inconsistent("the file holds a tensor that the index does not assign to it", tensor=name, hint=hint)
 
 
@@ -47,7 +46,7 @@ def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
                 expected="the index of the whole model",
                 hint="get the index again from where the model came from",
             )
-        absent = [name for name in names if not os.path.isfile(index.parent / name)]
+        absent = [name for name in names if not is_file(index.parent / name)]
         if absent:
             raise MissingShard(
                 f"{len(absent)} of {len(names)} weight files are missing: {few(absent)}",

@@ -1,0 +1,92 @@
+"""What of a result must not be missed: its warnings, and the findings of error level. They are shown with ``-q`` too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpt_cli.names import printable
+
+if TYPE_CHECKING:
+    from ckpt_cli.descriptor import NoteInfo
+    from ckpt_cli.report import (
+        AverageResult,
+        DetectResult,
+        ErrorInfo,
+        ExtractResult,
+        Finding,
+        InspectResult,
+        MergeResult,
+        VerifyResult,
+    )
+
+    Result = AverageResult | DetectResult | ExtractResult | InspectResult | MergeResult | VerifyResult
+
+ROWS = 8
+"""How many of one code are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A warning, or an error that a check found; ``text`` says where as well."""
+
+    level: str
+    code: str
+    text: str
+
+
+def troubles_of(result: Result) -> tuple[Trouble, ...]:
+    """The warnings and the errors of a result, each once."""
+    return tuple(dict.fromkeys(_all(result)))
+
+
+def lines(troubles: Sequence[Trouble]) -> Iterator[str]:
+    """One line for each, for stderr; of many with one code the first ones."""
+    for code in dict.fromkeys(trouble.code for trouble in troubles):
+        alike = [trouble for trouble in troubles if trouble.code == code]
+        for trouble in alike[:ROWS]:
+            label = f"error[{code}]" if trouble.level == "error" else "warning"
+            yield f"{label}: {printable(trouble.text)}"
+        if len(alike) > ROWS:
+            yield f"  ... and {len(alike) - ROWS} more, all of them with --json"
+
+
+def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:
+    """Warnings as the errors that ``--strict`` makes of them."""
+    from ckpt_cli.report import ErrorInfo
+
+    return [ErrorInfo(code=trouble.code, message=trouble.text) for trouble in troubles if trouble.level == "warning"]
+
+
+def _all(result: Result) -> Iterator[Trouble]:
+    from ckpt_cli.report import AverageResult, ExtractResult, MergeResult, VerifyResult
+
+    if isinstance(result, VerifyResult):
+        yield from _of_notes(result.notes)
+        yield from _of_findings(result.findings)
+        return
+    if isinstance(result, ExtractResult):
+        yield from _of_notes(result.notes)
+        return
+    if isinstance(result, AverageResult):
+        yield from _of_notes(result.notes)
+    yield from _of_notes(result.checkpoint.notes)
+    if isinstance(result, (AverageResult, MergeResult)):
+        for output in result.outputs:
+            yield from _of_notes(output.notes)
+    if isinstance(result, MergeResult):
+        for output in result.outputs:
+            for verified in output.verified:
+                yield from _of_findings(verified.findings)
+
+
+def _of_notes(notes: Iterable[NoteInfo]) -> Iterator[Trouble]:
+    return (Trouble("warning", note.code, note.text) for note in notes if note.level == "warning")
+
+
+def _of_findings(findings: Iterable[Finding]) -> Iterator[Trouble]:
+    for item in findings:
+        if item.severity in ("error", "warning"):
+            where = " in ".join(filter(None, (item.tensor, item.file)))
+            yield Trouble(item.severity, item.code, f"{where}: {item.message}" if where else item.message)

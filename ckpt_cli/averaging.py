@@ -29,7 +29,7 @@ from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, text_of
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.merge_plan import Base, MergeOptions, open_base
-from ckpt_cli.model import Note
+from ckpt_cli.model import Note, Tensor
 from ckpt_cli.names import few
 from ckpt_cli.opening import OpenedComponent, describe_checkpoint
 from ckpt_cli.placing import check_target
@@ -175,6 +175,7 @@ class Job:
     target: Path
     notes: tuple[Note, ...]
     claim: Claim
+    carried: tuple[str, ...] = ()
 
     @property
     def used(self) -> list[Source]:
@@ -336,6 +337,7 @@ def _job(
     newest = sources[-1].selection
     on_purpose = {*newest.filtered, *newest.dropped, *agreed.dropped}
     dtypes: dict[str, Dtype] | None = None
+    carried: dict[str, Tensor] = {}
     held = base.component.tensors if base is not None and base.component is not None else None
     notes += _base_notes(agreed, assets, base, options) if base is not None else ()
     if held is not None and options.carry_from_base:
@@ -346,7 +348,8 @@ def _job(
         dtypes, more = dtypes_of_base(agreed.tensors, held)
         notes += more
     shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
-    claim = without_allowed(claim_for(shapes, newest.kind, newest.naming, assets.config, on_purpose=on_purpose), options.allow_missing)
+    claim = claim_for(shapes, newest.kind, newest.naming, assets.config, on_purpose=on_purpose, change=newest.change)
+    claim = without_allowed(claim, options.allow_missing)
     refuse_lacking(claim, shapes, held, options.names)
     made = plan.make_plan(
         agreed.tensors,
@@ -364,7 +367,7 @@ def _job(
     notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     notes += lacking_notes(assets, base.folder if base is not None else None)
-    return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim)
+    return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
 
 
 def _base_notes(agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:
@@ -531,6 +534,7 @@ def _result(job: Job, options: AverageOptions, published: Publication) -> Averag
         renamed=job.sources[-1].selection.renamed,
         naming=job.claim.text,
         compared=job.claim.comparison,
+        carried=job.carried,
         left_out=job.sources[-1].selection.left_out,
         lacking=tuple(job.assets.lacking),
         notes=tuple(NoteInfo.of(note) for note in notes),

@@ -27,12 +27,8 @@ def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: S
                 hint="ckpt inspect --all with the base's folder lists its names",
             )
     taken = {name: base[name] for name in base if name not in there and any(fnmatch.fnmatchcase(name, glob) for glob in globs)}
-    notes = []
-    if taken:
-        plural = "tensor was" if len(taken) == 1 else "tensors were"
-        notes.append(Note("info", "carried", f"{len(taken)} {plural} taken from the base, as --carry-from-base says: {few(list(taken))}"))
     idle = [glob for glob in globs if not any(fnmatch.fnmatchcase(name, glob) for name in taken)]
-    notes += [Note("warning", "unused-pattern", f"--carry-from-base {printable(glob)}: the run has all of these itself") for glob in idle]
+    notes = [Note("warning", "unused-pattern", f"--carry-from-base {printable(glob)}: the run has all of these itself") for glob in idle]
     return taken, notes
 
 

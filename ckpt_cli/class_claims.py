@@ -62,11 +62,18 @@ class Claim:
 
 
 def claim_for(
-    shapes: Mapping[str, Shape], kind: KnownClass | str, naming: Naming, config: Config, *, on_purpose: Collection[str] = ()
+    shapes: Mapping[str, Shape],
+    kind: KnownClass | str,
+    naming: Naming,
+    config: Config,
+    *,
+    on_purpose: Collection[str] = (),
+    change: tuple[str, str] = ("", ""),
 ) -> Claim:
     """Compare what will be written with the class (``kind``) and with the counts of its config.
 
-    ``on_purpose`` are names that filters, a key map or --intersect left out: they are not lacking.
+    ``change`` is the prefix of all names that was taken away for that, and the one that was added. ``on_purpose`` are names that
+    filters, a key map or --intersect left out: they are not lacking.
     """
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and _has_shapes(kind))
     counted = {item.lacking: item.text for item in odd if item.lacking is not None}
@@ -94,7 +101,10 @@ def claim_for(
             plural = "tensor has" if len(foreign) == 1 else "tensors have"
             text = f"{len(foreign)} {plural} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
             notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
-    return Claim(claim(fit), fit, tuple(notes), lacking, printable(kind.kind))
+    old, new = map(printable, change)
+    done = f", {old} was taken away from every name" if old else f", {new} was put in front of every name" if new else ""
+    text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
+    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind))
 
 
 def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
@@ -119,10 +129,12 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
     shown = f"'{_glob(list(made.lacking))}'"
     foreign = foreign_names(names)
     there = [name for name in made.lacking if base is not None and _in(base, name)]
+    details = [f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
     if made.fit is not None and not made.fit.fitting:
         own = f"these are {foreign}'s own names: " if foreign else ""
         hint = f"{own}rename them with --key-map, or pass --names native to keep them as they are"
         message = f"no tensor has a name of {made.named}"
+        details = [f"in the checkpoint: {few(list(names), 3)}", f"in {made.named}: {few(list(made.fit.missing), 3)}"]
     elif there and len(there) == len(made.lacking):
         hint = f"the base has them: pass --carry-from-base {shown} to take them from there"
         message = _counted(made, absent)
@@ -133,7 +145,7 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
         message = _counted(made, absent)
     raise MissingTensors(
         message,
-        details=[f"{name}: {what}" for name, what in made.lacking.items()],
+        details=details,
         expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and made.fit.expected else None,
         hint=hint,
     )
@@ -142,7 +154,10 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
 def _counted(made: Claim, absent: Sequence[str]) -> str:
     if made.fit is None or made.fit.expected is None:
         return next(iter(made.lacking.values()))
-    return f"{len(made.lacking)} of the {made.fit.expected} tensors of {made.named} are missing: {few(absent)}"
+    which = f": {absent[0]}" if len(absent) == 1 else ""
+    return (
+        f"{len(made.lacking)} of the {made.fit.expected} tensors of {made.named} {'is' if len(made.lacking) == 1 else 'are'} missing{which}"
+    )
 
 
 def _glob(names: Sequence[str]) -> str:

@@ -129,7 +129,10 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One component on its way into a folder; ``claim`` is what may be said of its names, ``lora`` what became of its adapters."""
+    """One component on its way into a folder; ``claim`` is what may be said of its names, ``lora`` what became of its adapters.
+
+    ``carried`` are tensors that come from the base.
+    """
 
     opened: OpenedComponent
     selection: Selection
@@ -137,6 +140,7 @@ class Part:
     notes: tuple[Note, ...]
     claim: Claim
     lora: LoraInfo | None = None
+    carried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,9 +368,11 @@ def _part(
         adapters=options.lora == "keep",
     )
     notes = [*lora_notes, *selection.notes, *_base_notes(component, chosen, selection, base, options)]
+    carried_names: tuple[str, ...] = ()
     if options.carry_from_base and base is not None and base.component is not None:
         there = {*selection.tensors, *selection.dropped, *selection.filtered}
         carried, more = carried_tensors(there, base.component.tensors, options.carry_from_base)
+        carried_names = tuple(carried)
         selection, notes = replace(selection, tensors={**selection.tensors, **carried}), [*notes, *more]
         for tensor in carried.values():
             notes += compare_copies(tensor, options.allow_unequal_replicas) if tensor.check_copies else ()
@@ -404,7 +410,7 @@ def _part(
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
-    return Part(component, selection, made, (*notes, *claim.notes), claim, lora)
+    return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names)
 
 
 def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim:
@@ -413,7 +419,7 @@ def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim
         return Claim("PEFT's, as they are", None, (), {})
     shapes = {name: tensor.shape for name, tensor in selection.tensors.items()}
     on_purpose = {*selection.filtered, *selection.dropped}
-    claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=on_purpose)
+    claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=on_purpose, change=selection.change)
     if options.match_base:
         # The base decides what belongs to the model, also where its config has a place for more.
         return replace(claim, lacking={})

@@ -158,6 +158,7 @@ def _result(job: Job, base: Base | None, options: MergeOptions, published: Publi
         lora=job.parts[0].lora,
         naming=job.parts[0].claim.text,
         compared=job.parts[0].claim.comparison,
+        carried=tuple(name for part in job.parts for name in part.carried),
         component=job.name,
         output=str(job.output),
         covered_elements=sum(piece.box.numel for tensor in tensors for piece in tensor.pieces),

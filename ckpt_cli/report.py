@@ -310,6 +310,7 @@ class WrittenFolder(Frozen):
     """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are.
 
     ``compared`` is what the names were compared with, None where nothing is known to compare them with (``naming`` says why).
+    ``carried`` are tensors that were taken from the base.
     """
 
     component: str
@@ -324,6 +325,7 @@ class WrittenFolder(Frozen):
     renamed: int
     naming: str
     compared: ClassComparison | None = None
+    carried: tuple[str, ...] = ()
     dropped: dict[str, str]
     left_out: int
     assets: tuple[str, ...]

@@ -28,7 +28,7 @@ class Selection:
 
     ``tied`` maps tensors that were left out to those that they are tied to; ``filtered`` names those that filters left out, under
     the names that they would have. ``kind`` is the class whose tensors these should be, with names of ``naming``, or why there is
-    nothing to compare with.
+    nothing to compare with; ``change`` the prefix of all names that was taken away for that, and the one that was added.
     """
 
     tensors: dict[str, Tensor]
@@ -39,6 +39,7 @@ class Selection:
     tied: Mapping[str, str]
     kind: KnownClass | str
     naming: Naming = "hub"
+    change: tuple[str, str] = ("", "")
 
     @property
     def left_out(self) -> int:
@@ -85,15 +86,12 @@ def select_tensors(
     if names not in get_args(Naming):
         raise UsageError(f"unknown kind of names {names}", expected=", ".join(get_args(Naming)))
     kept_adapters = adapters and has_adapters(native)
+    change = ("", "")
     kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})
     if isinstance(kind, KnownClass):
         config = kind.config
-        if kind.chosen:
-            text = f"config.json names no class: these are compared with {printable(kind.kind)}, the class of its model type that fits"
-            notes.append(Note("info", "class-chosen", text))
         if names == "hub" and not rules:
-            native, more = _with_prefix_of(native, kind)
-            notes += more
+            native, change = _with_prefix_of(native, kind)
     hub = kind.rules if isinstance(kind, KnownClass) else rules_for(config)
     naming: Naming = names
     tensors = dict(native)
@@ -143,20 +141,14 @@ def select_tensors(
     notes += differing
     renamed = sum(new not in component.tensors for new in kept)
     filtered = tuple(name for name in tensors if name not in kept and name not in tied)
-    return Selection(kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming)
+    return Selection(kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming, change)
 
 
-def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], list[Note]]:
-    """The tensors with the prefix that their class has, where all of them begin otherwise."""
+def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], tuple[str, str]]:
+    """The tensors with the prefix that their class has, where all of them begin otherwise, and what was changed for it."""
     change = common_prefix(kind, {name: tensor.shape for name, tensor in native.items()})
-    if change == ("", ""):
-        return native, []
     renamed = {changed_prefix(name, change): tensor for name, tensor in native.items()}
-    if len(renamed) < len(native):
-        return native, []
-    old, new = change
-    done = f"{printable(old)} was taken away from every name" if old else f"{printable(new)} was put in front of every name"
-    return renamed, [Note("info", "prefix", f"{done}: they are those of {printable(kind.kind)} now")]
+    return (renamed, change) if len(renamed) == len(native) else (native, ("", ""))
 
 
 def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:

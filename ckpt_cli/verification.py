@@ -265,12 +265,17 @@ def _config(subject: Subject) -> ConfigCheck:
 
 
 def _left_out(subject: Subject, findings: Sequence[Finding], options: VerifyOptions) -> list[Finding]:
-    """Findings, in which tensors that filters left out on purpose are not missing."""
+    """Findings, in which tensors that were left out on purpose are not missing."""
     made = subject.manifest.options if subject.manifest is not None else {}
     include, exclude = (getattr(options, key) or _patterns(made.get(key)) for key in ("include", "exclude"))
+    allowed = _patterns(made.get("allow_missing"))
+
+    def on_purpose(name: str) -> bool:
+        return not is_wanted(name, include, exclude) or bool(allowed and is_wanted(name, allowed, ()))
+
     return [
         finding("left-out", item.message, tensor=item.tensor)
-        if item.code == "missing-tensor" and item.tensor is not None and not is_wanted(item.tensor, include, exclude)
+        if item.code == "missing-tensor" and item.tensor is not None and on_purpose(item.tensor)
         else item
         for item in findings
     ]

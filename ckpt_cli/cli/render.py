@@ -15,7 +15,7 @@ from ckpt_cli.cli.heatmap import drift_table
 from ckpt_cli.cli.parts import NARROW, ROWS, as_cells, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.cli.verify_screen import print_findings, source_fact
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo
-from ckpt_cli.names import printable
+from ckpt_cli.names import few, printable
 from ckpt_cli.report import (
     AveragedComponent,
     AverageResult,
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ckpt_cli.cli.session import Session
+
+WORTH_A_RATE = 100_000_000
+"""Bytes that were read; of less, most of the time goes into other things than reading."""
 
 RANK = r"(?<=_)[0-9]+(?=\.\w+$)"
 """The rank in the name of a file."""
@@ -132,6 +135,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         facts.append(("covered", _coverage(output, info)))
         facts.append(("dtype", _dtypes(output)))
         facts.append(("names", _naming(output)))
+        facts.append(("from base", _carried(output)))
         facts.append(("lora", _lora(output.lora)))
         facts += [("", note.text) for note in output.notes if note.code == "lora-alone"]
         facts += [("dropped", f"{name}: {why}") for name, why in output.dropped.items()]
@@ -187,6 +191,7 @@ def average_result(result: AverageResult, session: Session) -> None:
         counted = f"{text.plural(output.averaged, 'tensor')} averaged" + (f", {output.copied} copied" if output.copied else "")
         facts = [("method", f"{result.method}: {mean}, rounded once"), ("tensors", counted), ("dtype", _dtypes(output))]
         facts.append(("names", _naming(output)))
+        facts.append(("from base", _carried(output)))
         facts += [("dropped", f"{name}: {why}") for name, why in list(output.dropped.items())[:ROWS]]
         if len(output.dropped) > ROWS:
             facts.append(("", f"... and {len(output.dropped) - ROWS} more, all of them with --json"))
@@ -300,7 +305,7 @@ def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple
     if dry_run:
         free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
         return [("would write", f"{where}{free}"), ("memory", f"at most about {text.size(output.peak_memory)}")]
-    rate = f" ({text.size(output.bytes_read / seconds)}/s)" if seconds > 0.5 else ""
+    rate = f" ({text.size(output.bytes_read / seconds)}/s)" if output.bytes_read >= WORTH_A_RATE else ""
     return [("wrote", f"{where} in {text.duration(seconds)}{rate}")]
 
 
@@ -384,6 +389,11 @@ def _dtypes(output: WrittenFolder) -> str:
 def _naming(output: WrittenFolder) -> str:
     renamed = f", {text.plural(output.renamed, 'tensor')} renamed" if output.renamed else ""
     return f"{output.naming}{renamed}"
+
+
+def _carried(output: WrittenFolder) -> str:
+    """What was taken from the base."""
+    return f"{text.plural(len(output.carried), 'tensor')}: {few(output.carried, 3)}" if output.carried else ""
 
 
 def _lora(info: LoraInfo | None) -> str:

@@ -216,6 +216,14 @@ class TestSiblings:
         refused_everywhere(path, tmp_path, 4, "Nanotron")
         refused_everywhere(path.parent, tmp_path, 4, "Nanotron")
 
+    def test_the_files_of_ranks_have_no_index(self, tmp_path: Path) -> None:
+        for suffix in ("safetensors", "bin"):
+            for rank in range(2):
+                put(tmp_path / suffix / f"x_tp-rank-{rank}-of-2.{suffix}")
+            with pytest.raises(PartOfSet) as caught:
+                ckpt_cli.merge(tmp_path / suffix)
+            assert "index" not in str(caught.value.hint)
+
     def test_the_ranks_of_adapters_beside_each_other(self, tmp_path: Path) -> None:
         for rank in (8, 16):
             put(tmp_path / f"rank{rank}" / "adapter_model.safetensors")
@@ -494,9 +502,10 @@ class TestLooseTensors:
 
     @pytest.mark.parametrize("form", ["file", "ranks"])
     def test_a_state_dict_with_a_group_in_it_is_refused(self, form: str, tmp_path: Path) -> None:
-        state = {**WEIGHTS, "head": {"weight": torch.ones(100, 4)}}
-        with pytest.raises(Unsupported, match="holds tensors"):
-            ckpt_cli.merge(self.save(form, state, tmp_path), tmp_path / "out")
+        for key in ("head", "model"):
+            state = {**WEIGHTS, key: {"weight": torch.ones(100, 4)}}
+            with pytest.raises(Unsupported, match="holds tensors"):
+                ckpt_cli.merge(self.save(form, state, tmp_path), tmp_path / "out")
 
     def test_a_model_at_the_top_level_stays_the_model(self, tmp_path: Path) -> None:
         folder = self.save("dcp", {**WEIGHTS, "counters": {"seen": STEP}, "teacher": {"weight": torch.ones(100, 4)}}, tmp_path)

@@ -55,6 +55,7 @@ DEEPSPEED = (
 WHOLE_NAMES = (
     *DEEPSPEED,
     _kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
+    _kind(r"(model|weights)\.(?P<part>\d{2})\.safetensors", "MLX", "part", content_decides=True),
     _kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
     _kind(r"model(?P<part>\d+)-mp(?P<parts>\d+)\.safetensors", "DeepSeek's inference code", "part"),
     _kind(r"model_[a-z_]+_pp-rank-(?P<part>\d+)-of-\d+_tp-rank-\d+-of-\d+\.safetensors", "a Nanotron checkpoint", "parameter"),

@@ -242,6 +242,35 @@ class TestSiblings:
             assert [step.problem is None for step in result.checkpoint.steps] == [True, False]
 
 
+class TestRanks:
+    """Files of ranks that readers know, with plain tensors: nothing in them says what other ranks held."""
+
+    @pytest.mark.parametrize("world", [2, 4])
+    def test_missing_ranks_of_plain_tensors(self, world: int, tmp_path: Path) -> None:
+        path = put(tmp_path / "folder" / f"model_world_size_{world}_rank_0.pt")
+        refused_everywhere(path, tmp_path, 4, "rank_1.pt")
+        refused_everywhere(path.parent, tmp_path, 4, "rank_1.pt")
+
+    @pytest.mark.parametrize("name", ["model_rank{}.pt", "pytorch_model_fsdp_rank{}.bin"])
+    def test_ranks_without_number_and_meshes(self, name: str, tmp_path: Path) -> None:
+        for rank in range(2):
+            path = put(tmp_path / "folder" / name.format(rank))
+        refused_everywhere(path.parent, tmp_path, 4, "how many ranks")
+
+    def test_a_part_is_not_passed_over_for_another_component(self, tmp_path: Path) -> None:
+        step = tmp_path / "run" / "global_step_5"
+        put(step / "actor" / "rank0.pt")
+        put(step / "critic" / "model.safetensors")
+        with pytest.raises(PartOfSet):
+            ckpt_cli.merge(step, tmp_path / "out")
+        put(tmp_path / "bagel" / "model_sharded" / "x-shard0.pt")
+        put(tmp_path / "bagel" / "ema.safetensors")
+        with pytest.raises(PartOfSet):
+            ckpt_cli.merge(tmp_path / "bagel", tmp_path / "out")
+        ckpt_cli.merge(step, tmp_path / "out", type="critic")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+
 class TestHints:
     def test_the_index_that_lists_the_part_is_named(self, tmp_path: Path) -> None:
         one, two = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))

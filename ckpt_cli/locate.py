@@ -228,8 +228,9 @@ def _places(folder: Path) -> tuple[Place, ...]:
         for regex, component in COMPONENT_FOLDERS.items():
             if regex.fullmatch(child):
                 places += [Place(component, match, folder) for match in recognise(folder / child)]
-    read = [place for place in places if not _unread([place])]
-    return _chosen(read or places or [Place("model", match, folder) for match in _of_role(folder) or _tags(folder, children)])
+    read = {place.name for place in places if not _unread([place])}
+    places = [place for place in places if not _unread([place]) or place.name not in read]
+    return _chosen(places or [Place("model", match, folder) for match in _of_role(folder) or _tags(folder, children)])
 
 
 def _of_role(folder: Path) -> list[Match]:

@@ -163,7 +163,7 @@ class TestThingsThatAreNotCheckpoints:
         place.write(torch_file(content)).refused(CorruptFile, "no tensor")
 
     def test_weights_below_an_entry_are_refused_not_left_out(self, place: Place) -> None:
-        for content in ({"model": {"weight": torch.ones(2)}}, {**state(), "more": [torch.ones(2)]}):
+        for content in ({**state(), "model": {"weight": torch.ones(2)}}, {**state(), "more": [torch.ones(2)]}):
             place.write(torch_file(content)).refused(Unsupported, "holds tensors")
 
 

@@ -216,6 +216,14 @@ class TestSiblings:
         refused_everywhere(path, tmp_path, 4, "Nanotron")
         refused_everywhere(path.parent, tmp_path, 4, "Nanotron")
 
+    def test_the_files_of_ranks_have_no_index(self, tmp_path: Path) -> None:
+        for suffix in ("safetensors", "bin"):
+            for rank in range(2):
+                put(tmp_path / suffix / f"x_tp-rank-{rank}-of-2.{suffix}")
+            with pytest.raises(PartOfSet) as caught:
+                ckpt_cli.merge(tmp_path / suffix)
+            assert "index" not in str(caught.value.hint)
+
     def test_the_ranks_of_adapters_beside_each_other(self, tmp_path: Path) -> None:
         for rank in (8, 16):
             put(tmp_path / f"rank{rank}" / "adapter_model.safetensors")
@@ -232,6 +240,35 @@ class TestSiblings:
             assert result.checkpoint.step == 50
             assert any(note.code == "step-skipped" and name in note.text for note in result.checkpoint.notes)
             assert [step.problem is None for step in result.checkpoint.steps] == [True, False]
+
+
+class TestRanks:
+    """Files of ranks that readers know, with plain tensors: nothing in them says what other ranks held."""
+
+    @pytest.mark.parametrize("world", [2, 4])
+    def test_missing_ranks_of_plain_tensors(self, world: int, tmp_path: Path) -> None:
+        path = put(tmp_path / "folder" / f"model_world_size_{world}_rank_0.pt")
+        refused_everywhere(path, tmp_path, 4, "rank_1.pt")
+        refused_everywhere(path.parent, tmp_path, 4, "rank_1.pt")
+
+    @pytest.mark.parametrize("name", ["model_rank{}.pt", "pytorch_model_fsdp_rank{}.bin"])
+    def test_ranks_without_number_and_meshes(self, name: str, tmp_path: Path) -> None:
+        for rank in range(2):
+            path = put(tmp_path / "folder" / name.format(rank))
+        refused_everywhere(path.parent, tmp_path, 4, "how many ranks")
+
+    def test_a_part_is_not_passed_over_for_another_component(self, tmp_path: Path) -> None:
+        step = tmp_path / "run" / "global_step_5"
+        put(step / "actor" / "rank0.pt")
+        put(step / "critic" / "model.safetensors")
+        with pytest.raises(PartOfSet):
+            ckpt_cli.merge(step, tmp_path / "out")
+        put(tmp_path / "bagel" / "model_sharded" / "x-shard0.pt")
+        put(tmp_path / "bagel" / "ema.safetensors")
+        with pytest.raises(PartOfSet):
+            ckpt_cli.merge(tmp_path / "bagel", tmp_path / "out")
+        ckpt_cli.merge(step, tmp_path / "out", type="critic")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
 
 
 class TestHints:
@@ -494,9 +531,10 @@ class TestLooseTensors:
 
     @pytest.mark.parametrize("form", ["file", "ranks"])
     def test_a_state_dict_with_a_group_in_it_is_refused(self, form: str, tmp_path: Path) -> None:
-        state = {**WEIGHTS, "head": {"weight": torch.ones(100, 4)}}
-        with pytest.raises(Unsupported, match="holds tensors"):
-            ckpt_cli.merge(self.save(form, state, tmp_path), tmp_path / "out")
+        for key in ("head", "model"):
+            state = {**WEIGHTS, key: {"weight": torch.ones(100, 4)}}
+            with pytest.raises(Unsupported, match="holds tensors"):
+                ckpt_cli.merge(self.save(form, state, tmp_path), tmp_path / "out")
 
     def test_a_model_at_the_top_level_stays_the_model(self, tmp_path: Path) -> None:
         folder = self.save("dcp", {**WEIGHTS, "counters": {"seen": STEP}, "teacher": {"weight": torch.ones(100, 4)}}, tmp_path)

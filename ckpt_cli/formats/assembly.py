@@ -85,7 +85,12 @@ def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, .
 
 
 def _refuse_unseen_ranks(states: Sequence[RankState], world_size: int, missing: tuple[int, ...]) -> None:
-    """A missing rank that some tensor's meshes leave out may have held tensors of its own (another pipeline stage)."""
+    """A missing rank that some tensor's meshes leave out may have held tensors of its own (another pipeline stage).
+
+    Files of plain tensors alone have no meshes: nothing says what another rank held, a replica or a part that was cut by hand.
+    """
+    if all(isinstance(local, StoredTensor) for state in states for local in state.locals.values()):
+        raise MissingShard(f"{ranks_of(missing, world_size)} missing, and nothing in the other files says what it held")
     for name in dict.fromkeys(name for state in states for name in state.locals):
         held = [state.locals.get(name) for state in states]
         meshes = [local.mesh for local in held if isinstance(local, DistributedLocal)]

@@ -77,7 +77,10 @@ def model_entries(root: object, keys: tuple[str, ...], reader: LocalReader) -> t
         if entries is None:
             raise CorruptFile(f"the file holds {describe(node)}, not a state dict", expected="a dict of tensors")
         inner = next((key for key in keys if as_dict(entries.get(key)) is not None), None)
-        inner = sole_group(entries, reader) if inner is None else inner
+        if inner is None:
+            inner = sole_group(entries, reader)
+        elif _is_state_dict(entries, reader):
+            inner = None
         if inner is None:
             return entries, above
         above |= {key: value for key, value in entries.items() if key != inner}
@@ -91,7 +94,7 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
     None if there is no group, or if the tensors beside it may be the model. Raises Undecidable if there are several groups and
     nothing else.
     """
-    if all(as_dict(node) is None for node in entries.values()):
+    if all(as_dict(node) is None for node in entries.values()) or _is_state_dict(entries, reader):
         return None
     sizes: dict[Any, int] = {}
     loose = 0
@@ -99,11 +102,8 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
         inner = as_dict(node)
         if inner is not None and not NO_GROUP.fullmatch(str(key)) and not _is_average(key, node):
             sizes[key] = sum(_elements(reader.read(value)) for value in inner.values())
-        elif inner is None and (local := reader.read(node)) is not None:
-            if len(local.shape) > 1 and "." in str(key):
-                # A matrix with the name of a module's weight: this level is a state dict as well.
-                return None
-            loose += _elements(local)
+        elif inner is None:
+            loose += _elements(reader.read(node))
     groups = [key for key, size in sizes.items() if size > loose]
     if len(groups) > 1:
         raise Undecidable(
@@ -112,6 +112,12 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
             hint="save the one that is meant on its own",
         )
     return groups[0] if groups else None
+
+
+def _is_state_dict(entries: Mapping[Any, Any], reader: LocalReader) -> bool:
+    """Whether a matrix has the name of a module's weight: what lies beside groups is a state dict as well."""
+    named = (node for key, node in entries.items() if "." in str(key) and as_dict(node) is None)
+    return any((local := reader.read(node)) is not None and len(local.shape) > 1 for node in named)
 
 
 def _elements(local: Local | None) -> int:

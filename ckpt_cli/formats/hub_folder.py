@@ -9,7 +9,7 @@ from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, MissingS
 from ckpt_cli.files import Files, Source, entries_in, files_in, is_file
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.set_contents import refuse_shard
-from ckpt_cli.formats.set_names import error_of, part_of
+from ckpt_cli.formats.set_names import lost_part
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
 from ckpt_cli.model import Component, Leaf, Piece, Tensor
@@ -56,14 +56,12 @@ class HubFolder:
         if parts:
             fields = PART.fullmatch(parts[0].name)
             index = f"{fields['stem'] if fields else 'model'}{INDEX_SUFFIX}"
-            incomplete = part_of(parts[0])
             trouble: IncompleteError = MissingShard(
                 f"{index} is missing; {len(parts)} parts without it prove nothing",
                 path=path / index,
                 hint="copy the index from where the model came from",
             )
-            if incomplete is not None and incomplete.missing:
-                trouble = error_of(incomplete)
+            trouble = lost_part(parts) or trouble
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]
         return matches
 

@@ -19,6 +19,7 @@ from ckpt_cli.formats.file_groups import MODEL_KEYS, model_entries
 from ckpt_cli.formats.set_contents import refuse_part
 from ckpt_cli.formats.state_dict import left_out_notes, read_state
 from ckpt_cli.model import Component, Leaf, Mesh, Note
+from ckpt_cli.names import few
 from ckpt_cli.pickle_nodes import describe
 from ckpt_cli.torchfile import TorchFile
 
@@ -116,14 +117,17 @@ class RankShards:
 
 
 def _refuse_unproven(states: list[RankState]) -> None:
-    """Raise PartOfSet for the file of one rank if neither names nor meshes say how many ranks there are."""
-    if len(states) == 1 and not _announced_size(states[0]):
-        raise PartOfSet(
-            f"{states[0].path.name} is the file of one rank, and nothing in it says how many ranks there are",
-            path=states[0].path,
-            expected="the files of all ranks",
-            hint="if one process wrote all of it, give the file a name without a rank, such as model.pt",
-        )
+    """Raise PartOfSet if neither names nor meshes say how many ranks there are: others may have held other layers."""
+    if any(map(_announced_size, states)):
+        return
+    names = few([state.path.name for state in states])
+    one = "if one process wrote all of it, give the file a name without a rank, such as model.pt"
+    raise PartOfSet(
+        f"nothing in {names} says how many ranks there are",
+        path=states[0].path,
+        expected="the files of all ranks, with distributed tensors in them",
+        hint=one if len(states) == 1 and states[0].rank == 0 else None,
+    )
 
 
 def check_rank_files(states: list[RankState], world_size: int) -> None:

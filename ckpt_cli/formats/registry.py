@@ -42,8 +42,8 @@ FORMATS = tuple(reader.name for reader in READERS)
 def recognise(path: Path) -> list[Match]:
     """Everything that some reader recognises directly at ``path``; a file that is one of a set, by its name, gets that as its trouble."""
     found = [match for reader in READERS for match in reader.recognise(path)]
-    read = [match for match in found if match.format != UNREAD]
-    return [_doubted(match) for match in read or found]
+    read = {match.component for match in found if match.format != UNREAD}
+    return [_doubted(match) for match in found if match.format != UNREAD or match.component not in read]
 
 
 def describe(match: Match, files: Files, options: ReadOptions) -> Component:

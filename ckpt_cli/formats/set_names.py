@@ -55,6 +55,7 @@ DEEPSPEED = (
 WHOLE_NAMES = (
     *DEEPSPEED,
     _kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
+    _kind(r"(model|weights)\.(?P<part>\d{2})\.safetensors", "MLX", "part", content_decides=True),
     _kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
     _kind(r"model(?P<part>\d+)-mp(?P<parts>\d+)\.safetensors", "DeepSeek's inference code", "part"),
     _kind(r"model_[a-z_]+_pp-rank-(?P<part>\d+)-of-\d+_tp-rank-\d+-of-\d+\.safetensors", "a Nanotron checkpoint", "parameter"),
@@ -114,6 +115,12 @@ class Part:
     siblings: Mapping[int, Path]
 
     @property
+    def is_indexed(self) -> bool:
+        """Whether such files have an index: parts of a Hugging Face model, no ranks or shards of another program."""
+        marked = any(mark.regex.search(self.path.name) for mark in (RANK, SHARD))
+        return self.kind is OF and not marked and self.path.suffix in (".safetensors", ".bin")
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Numbers that are nowhere, as far as names tell; of very large sets the first ones."""
         if self.kind.unit in ("layer", "parameter") or self.kind.regex is RANK_FOLDER:
@@ -123,6 +130,12 @@ class Part:
         first = 1 if from_one else 0
         last = min(first + self.count if self.count is not None else max(self.siblings) + 1, MAX_PARTS)
         return tuple(number for number in range(first, last) if number not in self.siblings)
+
+
+def lost_part(paths: Sequence[Path]) -> PartOfSet | None:
+    """Why files called "N of M" are no model: some are missing, or they are such as no index belongs to. None if only that is missing."""
+    part = part_of(paths[0])
+    return None if part is None or (part.is_indexed and not part.missing) else error_of(part)
 
 
 def part_of(path: Path) -> Part | None:
@@ -272,7 +285,7 @@ def _hint(part: Part, missing: Sequence[str]) -> str:
         return f"pass {index}" if not absent else f"{index.name} lists the files; get the missing ones: {few(absent)}"
     if part.kind in DEEPSPEED or part.kind.unit == "parameter":
         return deepspeed_hint(part.path.parent)
-    if part.count is not None and part.kind.unit == "part" and part.path.suffix in (".safetensors", ".bin"):
+    if part.is_indexed:
         what = "the other files and the index" if missing else "the index that belongs to these files"
         return f"get {what} from where the model came from"
     if len(part.siblings) == 1 and not missing and part.count is None and part.number == 0:

@@ -21,8 +21,8 @@ from ckpt_cli.formats.file_groups import (
     without_averages,
 )
 from ckpt_cli.formats.set_contents import refuse_part
-from ckpt_cli.formats.set_names import error_of, part_of
-from ckpt_cli.formats.state_dict import left_out_notes, read_state
+from ckpt_cli.formats.set_names import lost_part
+from ckpt_cli.formats.state_dict import EMA_KEYS, MODEL_KEYS, left_out_notes, model_entries, read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
 from ckpt_cli.model import Component, Leaf, Note
@@ -71,14 +71,12 @@ class TorchFiles:
         if not found and not parts:
             found = [entry for entry in listed if entry.name == ADAPTER]
         if parts:
-            incomplete = part_of(parts[0])
             unproven: IncompleteError = MissingShard(
                 f"{INDEX} is missing; {len(parts)} parts without it prove nothing",
                 path=path / INDEX,
                 hint="copy the index from where the model came from",
             )
-            if incomplete is not None and incomplete.missing:
-                unproven = error_of(incomplete)
+            unproven = lost_part(parts) or unproven
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]
         models, ema = [entry for entry in found if entry.stem != "ema"], [entry for entry in found if entry.stem == "ema"]
         matches = []

@@ -538,7 +538,7 @@ class TestAdapterFilesWithoutFactors:
         save_file(tensors, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["m"]}))
         for given in (folder, folder / "adapter_model.safetensors"):
-            with pytest.raises(CkptError, match="no tensor|no factor"):
+            with pytest.raises(CkptError, match=r"no tensor|no factor"):
                 ckpt_cli.merge(given, tmp_path / "out")
             for full in (False, True):
                 assert ckpt_cli.verify(given, full=full).exit_code == 1
@@ -619,7 +619,7 @@ class TestLayoutOfExperts:
     def test_that_is_not_known_is_refused_by_name(self, peft_run: tuple[Any, Path], tmp_path: Path, values: dict[str, Any]) -> None:
         _, run = peft_run
         self.mark(run, **values)
-        with pytest.raises(Unsupported, match="by_column|3|lora_A_layout rank_major"):
+        with pytest.raises(Unsupported, match=r"by_column|3|lora_A_layout rank_major"):
             ckpt_cli.merge(run, tmp_path / "out")
 
     @pytest.mark.parametrize(

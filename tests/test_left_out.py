@@ -119,6 +119,9 @@ IN_ONE_FILE: dict[str, Any] = {
     "among the tensors": {**MODEL, "ema": AVERAGE},
     "net_ema": {"model": MODEL, "net_ema": AVERAGE},
     "ema_0.9999": {"model": MODEL, "ema_0.9999": AVERAGE},
+    "under a prefix": {**MODEL, **{f"net_ema.module.{name}": tensor for name, tensor in AVERAGE.items()}},
+    "params_ema": {"model": MODEL, "params_ema": AVERAGE},
+    "capitals": {"model": MODEL, "EMA": {"shadow": AVERAGE, "mu": 0.9}},
 }
 
 
@@ -196,6 +199,15 @@ class TestOtherAverages:
         assert [component.name for component in ckpt_cli.detect(tmp_path / "model.pt").checkpoint.components] == ["model", key]
         ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out", type=key)
         assert differences(load(tmp_path / "out"), AVERAGE) == []
+
+    @pytest.mark.parametrize("key", ["teacher", "target_model", "polyak", "discriminator", "value_head"])
+    def test_and_other_state_dicts_beside_the_model_are_components(self, tmp_path: Path, key: str) -> None:
+        beside = {"metrics": {"accuracy": torch.tensor(0.5)}, "rng_states": {"cpu": torch.ones(4)}, "lr_scheduler": {"t": torch.ones(2)}}
+        torch.save({"model": MODEL, key: AVERAGE, **beside}, tmp_path / "model.pt")
+        assert [component.name for component in ckpt_cli.detect(tmp_path / "model.pt").checkpoint.components] == ["model", key]
+        ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out", type=key)
+        assert differences(load(tmp_path / "out"), AVERAGE) == []
+        assert f"--type {key}" in str(ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "model").checkpoint.notes)
 
     def test_of_several_decays_are_all_listed(self, tmp_path: Path) -> None:
         torch.save({"model": MODEL, "ema_0.999": AVERAGE, "ema_0.9999": MODEL}, tmp_path / "model.pt")

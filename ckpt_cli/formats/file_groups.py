@@ -1,4 +1,4 @@
-"""The state dicts in one file of ``torch.save``: the model, and averages of its weights that a trainer keeps beside it.
+"""The state dicts in one file of ``torch.save``: the model, averages of its weights that a trainer keeps beside it, and others.
 
 =================================  ======================================================================================
 who                                where the average is
@@ -27,6 +27,7 @@ from typing import Any
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.formats.state_dict import holds_storage
 from ckpt_cli.pickle_nodes import Call, Global, as_dict, describe
+from ckpt_cli.torchfile import unwrap
 
 MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict_ema")
@@ -49,10 +50,10 @@ NO_MODEL = re.compile(
 )
 """Keys beside averages under which no model is."""
 
-FLAT_PREFIXES = ("model_ema.", "ema_model.", "ema.")
 NAMELESS = ("shadow_params", "ema_weights", "collected_params")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", re.ASCII)
 MAX_DEPTH = 4
+MAX_LOOKED_AT = 100
 MAX_STARTS = 16
 """Beginnings of names that are tried as the prefix of the model beside its average."""
 
@@ -85,7 +86,7 @@ def file_groups(root: Any, component: str, entries: Mapping[Any, Any], above: Ma
         return swapped
     split = _flat(entries)
     if split is not None:
-        return [FileGroup(component, "", split[0], above), FileGroup("ema", FLAT_PREFIXES[0], split[1], above)]
+        return [FileGroup(component, "", split[0], above), FileGroup("ema", "", split[1], above)]
     groups: list[FileGroup] = []
     for key, node in averages.items():
         taken = {component, *(group.name for group in groups)}
@@ -93,6 +94,9 @@ def file_groups(root: Any, component: str, entries: Mapping[Any, Any], above: Ma
         name = "ema" if "ema" not in taken and "ema" in key.lower() else own
         inner, around = _average(node)
         groups.append(FileGroup(name, key, node=node) if inner is None else FileGroup(name, key, _own(inner), around))
+    for key, node in _others(_levels(root, entries), entries):
+        taken = {component, *(group.name for group in groups)}
+        groups.append(FileGroup(key if NAME.fullmatch(key) and key not in taken else f"other_{len(groups)}", key, _average(node)[0] or {}))
     rest = {key: node for key, node in entries.items() if key not in averages}
     if groups and not any(holds_storage(node) and not NO_MODEL.fullmatch(str(key)) for key, node in rest.items()):
         # The file holds nothing but averages.
@@ -122,7 +126,7 @@ def without_averages(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     """
     kept: dict[Any, Any] = {}
     for key, node in entries.items():
-        if (key in (*MODEL_KEYS, "current_model_state") and as_dict(node) is not None) or _is_average(key, node):
+        if (key in MODEL_KEYS and as_dict(node) is not None) or _is_average(key, node) or _is_state_dict(key, node):
             continue
         inner = as_dict(node) if key in HOLDERS else None
         kept[key] = node if inner is None else {name: _without(each) for name, each in inner.items() if not _is_average(name, each)}
@@ -163,6 +167,29 @@ def _averages(levels: list[Mapping[Any, Any]]) -> Iterator[tuple[str, Any]]:
                     if _is_average(name, value) and as_dict(value) is not None:
                         found.setdefault(name, value)
     yield from found.items()
+
+
+def _others(levels: list[Mapping[Any, Any]], entries: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Other state dicts beside the model: a teacher, a discriminator, a value head."""
+    for level in levels:
+        if level is not entries:
+            for key, node in level.items():
+                if isinstance(key, str) and key not in MODEL_KEYS and not _is_average(key, node) and _is_state_dict(key, node):
+                    yield key, node
+
+
+def _is_state_dict(key: object, node: Any) -> bool:
+    """Whether something beside a model holds weights: tensors of one dimension or more by name, and no training state by its own name."""
+    if not isinstance(key, str) or NO_MODEL.fullmatch(key) or as_dict(node) is None:
+        return False
+    held = list((_average(node)[0] or {}).items())[:MAX_LOOKED_AT]
+    return any(isinstance(name, str) and _is_tensor(each) and not _is_scalar(each) for name, each in held)
+
+
+def _is_scalar(node: Any) -> bool:
+    """Whether a tensor has no dimension, as counters and metrics have."""
+    inner = unwrap(node) if isinstance(node, Call) else node
+    return isinstance(inner, Call) and len(inner.args) > 2 and inner.args[2] == ()
 
 
 def _is_average(key: object, node: Any) -> bool:
@@ -222,7 +249,9 @@ def _flat(entries: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]] |
     Only if every tensor of the average has a partner in the model; LitEma leaves the dots out of its names.
     """
     names = [name for name in entries if isinstance(name, str)]
-    for prefix in FLAT_PREFIXES:
+    firsts = dict.fromkeys(name.partition(".")[0] for name in names if "." in name)
+    averages = list(itertools.islice((first for first in firsts if AVERAGE.fullmatch(first)), MAX_STARTS))
+    for prefix in (f"{first}.{module}" for first in averages for module in ("", "module.")):
         inside = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
         averaged = {name: short for name, short in inside.items() if short not in COUNTERS}
         others = [name for name in names if name not in inside]

@@ -124,7 +124,7 @@ def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[Ra
         group = chosen_group(groups, match.group)
         held, leaves = read_state(group.entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]
-    others = [f"{other.name} (--type {other.name})" for other in groups if other is not group]
+    others = [f"{other.name} (--type {other.name})" for other in groups if other is not group] if group is groups[0] else []
     if group.why is not None:
         notes.append(Note("warning", "averaged", group.why))
     if others:

@@ -68,6 +68,7 @@ class TestFilesBesideTheWeights:
         run = Path(shutil.copytree(layouts / "verl-run" / "run" / "global_step_20", tmp_path / "global_step_20"))
         save_file({"v_head.weight": torch.ones(1, 3)}, run / "actor" / "value_head.safetensors")
         assert "other-weights" in codes(ckpt_cli.merge(run, tmp_path / "out"), "warning")
+        assert ckpt_cli.verify(run / "actor").format == "rank-shards"
 
     @pytest.mark.parametrize("name", ["model.fp16.safetensors", "consolidated.safetensors", "pytorch_model.bin", "tf_model.h5"])
     def test_in_another_form_are_no_reason_to_warn(self, tmp_path: Path, name: str) -> None:
@@ -77,6 +78,28 @@ class TestFilesBesideTheWeights:
         assert "other-weights" not in codes(result, "warning")
         assert "other-weights" in codes(result)
         assert name in str(result.checkpoint.notes)
+
+    @pytest.mark.parametrize("kind", ["one file", "an index"])
+    @pytest.mark.parametrize("name", ["value_head.safetensors", "adapter_model.safetensors", "projector.safetensors"])
+    def test_are_not_the_model_where_torch_wrote_that(self, tmp_path: Path, name: str, kind: str) -> None:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        file = "pytorch_model.bin" if kind == "one file" else "pytorch_model-00001-of-00001.bin"
+        torch.save(MODEL, folder / file)
+        if kind == "an index":
+            (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(MODEL, file)}))
+        save_file({"v_head.weight": torch.ones(1, 3)}, folder / name)
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), MODEL) == []
+        assert "other-weights" in codes(result, "warning")
+        verified = ckpt_cli.verify(folder)
+        assert (verified.format, verified.tensors) == ("torch-file", len(MODEL))
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "model-EMA.safetensors", "model_ema.pt", "swa.pt"])
+    def test_that_may_be_other_values_are_a_warning(self, tmp_path: Path, name: str) -> None:
+        folder = hub_folder(tmp_path / "run")
+        save_file(AVERAGE, folder / name) if name.endswith("safetensors") else torch.save(AVERAGE, folder / name)
+        assert "other-weights" in codes(ckpt_cli.merge(folder, tmp_path / "out"), "warning")
 
     @pytest.mark.parametrize("name", ["optimizer.bin", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "optimizer.safetensors"])
     def test_that_are_training_state_are_not_weights(self, tmp_path: Path, name: str) -> None:

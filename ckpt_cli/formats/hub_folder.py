@@ -9,6 +9,7 @@ from pathlib import Path
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, Source, entries_in
 from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.torch_files import holds_torch_model
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
 from ckpt_cli.model import Component, Leaf, Piece, Tensor
@@ -45,7 +46,7 @@ class HubFolder:
         if os.path.isfile(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
         alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != OPTIMIZER]
-        if len(alone) == 1 and not matches and not PART.fullmatch(alone[0].name):
+        if len(alone) == 1 and not matches and not PART.fullmatch(alone[0].name) and not holds_torch_model(path):
             return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}")]
         parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]
         if parts:

@@ -106,6 +106,11 @@ class TorchFiles:
         )
 
 
+def holds_torch_model(folder: Path) -> bool:
+    """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
+    return os.path.isfile(folder / INDEX) or any(KNOWN.fullmatch(entry.name) or PART.fullmatch(entry.name) for entry in files_in(folder))
+
+
 def _component(path: Path) -> str:
     return "ema" if path.name == "ema.pt" else "model"
 

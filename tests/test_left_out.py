@@ -400,7 +400,8 @@ class TestAnotherModelAsBase:
 
     def test_may_be_the_language_model_inside(self, models: Path, tmp_path: Path) -> None:
         result = ckpt_cli.merge(self.run(models, "qwen2_5_vl"), tmp_path / "out", base=models / "qwen2")
-        assert "other-base" not in codes(result)
+        assert "other-base" in codes(result, "warning")
+        assert "25 of them in the same shape" in str(result.outputs[0].notes)
 
     def test_of_the_same_shapes_and_another_family_is_told_by_the_configs(self, models: Path, tmp_path: Path) -> None:
         base = Path(shutil.copytree(models / "vocabulary", tmp_path / "base"))
@@ -422,6 +423,23 @@ class TestAnotherModelAsBase:
             shutil.copy(path, tmp_path / "base")
         result = ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=tmp_path / "base")
         assert any("hidden_size" in note.text for note in result.outputs[0].notes if note.code == "other-base")
+
+    @pytest.mark.parametrize(("base", "fits"), [("qwen3/saved", True), ("gpt2", False), ("larger", False)])
+    def test_that_is_quantised_is_told_by_its_norms(self, models: Path, tmp_path: Path, base: str, fits: bool) -> None:
+        folder = Path(shutil.copytree(models / base, tmp_path / "base"))
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**content, "quantization_config": {"quant_method": "gptq"}}))
+        tensors = {
+            name.replace(".weight", ".qweight"): torch.ones(4, 4, dtype=torch.int32) if tensor.dim() == 2 else tensor
+            for name, tensor in load(folder).items()
+        }
+        norms = {name: tensor for name, tensor in load(folder).items() if tensor.dim() == 1}
+        save_file({**tensors, **norms}, folder / "model.safetensors")
+        if fits:
+            ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=folder)
+        else:
+            with pytest.raises(Inconsistent, match="another model"):
+                ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=folder)
 
     def test_names_of_memory_and_of_the_hub_are_one_model(self, models: Path, tmp_path: Path) -> None:
         run, base = self.run(models, "qwen2_5_vl"), models / "qwen2_5_vl" / "saved"

@@ -80,7 +80,8 @@ def resemblance(
     ``kinds_known``: both configs are of the sides that they are given for, so that what they say counts.
     """
     own, others = config or base_config, base_config or config
-    held, there = ({name: tensor.shape for name, tensor in side.items()} for side in (mine, base))
+    held: dict[str, Shape] = {name: tensor.shape for name, tensor in mine.items()}
+    there: dict[str, Shape] = {name: tensor.shape for name, tensor in base.items()}
     if sum(there.get(name) == shape for name, shape in held.items()) < ENOUGH * min(len(held), len(there)):
         # Names as trained on one side, or on both.
         held, there = _hub_shapes(mine, own), _hub_shapes(base, others)

@@ -401,7 +401,7 @@ class TestAnotherModelAsBase:
     def test_may_be_the_language_model_inside(self, models: Path, tmp_path: Path) -> None:
         result = ckpt_cli.merge(self.run(models, "qwen2_5_vl"), tmp_path / "out", base=models / "qwen2")
         assert "other-base" in codes(result, "warning")
-        assert "25 of them in the same shape" in str(result.outputs[0].notes)
+        assert "27 of them in the same shape" in str(result.outputs[0].notes)
 
     def test_of_the_same_shapes_and_another_family_is_told_by_the_configs(self, models: Path, tmp_path: Path) -> None:
         base = Path(shutil.copytree(models / "vocabulary", tmp_path / "base"))

@@ -80,17 +80,21 @@ def resemblance(
     ``kinds_known``: both configs are of the sides that they are given for, so that what they say counts.
     """
     own, others = config or base_config, base_config or config
-    held, there = ({name: tensor.shape for name, tensor in side.items()} for side in (mine, base))
+    held: dict[str, Shape] = {name: tensor.shape for name, tensor in mine.items()}
+    there: dict[str, Shape] = {name: tensor.shape for name, tensor in base.items()}
     if sum(there.get(name) == shape for name, shape in held.items()) < ENOUGH * min(len(held), len(there)):
         # Names as trained on one side, or on both.
         held, there = _hub_shapes(mine, own), _hub_shapes(base, others)
+    if "quantization_config" in others or any(QUANTISED.fullmatch(name) for name in base):
+        # Of a quantised base only norms and biases are what they were.
+        held = {name: shape for name, shape in held.items() if len(shape) == 1}
+        there = {name: shape for name, shape in there.items() if len(shape) == 1}
     common = [name for name in held if name in there]
     alike = [name for name in common if held[name] == there[name]]
     shapes = [Counter(shape for shape in side.values() if len(shape) > 1) for side in (held, there)]
     shared, smaller = (shapes[0] & shapes[1]).total(), min(shapes[0].total(), shapes[1].total())
     renamed = len(common) * 2 < min(len(held), len(there)) and smaller > 0 and shared >= UNDER_OTHER_NAMES * smaller
-    quantised = "quantization_config" in others or any(QUANTISED.fullmatch(name) for name in base)
-    comparable = not (quantised or has_adapters(mine) or has_adapters(base) or not held or not there) and not renamed
+    comparable = not (has_adapters(mine) or has_adapters(base) or not held or not there) and not renamed
     smaller_side = held if len(held) <= len(there) else there
     doubt = _doubt(own, others, [name for name in smaller_side if held.get(name) != there.get(name)]) if kinds_known else None
     return Resemblance(len(held), len(there), len(common), len(alike), renamed, comparable, doubt)
@@ -118,7 +122,7 @@ def checked_base(
         text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
         return (Note("warning", "other-base", text),)
     if found.same_model:
-        return ()
+        return _other_kind(config, base_config, found) if own_config else ()
     if taken:
         raise Inconsistent(
             f"the base is another model: {found.why}",
@@ -127,6 +131,15 @@ def checked_base(
             hint="pass that model as --base",
         )
     return (Note("warning", "other-base", f"the base is another model: {found.why}"),)
+
+
+def _other_kind(config: Config, base_config: Config, found: Resemblance) -> tuple[Note, ...]:
+    """A word about a base of another type whose tensors fit: a language model inside of a larger one, or one that was converted."""
+    kinds = config.get("model_type"), base_config.get("model_type")
+    if not found.comparable or not all(isinstance(kind, str) for kind in kinds) or kinds[0] == kinds[1]:
+        return ()
+    text = f"config.json says {printable(kinds[0])}, and the base's {printable(kinds[1])}: {found.numbers}"
+    return (Note("warning", "other-base", text),)
 
 
 def config_doubt(config: Config, base_config: Config) -> str | None:
@@ -152,7 +165,7 @@ def _doubt(config: Config, base_config: Config, different: list[str]) -> str | N
     """
     kinds = config.get("model_type"), base_config.get("model_type")
     if different and all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]:
-        return f"the configs say {printable(kinds[0])} and {printable(kinds[1])}, and {few(different, 2)} is not in both in one shape"
+        return f"the configs say {printable(kinds[0])} and {printable(kinds[1])}; not in both in one shape: {few(different, 2)}"
     return None
 
 

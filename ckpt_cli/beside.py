@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpt_cli.assets import AUXILIARY
 from ckpt_cli.files import files_in, is_folder
-from ckpt_cli.formats.hub_folder import OPTIMIZER, PART
+from ckpt_cli.formats.hub_folder import OPTIMIZER, PART, SINGLE
 from ckpt_cli.formats.hub_shards import SHARD
 from ckpt_cli.found import Found, Place
 from ckpt_cli.model import Component, Note
@@ -19,15 +19,19 @@ SAME_WEIGHTS = re.compile(
     r"(consolidated|pytorch_model|tf_model|flax_model|rust_model|model|diffusion_pytorch_model)([._-].*)?\.[a-z0-9_]+|.*\.(gguf|onnx|h5|msgpack|ot)",
     re.ASCII | re.IGNORECASE,
 )
-"""Names that the weights of one model have in other forms: half precision, other libraries."""
+"""Names that the weights of one model have in other forms: half precision, other libraries.
+
+``model.safetensors`` beside an index is none of these: loaders read it instead of the parts.
+"""
 
 WEIGHTS = re.compile(
     r"(.*[._-])?(v_?heads?|(value|reward|score|classifier|lm|mtp|medusa|eagle)[._-]?(heads?|model)?|critic|adapters?|adapter_model|lora|ema|"
-    r"non_lora_trainables|projectors?|mm_projector|model|weights)([._-].*)?\.(bin|pt|pth|ckpt|npz)",
+    r"non_lora_trainables|trainable_params|projectors?|mm_projector|swa|heads?|model|weights)([._-].*)?\.(bin|pt|pth|ckpt|npz)",
     re.ASCII | re.IGNORECASE,
 )
 """Names of pickles that hold weights; other pickles in a checkpoint are training state."""
 
+AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 NO_WEIGHTS = re.compile(r"(optim|extra_state|scheduler|rng|random|training_args|data|scaler|sampler|train).*", re.ASCII)
 
 
@@ -51,7 +55,7 @@ def _other_files(found: Found, place: Place, component: Component) -> list[Note]
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
     folders = dict.fromkeys((place.match.root, place.home))
     names = [path.name for folder in folders for path in files_in(folder) if os.path.abspath(path) not in used and _holds_weights(path)]
-    same = [name for name in dict.fromkeys(names) if SAME_WEIGHTS.fullmatch(name)]
+    same = [name for name in dict.fromkeys(names) if SAME_WEIGHTS.fullmatch(name) and not AVERAGED.fullmatch(name) and name != SINGLE]
     others = [name for name in dict.fromkeys(names) if name not in same]
     notes = []
     if others:

@@ -12,9 +12,10 @@ from pathlib import Path
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
 from ckpt_cli.files import Files, files_in, is_file, read_small, status_of, stays_inside
 from ckpt_cli.findings import finding, unread
-from ckpt_cli.formats.hub_folder import EMA, INDEX, SINGLE, described_entry
+from ckpt_cli.formats.hub_folder import EMA, FORMAT, INDEX, SINGLE, described_entry
 from ckpt_cli.formats.hub_shards import SHARD
 from ckpt_cli.formats.placeholders import placeholders
+from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.set_contents import refuse_shard, share_error
 from ckpt_cli.formats.set_names import part_error, unlisted_parts
 from ckpt_cli.manifest import NAME as MANIFEST
@@ -57,6 +58,10 @@ def is_model_folder(path: Path) -> bool:
     """Whether a folder holds weights as loaders read them, or says that it did when it was written."""
     names = [entry.name for entry in files_in(path, lambda name: name.endswith((SUFFIX, INDEX_SUFFIX)) or name == MANIFEST)]
     weights = [name for name in names if name.endswith((SUFFIX, INDEX_SUFFIX)) and not SHARD.fullmatch(name)]
+    usual = any(name.endswith(INDEX_SUFFIX) or name in (SINGLE, EMA) or PART.fullmatch(name) for name in weights)
+    if not usual and any(match.format != FORMAT for match in recognise(path)):
+        # A value head or an adapter beside pytorch_model.bin, or files of ranks, is not the model.
+        weights = []
     return MANIFEST in names or (bool(weights) and not any(SHARD.fullmatch(name) for name in names))
 
 

@@ -52,13 +52,18 @@ class Exported:
     notes: tuple[Note, ...]
 
 
-def check_adapter_files(opened: OpenedComponent) -> None:
-    """Raise Inconsistent for an adapter's file without factors, Unsupported for one of another kind; other files pass."""
+def check_adapter_files(opened: OpenedComponent, *, keep: bool) -> None:
+    """Raise Inconsistent for an adapter's file without factors, Unsupported for one of another kind (``keep``: it passes); others pass."""
     component = opened.component
     named = next((path for path in component.files if path.name.startswith("adapter_model")), None)
     if named is None or has_adapters(component.tensors):
         return
-    adapter_facts(opened.homes, None)
+    try:
+        adapter_facts(opened.homes, None)
+    except Unsupported:
+        if keep:
+            return
+        raise
     raise Inconsistent(
         "the adapter's file holds no factor of LoRA",
         path=named,

@@ -209,7 +209,7 @@ def planned_jobs(
         target = _target(opened, group[0], output, options, one_of_many=len(groups) > 1)
         adapted = [component for component in group if has_adapters(component.component.tensors)]
         for component in group:
-            check_adapter_files(component)
+            check_adapter_files(component, keep=options.lora == "keep")
         mode = _lora_mode(group, base, options)
         if options.lora in ("export", "both") and not adapted:
             raise UsageError(f"--lora {options.lora}: there are no LoRA adapters in {group[0].name}", hint="leave out --lora")

@@ -68,6 +68,7 @@ class TestFilesBesideTheWeights:
         run = Path(shutil.copytree(layouts / "verl-run" / "run" / "global_step_20", tmp_path / "global_step_20"))
         save_file({"v_head.weight": torch.ones(1, 3)}, run / "actor" / "value_head.safetensors")
         assert "other-weights" in codes(ckpt_cli.merge(run, tmp_path / "out"), "warning")
+        assert ckpt_cli.verify(run / "actor").format == "rank-shards"
 
     @pytest.mark.parametrize("name", ["model.fp16.safetensors", "consolidated.safetensors", "pytorch_model.bin", "tf_model.h5"])
     def test_in_another_form_are_no_reason_to_warn(self, tmp_path: Path, name: str) -> None:
@@ -77,6 +78,28 @@ class TestFilesBesideTheWeights:
         assert "other-weights" not in codes(result, "warning")
         assert "other-weights" in codes(result)
         assert name in str(result.checkpoint.notes)
+
+    @pytest.mark.parametrize("kind", ["one file", "an index"])
+    @pytest.mark.parametrize("name", ["value_head.safetensors", "adapter_model.safetensors", "projector.safetensors"])
+    def test_are_not_the_model_where_torch_wrote_that(self, tmp_path: Path, name: str, kind: str) -> None:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        file = "pytorch_model.bin" if kind == "one file" else "pytorch_model-00001-of-00001.bin"
+        torch.save(MODEL, folder / file)
+        if kind == "an index":
+            (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(MODEL, file)}))
+        save_file({"v_head.weight": torch.ones(1, 3)}, folder / name)
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), MODEL) == []
+        assert "other-weights" in codes(result, "warning")
+        verified = ckpt_cli.verify(folder)
+        assert (verified.format, verified.tensors) == ("torch-file", len(MODEL))
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "model-EMA.safetensors", "model_ema.pt", "swa.pt"])
+    def test_that_may_be_other_values_are_a_warning(self, tmp_path: Path, name: str) -> None:
+        folder = hub_folder(tmp_path / "run")
+        save_file(AVERAGE, folder / name) if name.endswith("safetensors") else torch.save(AVERAGE, folder / name)
+        assert "other-weights" in codes(ckpt_cli.merge(folder, tmp_path / "out"), "warning")
 
     @pytest.mark.parametrize("name", ["optimizer.bin", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "optimizer.safetensors"])
     def test_that_are_training_state_are_not_weights(self, tmp_path: Path, name: str) -> None:
@@ -119,6 +142,9 @@ IN_ONE_FILE: dict[str, Any] = {
     "among the tensors": {**MODEL, "ema": AVERAGE},
     "net_ema": {"model": MODEL, "net_ema": AVERAGE},
     "ema_0.9999": {"model": MODEL, "ema_0.9999": AVERAGE},
+    "under a prefix": {**MODEL, **{f"net_ema.module.{name}": tensor for name, tensor in AVERAGE.items()}},
+    "params_ema": {"model": MODEL, "params_ema": AVERAGE},
+    "capitals": {"model": MODEL, "EMA": {"shadow": AVERAGE, "mu": 0.9}},
 }
 
 
@@ -196,6 +222,15 @@ class TestOtherAverages:
         assert [component.name for component in ckpt_cli.detect(tmp_path / "model.pt").checkpoint.components] == ["model", key]
         ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out", type=key)
         assert differences(load(tmp_path / "out"), AVERAGE) == []
+
+    @pytest.mark.parametrize("key", ["teacher", "target_model", "polyak", "discriminator", "value_head"])
+    def test_and_other_state_dicts_beside_the_model_are_components(self, tmp_path: Path, key: str) -> None:
+        beside = {"metrics": {"accuracy": torch.tensor(0.5)}, "rng_states": {"cpu": torch.ones(4)}, "lr_scheduler": {"t": torch.ones(2)}}
+        torch.save({"model": MODEL, key: AVERAGE, **beside}, tmp_path / "model.pt")
+        assert [component.name for component in ckpt_cli.detect(tmp_path / "model.pt").checkpoint.components] == ["model", key]
+        ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out", type=key)
+        assert differences(load(tmp_path / "out"), AVERAGE) == []
+        assert f"--type {key}" in str(ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "model").checkpoint.notes)
 
     def test_of_several_decays_are_all_listed(self, tmp_path: Path) -> None:
         torch.save({"model": MODEL, "ema_0.999": AVERAGE, "ema_0.9999": MODEL}, tmp_path / "model.pt")
@@ -365,7 +400,8 @@ class TestAnotherModelAsBase:
 
     def test_may_be_the_language_model_inside(self, models: Path, tmp_path: Path) -> None:
         result = ckpt_cli.merge(self.run(models, "qwen2_5_vl"), tmp_path / "out", base=models / "qwen2")
-        assert "other-base" not in codes(result)
+        assert "other-base" in codes(result, "warning")
+        assert "27 of them in the same shape" in str(result.outputs[0].notes)
 
     def test_of_the_same_shapes_and_another_family_is_told_by_the_configs(self, models: Path, tmp_path: Path) -> None:
         base = Path(shutil.copytree(models / "vocabulary", tmp_path / "base"))
@@ -387,6 +423,23 @@ class TestAnotherModelAsBase:
             shutil.copy(path, tmp_path / "base")
         result = ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=tmp_path / "base")
         assert any("hidden_size" in note.text for note in result.outputs[0].notes if note.code == "other-base")
+
+    @pytest.mark.parametrize(("base", "fits"), [("qwen3/saved", True), ("gpt2", False), ("larger", False)])
+    def test_that_is_quantised_is_told_by_its_norms(self, models: Path, tmp_path: Path, base: str, fits: bool) -> None:
+        folder = Path(shutil.copytree(models / base, tmp_path / "base"))
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**content, "quantization_config": {"quant_method": "gptq"}}))
+        tensors = {
+            name.replace(".weight", ".qweight"): torch.ones(4, 4, dtype=torch.int32) if tensor.dim() == 2 else tensor
+            for name, tensor in load(folder).items()
+        }
+        norms = {name: tensor for name, tensor in load(folder).items() if tensor.dim() == 1}
+        save_file({**tensors, **norms}, folder / "model.safetensors")
+        if fits:
+            ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=folder)
+        else:
+            with pytest.raises(Inconsistent, match="another model"):
+                ckpt_cli.merge(self.run(models, "qwen3"), tmp_path / "out", base=folder)
 
     def test_names_of_memory_and_of_the_hub_are_one_model(self, models: Path, tmp_path: Path) -> None:
         run, base = self.run(models, "qwen2_5_vl"), models / "qwen2_5_vl" / "saved"

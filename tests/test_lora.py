@@ -546,8 +546,10 @@ class TestAdapterFilesWithoutFactors:
     def test_of_another_kind_are_not_merged_as_a_model(self, tmp_path: Path) -> None:
         save_file({"prompt_embeddings": torch.ones(2, 4)}, tmp_path / "adapter_model.safetensors")
         (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "PROMPT_TUNING"}))
-        with pytest.raises(Unsupported, match="PROMPT_TUNING"):
+        with pytest.raises(Unsupported, match="PROMPT_TUNING") as raised:
             ckpt_cli.merge(tmp_path, tmp_path.with_name("out"))
+        assert "--lora keep" in str(raised.value.hint)
+        ckpt_cli.merge(tmp_path, tmp_path.with_name("kept"), lora="keep")
         assert "not-compared" in {item.code for item in ckpt_cli.verify(tmp_path).findings}
 
 

@@ -1,4 +1,4 @@
-"""The state dicts in one file of ``torch.save``: the model, and averages of its weights that a trainer keeps beside it.
+"""The state dicts in one file of ``torch.save``: the model, averages of its weights that a trainer keeps beside it, and others.
 
 =================================  ======================================================================================
 who                                where the average is
@@ -30,6 +30,7 @@ from ckpt_cli.formats.dtensor import Local, LocalReader
 from ckpt_cli.formats.state_dict import holds_storage
 from ckpt_cli.names import few
 from ckpt_cli.pickle_nodes import Call, Global, as_dict, describe
+from ckpt_cli.torchfile import unwrap
 
 MAX_LEVELS = 4
 MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
@@ -56,10 +57,10 @@ NO_MODEL = re.compile(
 NO_GROUP = re.compile(r"optim.*|.*optimizer.*|(lr_)?sched.*|rng.*|.*random.*|dataloader.*|callbacks|loops|extra_state", re.IGNORECASE)
 """Keys beside a model whose dicts are not the model."""
 
-FLAT_PREFIXES = ("model_ema.", "ema_model.", "ema.")
 NAMELESS = ("shadow_params", "ema_weights", "collected_params")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", re.ASCII)
 MAX_DEPTH = 4
+MAX_LOOKED_AT = 100
 MAX_STARTS = 16
 """Beginnings of names that are tried as the prefix of the model beside its average."""
 
@@ -79,7 +80,7 @@ def model_entries(root: object, keys: tuple[str, ...], reader: LocalReader) -> t
         inner = next((key for key in keys if as_dict(entries.get(key)) is not None), None)
         if inner is None:
             inner = sole_group(entries, reader)
-        elif _is_state_dict(entries, reader):
+        elif _has_named_matrix(entries, reader):
             inner = None
         if inner is None:
             return entries, above
@@ -94,7 +95,7 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
     None if there is no group, or if the tensors beside it may be the model. Raises Undecidable if there are several groups and
     nothing else.
     """
-    if all(as_dict(node) is None for node in entries.values()) or _is_state_dict(entries, reader):
+    if all(as_dict(node) is None for node in entries.values()) or _has_named_matrix(entries, reader):
         return None
     sizes: dict[Any, int] = {}
     loose = 0
@@ -114,7 +115,7 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
     return groups[0] if groups else None
 
 
-def _is_state_dict(entries: Mapping[Any, Any], reader: LocalReader) -> bool:
+def _has_named_matrix(entries: Mapping[Any, Any], reader: LocalReader) -> bool:
     """Whether a matrix has the name of a module's weight: what lies beside groups is a state dict as well."""
     named = (node for key, node in entries.items() if "." in str(key) and as_dict(node) is None)
     return any((local := reader.read(node)) is not None and len(local.shape) > 1 for node in named)
@@ -152,7 +153,7 @@ def file_groups(root: Any, component: str, entries: Mapping[Any, Any], above: Ma
         return swapped
     split = _flat(entries)
     if split is not None:
-        return [FileGroup(component, "", split[0], above), FileGroup("ema", FLAT_PREFIXES[0], split[1], above)]
+        return [FileGroup(component, "", split[0], above), FileGroup("ema", "", split[1], above)]
     groups: list[FileGroup] = []
     for key, node in averages.items():
         taken = {component, *(group.name for group in groups)}
@@ -160,6 +161,9 @@ def file_groups(root: Any, component: str, entries: Mapping[Any, Any], above: Ma
         name = "ema" if "ema" not in taken and "ema" in key.lower() else own
         inner, around = _average(node)
         groups.append(FileGroup(name, key, node=node) if inner is None else FileGroup(name, key, _own(inner), around))
+    for key, node in _others(_levels(root, entries), entries):
+        taken = {component, *(group.name for group in groups)}
+        groups.append(FileGroup(key if NAME.fullmatch(key) and key not in taken else f"other_{len(groups)}", key, _average(node)[0] or {}))
     rest = {key: node for key, node in entries.items() if key not in averages}
     if groups and not any(holds_storage(node) and not NO_MODEL.fullmatch(str(key)) for key, node in rest.items()):
         # The file holds nothing but averages.
@@ -189,7 +193,7 @@ def without_averages(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     """
     kept: dict[Any, Any] = {}
     for key, node in entries.items():
-        if (key in (*MODEL_KEYS, "current_model_state") and as_dict(node) is not None) or _is_average(key, node):
+        if (key in MODEL_KEYS and as_dict(node) is not None) or _is_average(key, node) or _is_state_dict(key, node):
             continue
         inner = as_dict(node) if key in HOLDERS else None
         kept[key] = node if inner is None else {name: _without(each) for name, each in inner.items() if not _is_average(name, each)}
@@ -230,6 +234,35 @@ def _averages(levels: list[Mapping[Any, Any]]) -> Iterator[tuple[str, Any]]:
                     if _is_average(name, value) and as_dict(value) is not None:
                         found.setdefault(name, value)
     yield from found.items()
+
+
+def _others(levels: list[Mapping[Any, Any]], entries: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Other state dicts beside the model: a teacher, a discriminator, a value head."""
+    for level in levels:
+        if level is not entries:
+            for key, node in level.items():
+                if (
+                    isinstance(key, str)
+                    and key not in MODEL_KEYS
+                    and as_dict(node) is not entries
+                    and not _is_average(key, node)
+                    and _is_state_dict(key, node)
+                ):
+                    yield key, node
+
+
+def _is_state_dict(key: object, node: Any) -> bool:
+    """Whether something beside a model holds weights: tensors of one dimension or more by name, and no training state by its own name."""
+    if not isinstance(key, str) or NO_MODEL.fullmatch(key) or as_dict(node) is None:
+        return False
+    held = list((_average(node)[0] or {}).items())[:MAX_LOOKED_AT]
+    return any(isinstance(name, str) and _is_tensor(each) and not _is_scalar(each) for name, each in held)
+
+
+def _is_scalar(node: Any) -> bool:
+    """Whether a tensor has no dimension, as counters and metrics have."""
+    inner = unwrap(node) if isinstance(node, Call) else node
+    return isinstance(inner, Call) and len(inner.args) > 2 and inner.args[2] == ()
 
 
 def _is_average(key: object, node: Any) -> bool:
@@ -289,7 +322,9 @@ def _flat(entries: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]] |
     Only if every tensor of the average has a partner in the model; LitEma leaves the dots out of its names.
     """
     names = [name for name in entries if isinstance(name, str)]
-    for prefix in FLAT_PREFIXES:
+    firsts = dict.fromkeys(name.partition(".")[0] for name in names if "." in name)
+    averages = list(itertools.islice((first for first in firsts if AVERAGE.fullmatch(first)), MAX_STARTS))
+    for prefix in (f"{first}.{module}" for first in averages for module in ("", "module.")):
         inside = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
         averaged = {name: short for name, short in inside.items() if short not in COUNTERS}
         others = [name for name in names if name not in inside]

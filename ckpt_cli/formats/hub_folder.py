@@ -10,6 +10,7 @@ from ckpt_cli.files import Files, Source, entries_in, files_in, is_file
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.set_contents import refuse_shard
 from ckpt_cli.formats.set_names import lost_part
+from ckpt_cli.formats.torch_files import holds_torch_model
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
 from ckpt_cli.model import Component, Leaf, Piece, Tensor
@@ -50,7 +51,7 @@ class HubFolder:
         if len(others) == 1 and not matches:
             return [Match(FORMAT, "model", path, (others[0],), f"index {others[0].name}")]
         alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != OPTIMIZER]
-        if len(alone) == 1 and not matches and _is_whole(alone[0].name):
+        if len(alone) == 1 and not matches and _is_whole(alone[0].name) and not holds_torch_model(path):
             return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}")]
         parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]
         if parts:

@@ -22,7 +22,7 @@ from ckpt_cli.formats.file_groups import (
 )
 from ckpt_cli.formats.set_contents import refuse_part
 from ckpt_cli.formats.set_names import lost_part
-from ckpt_cli.formats.state_dict import EMA_KEYS, MODEL_KEYS, left_out_notes, model_entries, read_state
+from ckpt_cli.formats.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
 from ckpt_cli.model import Component, Leaf, Note
@@ -127,6 +127,11 @@ class TorchFiles:
         )
 
 
+def holds_torch_model(folder: Path) -> bool:
+    """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
+    return is_file(folder / INDEX) or any(KNOWN.fullmatch(entry.name) or PART.fullmatch(entry.name) for entry in files_in(folder))
+
+
 def _component(path: Path) -> str:
     return "ema" if path.name == "ema.pt" else "model"
 
@@ -147,7 +152,7 @@ def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[Ra
         group = chosen_group(groups, match.group)
         held, leaves = read_state(group.entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]
-    others = [f"{other.name} (--type {other.name})" for other in groups if other is not group]
+    others = [f"{other.name} (--type {other.name})" for other in groups if other is not group] if group is groups[0] else []
     passed = [str(key) for key, value in group.beside.items() if (local := reader.read(value)) is not None and len(local.shape) > 1]
     if group.why is not None:
         notes.append(Note("warning", "averaged", group.why))

@@ -109,8 +109,10 @@ def resolve_base(base: str) -> Path:
     if os.path.isdir(folder):
         return folder.resolve() if ".." in folder.parts else folder
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
-        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-        repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{base.replace('/', '--')}"
+        # As huggingface_hub finds it: variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
+        home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")
+        cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+        repository = Path(os.path.expanduser(cache)) / f"models--{base.replace('/', '--')}"
         try:
             commit = (repository / "refs" / "main").read_text().strip()
         except OSError:

@@ -191,6 +191,8 @@ def average(
     given, target = paths_of(paths, "PATH"), path_of(output, "--output", output=True)
     component, nodes = text_of(type, "--type"), paths_of(also, "--also")
     home = path_text(base, "--base") if base is not None else None
+    if not given:
+        raise UsageError("there are no checkpoints to average", expected="a run, or at least two checkpoints")
     check_writing(chosen.weights_name, chosen.jobs, chosen.max_shard_size)
     started = time.monotonic()
     rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()

@@ -235,8 +235,11 @@ class TestAddresses:
         ):
             with pytest.raises(UsageError) as caught:
                 call()
-            assert advice in (caught.value.hint or "")
+            assert advice.split(" --local-dir")[0] in (caught.value.hint or "")
             assert caught.value.path == address
+        with pytest.raises(UsageError) as caught:
+            ckpt_cli.detect(address)
+        assert advice in (caught.value.hint or "")
 
     @pytest.mark.parametrize("address", ["s3://bucket/out", "gs://bucket/out", "hf://org/name", "https://example.org/out"])
     def test_of_outputs_make_no_folder(self, address: str, run: Path, tmp_path: Path) -> None:

@@ -136,8 +136,10 @@ def resolve_base(base: str) -> Path:
         return folder.resolve() if ".." in folder.parts else folder
     hint = "pass the folder that the file lies in" if is_there(folder) else "check the path: nothing is there"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
-        home = Path(os.environ.get("HF_HOME") or os.path.expanduser(os.path.join("~", ".cache", "huggingface")))
-        repository = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{base.replace('/', '--')}"
+        # As huggingface_hub finds it: variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
+        home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")
+        cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+        repository = Path(os.path.expanduser(cache)) / f"models--{base.replace('/', '--')}"
         try:
             commit = read_small(repository / "refs" / "main", 1 << 10).decode("ascii", "replace").strip()
         except (NotFound, CorruptFile):

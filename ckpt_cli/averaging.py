@@ -205,6 +205,8 @@ def average(
     given, target = paths_of(paths, "PATH"), path_of(output, "--output", output=True)
     component, nodes = text_of(type, "--type"), paths_of(also, "--also")
     home = path_text(base, "--base") if base is not None else None
+    if not given:
+        raise UsageError("there are no checkpoints to average", expected="a run, or at least two checkpoints")
     check_writing(chosen.weights_name, chosen.jobs, chosen.max_shard_size)
     if base is None and (chosen.carry_from_base or chosen.dtype == BASE):
         option = "--carry-from-base" if chosen.carry_from_base else "--dtype base"

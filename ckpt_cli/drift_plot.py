@@ -70,6 +70,11 @@ def check_plot(path: str | os.PathLike[str], *, overwrite: bool = False) -> str:
         raise UsageError("drawing needs matplotlib, which is not installed", hint="pip install 'unshard[plot]'") from None
     if os.path.isdir(path) or (os.path.lexists(path) and not overwrite):
         raise OutputExists("something of this name is there already", path=path, hint="choose another name for the plot")
+    folder = Path(os.path.abspath(path)).parent
+    if not os.path.isdir(folder):
+        raise NotWritable("there is no folder for the plot", path=path, hint=f"make {folder} first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise NotWritable(f"no permission to write in {folder}", path=path, hint="choose another place for it")
     return suffix
 
 

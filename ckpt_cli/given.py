@@ -11,6 +11,7 @@ import functools
 import operator
 import os
 import re
+import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -140,14 +141,12 @@ def _refuse_address(text: str, option: str, output: bool) -> None:
         hint = "write to a local folder, and copy that there"
     elif hub is not None:
         name = hub["id"]
-        download = f"hf download {name} --local-dir {name.split('/')[1]}"
-        hint = f"download it first: {download}" + (f"; --base {name} finds it in the local Hub cache" if option == "--base" else "")
+        rest = f"then pass --base {name}" if option == "--base" else f"--local-dir {name.split('/')[1]}"
+        hint = f"download it first: hf download {name}{',' if option == '--base' else ''} {rest}"
+    elif scheme in STORES and found is not None and len(found["slashes"]) == 2:
+        hint = f"copy it to a local disk first: {STORES[scheme]} {shlex.quote(text)} ..."
     elif scheme in STORES:
-        hint = (
-            f"copy it to a local disk first: {STORES[scheme]} {text} ..."
-            if found and len(found["slashes"]) == 2
-            else "copy it to a local disk first"
-        )
+        hint = "copy it to a local disk first"
     else:
         hint = "download it first, or mount it as a folder"
     raise UsageError(

@@ -104,7 +104,8 @@ def check_place(target: Path, *, in_place: bool = False) -> None:
             "the output is a mount point, which cannot be replaced by a folder", path=target, hint=f"use -o {target / 'model'}"
         )
     if not in_place and _holds_current(target):
-        raise NotWritable("the output is the current folder, which would be replaced", path=target, hint="name a new folder: -o ./model")
+        hint = "run it from another folder, or name a new one: -o ./NAME"
+        raise NotWritable("the current folder is the output, or lies in it, and would be replaced", path=target, hint=hint)
     if not _may_write(target):
         raise NotWritable("no permission to write in the output folder", path=target)
     above_status, status, me = os.stat(above), os.stat(target), _effective_user()

@@ -14,7 +14,7 @@ from typing import Any
 from ckpt_cli import plan
 from ckpt_cli.assets import CONFIG, Assets, config_with, config_with_dtype
 from ckpt_cli.dtypes import overflow_hint
-from ckpt_cli.errors import CastOverflow, OutputExists, UsageError
+from ckpt_cli.errors import CastOverflow, OutputExists, Unreadable, UsageError
 from ckpt_cli.execute import Written, default_jobs, execute
 from ckpt_cli.files import Source, size_of
 from ckpt_cli.kernels import SLAB
@@ -130,6 +130,9 @@ def _checked(order: Order) -> Order:
     """An order that can be carried out as far as one can see, without the side files that are there. Raises OutputError."""
     target = order.target
     check_place(target.folder, in_place=target.in_place)
+    for path in order.side_files.values():
+        if isinstance(path, Path) and not os.access(path, os.R_OK):
+            raise Unreadable("a file that belongs beside the weights cannot be read", path=path)
     if not target.in_place:
         return order
     _refuse_existing(order.plan, target.folder)

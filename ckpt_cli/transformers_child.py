@@ -55,11 +55,10 @@ def asked_child(question: Question, config: Config, schema: int) -> dict[str, An
 
 
 def _cache_home() -> Path | None:
-    """The user's cache folder of ckpt, None for a user without a home."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckpt"
-    except RuntimeError:
-        return None
+    """The user's cache folder of ckpt, None for a user without a home. A relative one is ignored, as the XDG specification asks."""
+    given = os.path.expanduser(os.environ.get("XDG_CACHE_HOME", ""))
+    home = Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache"))
+    return home / "ckpt" if home.is_absolute() else None
 
 
 def _run_child(question: Question, text: str) -> dict[str, Any] | None:

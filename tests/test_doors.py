@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli import given, transformers_child
+from ckpt_cli.assets import resolve_base
 from ckpt_cli.errors import Inconsistent, SourceChanged, UsageError
 from ckpt_cli.files import Files, FileSource
 from ckpt_cli.workers import Stop, Stopped, in_threads
@@ -168,6 +169,41 @@ class TestHome:
         assert str(given.path_of("~root/x")).startswith("/")
 
 
+class TestFoldersOfTheEnvironment:
+    """Nothing expands a ~ in a Dockerfile or a unit file, and nothing may make a folder called so."""
+
+    @pytest.mark.parametrize(
+        ("value", "wanted"),
+        [
+            ("~/kept", "{home}/kept/ckpt"),
+            ("", "{home}/.cache/ckpt"),
+            ("kept", "{home}/.cache/ckpt"),
+            ("/kept", "/kept/ckpt"),
+        ],
+    )
+    def test_the_cache_is_never_in_the_current_folder(
+        self, value: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert str(transformers_child._cache_home()) == wanted.format(home=tmp_path)
+
+    @pytest.mark.parametrize(("variable", "below"), [("HF_HOME", "hub"), ("HF_HUB_CACHE", ""), (None, ".cache/huggingface/hub")])
+    def test_the_hub_cache_is_found_below_home(
+        self, variable: str | None, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("HF_HOME", "HF_HUB_CACHE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        if variable is not None:
+            monkeypatch.setenv(variable, "~/hf")
+        cache = tmp_path / ("hf" if variable else "") / below / "models--org--name"
+        (cache / "refs").mkdir(parents=True)
+        (cache / "refs" / "main").write_text("0" * 40)
+        (cache / "snapshots" / ("0" * 40)).mkdir(parents=True)
+        assert resolve_base("org/name") == cache / "snapshots" / ("0" * 40)
+
+
 class TestAddresses:
     @pytest.mark.parametrize(
         ("address", "advice"),
@@ -199,8 +235,11 @@ class TestAddresses:
         ):
             with pytest.raises(UsageError) as caught:
                 call()
-            assert advice in (caught.value.hint or "")
+            assert advice.split(" --local-dir")[0] in (caught.value.hint or "")
             assert caught.value.path == address
+        with pytest.raises(UsageError) as caught:
+            ckpt_cli.detect(address)
+        assert advice in (caught.value.hint or "")
 
     @pytest.mark.parametrize("address", ["s3://bucket/out", "gs://bucket/out", "hf://org/name", "https://example.org/out"])
     def test_of_outputs_make_no_folder(self, address: str, run: Path, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         "from ckpt_cli.drift_plot import check_plot\n"
         "from ckpt_cli.errors import UsageError\n"
         "try: check_plot(sys.argv[1])\n"
-        "except UsageError as error: print(error, '|', error.advice)"
+        "except UsageError as error: print(error.message, '|', error.advice)"
     )
     told = in_a_fresh_process(code, tmp_path / "a.png")
     assert told == "drawing needs matplotlib, which is not installed | pip install 'unshard[plot]'\n"

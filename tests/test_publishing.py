@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ckpt_cli import average, extract_state, merge, placing, staging
-from ckpt_cli.errors import CastOverflow, CkptError, NoSpace, NotWritable, OutputExists
+from ckpt_cli import average, extract_state, merge, placing, staging, verify
+from ckpt_cli.errors import CastOverflow, CkptError, NoSpace, NotWritable, OutputExists, Unreadable
 from ckpt_cli.progress import Silent
 from ckpt_cli.staging import MARK, Staging
 
@@ -233,10 +233,38 @@ class TestADryRunRefusesWhatTheRunRefuses:
         monkeypatch.setattr(os, "geteuid", lambda: os.stat(shared).st_uid + 1)
         self.refused(NotWritable, tmp_path, lambda: merge(run, shared / "out", dry_run=dry_run))
 
+    def test_a_side_file_that_cannot_be_read(self, dry_run: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for step in (1, 2):
+            (run / f"global_step_{step}" / "actor" / "tokenizer.json").write_text("{}")
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode, **o: Path(path).name != "tokenizer.json" and access(path, mode, **o))
+        error = self.refused(Unreadable, tmp_path, lambda: merge(run, tmp_path / "out", dry_run=dry_run))
+        assert error.path == str(run / "global_step_2" / "actor" / "tokenizer.json")
+        self.refused(Unreadable, tmp_path, lambda: average(run, tmp_path / "out", everything=True, dry_run=dry_run))
+
     def test_a_place_for_state(self, dry_run: bool, layouts: Path, tmp_path: Path) -> None:
         (tmp_path / "closed").mkdir(mode=0o555)
         source = layouts / "verl-run" / "run"
         self.refused(NotWritable, tmp_path, lambda: extract_state(source, tmp_path / "closed" / "out", dry_run=dry_run))
+
+
+@pytest.mark.usefixtures("unprivileged")
+class TestAPlot:
+    """It is drawn at the end of a long comparison: what keeps it from being written is said before."""
+
+    @pytest.mark.parametrize("place", ["nowhere/plot.html", "closed/plot.html"])
+    def test_that_cannot_be_written_is_refused_before_the_comparison(self, place: str, run: Path, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        (tmp_path / "closed").mkdir(mode=0o555)
+        seen: list[str] = []
+
+        class Watching(Silent):
+            def start(self, total_bytes: int, label: str) -> None:
+                seen.append(label)
+
+        with pytest.raises(NotWritable):
+            verify(run, base=run, plot=tmp_path / place, progress=Watching())
+        assert seen == []
 
 
 class TestInPlaceWithoutHardLinks:

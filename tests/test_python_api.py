@@ -118,6 +118,11 @@ class TestValues:
         with pytest.raises(UsageError, match="PATH is a"):
             command(path)
 
+    def test_an_average_of_nothing(self, tmp_path: Path) -> None:
+        for paths in ([], ()):
+            with pytest.raises(UsageError, match="no checkpoints"):
+                ckpt_cli.average(paths, tmp_path / "out")
+
     def test_an_unknown_option_names_the_one_that_was_meant(self, run: Path, tmp_path: Path) -> None:
         for command in (ckpt_cli.merge, ckpt_cli.average, ckpt_cli.extract_state):
             with pytest.raises(UsageError, match="did you mean overwrite"):

@@ -117,7 +117,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One state dict of a checkpoint, whole: every tensor tiles exactly."""
+    """One state dict of a checkpoint, whole: every tensor tiles exactly. ``ordered``: in the order of the model, as far as its format has one."""
 
     name: str
     format: str
@@ -130,6 +130,7 @@ class Component:
     leaves: tuple[Leaf, ...] = ()
     notes: tuple[Note, ...] = ()
     writer: str = ""
+    ordered: bool = True
 
     @property
     def numel(self) -> int:

@@ -86,6 +86,7 @@ class Dcp:
             leaves=tuple(Leaf(name, "stored object") for name in catalog.objects),
             notes=tuple(notes),
             writer=f"torch DCP ({catalog.writer})",
+            ordered=catalog.ordered,
         )
 
 

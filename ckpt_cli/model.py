@@ -117,7 +117,10 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One state dict of a checkpoint, whole: every tensor tiles exactly. ``ordered``: in the order of the model, as far as its format has one."""
+    """One state dict of a checkpoint, whole: every tensor tiles exactly.
+
+    ``ordered``: the tensors stand in the order of the model, if their format keeps it.
+    """
 
     name: str
     format: str

@@ -117,7 +117,10 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One state dict of a checkpoint, whole: every tensor tiles exactly."""
+    """One state dict of a checkpoint, whole: every tensor tiles exactly.
+
+    ``ordered``: the tensors stand in the order of the model, if their format keeps it.
+    """
 
     name: str
     format: str
@@ -130,6 +133,7 @@ class Component:
     leaves: tuple[Leaf, ...] = ()
     notes: tuple[Note, ...] = ()
     writer: str = ""
+    ordered: bool = True
 
     @property
     def numel(self) -> int:

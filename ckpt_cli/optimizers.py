@@ -13,12 +13,13 @@ Everything else is refused, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.assets import find_assets, tied_pair
+from ckpt_cli.assets import find_assets
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
 from ckpt_cli.files import Files, is_folder
 from ckpt_cli.flat_units import find_units, unproved
@@ -26,21 +27,30 @@ from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.dcp_metadata import metadata_files
 from ckpt_cli.formats.dcp_optimizer import read_dcp_optimizer
-from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankEntries, holds_optimizer, read_entries
+from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankEntries, holds_optimizer, numbered_entries, read_entries
 from ckpt_cli.formats.rank_shards import check_rank_files
 from ckpt_cli.found import Found, Place
-from ckpt_cli.geometry import Box, Shape, check_tiling
+from ckpt_cli.geometry import Box, check_tiling
 from ckpt_cli.inert_values import equal, unrepresented
-from ckpt_cli.model import Component, Note, Piece, Tensor
-from ckpt_cli.model_config import ties_embeddings
+from ckpt_cli.model import Note, Piece, Tensor
 from ckpt_cli.names import few, stripped_names
+from ckpt_cli.numbered import (
+    Slots,
+    belongs,
+    candidates_of,
+    check_order,
+    check_recorded,
+    is_cut,
+    named_by_shapes,
+    named_numbers,
+    recorded_names,
+    renamed,
+    undecided,
+)
 from ckpt_cli.opening import OpenedComponent, describe_place
 from ckpt_cli.optimizer_files import DCP_FOLDERS, OptimizerFiles, find_optimizer_files
-from ckpt_cli.parameter_order import name_parameters
-from ckpt_cli.probe import same_values, unequal_copies
+from ckpt_cli.probe import unequal_copies
 from ckpt_cli.torchfile import StoredTensor
-
-Slots = dict[tuple[str, str], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +75,16 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
 
     Raises NotFound if there is none, Undecidable if its parameters cannot be told, IncompleteError if parts of it are missing.
     """
+    described = partial(describe_place, found, place.name, files, None, shard_order)
     homes = [place.home, *place.more_homes, found.path]
     if place.match.format == "torch-file":
         homes.append(place.match.root if is_folder(place.match.root) else place.match.root.parent)
     for folder in (folder for home in homes for folder in (home / name for name in DCP_FOLDERS)):
         if metadata_files(folder):
-            return _of_dcp((folder,), files)
+            return _of_dcp((folder,), files, described)
     if place.match.format == "dcp":
         try:
-            return _of_dcp((place.match.root, *place.match.more_roots), files)
+            return _of_dcp((place.match.root, *place.match.more_roots), files, described)
         except NotFound:
             pass
     listed = find_optimizer_files(homes)
@@ -97,9 +108,9 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         values = {key: value for entries in reversed(ranks) for key, value in entries.values.items()}
         everything = replace(ranks[0], values=values, groups=_united(ranks))
         return _optimizer("by name", _named(slots, everything, names), notes)
-    model = describe_place(found, place.name, files, None, shard_order)
+    model = described()
     if listed.world_size > 1 and _is_flat(ranks):
-        _check_order(model.component)
+        check_order(model.component)
         return _of_flat(ranks, listed.of_at_least(model.component.world_size or 1), model, notes)
     return _of_numbers(ranks, listed, model, shard_order, notes)
 
@@ -107,18 +118,29 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
 # -- by name ---------------------------------------------------------------------------------------------------------
 
 
-def _of_dcp(roots: Sequence[Path], files: Files) -> Optimizer:
+def _of_dcp(roots: Sequence[Path], files: Files, described: Callable[[], OpenedComponent]) -> Optimizer:
+    """The optimizer of a DCP folder; ``described`` gives the model, which is only read where parameters have numbers."""
     state = read_dcp_optimizer(roots, files)
-    if any(not isinstance(parameter, str) for group in state.groups for parameter in group["params"]):
-        raise Undecidable(
-            "the optimizer in this DCP folder numbers its parameters",
-            path=roots[0],
-            expected="a state with names, as get_optimizer_state_dict of torch makes it",
-            hint="extract the state without --optimizer",
-        )
     for tensor in state.tensors.values():
         _compared(tensor)
-    return _optimizer("DCP, by name", state, [])
+    with reading(roots[0]):
+        entries = numbered_entries(state, roots[0])
+    if entries is None:
+        return _optimizer("DCP, by name", state, [])
+    slots = {(str(int(parameter)), slot): tensor for (parameter, slot), tensor in state.tensors.items()}
+    groups = [[int(parameter) for parameter in group["params"]] for group in entries.groups]
+    model, layout = described(), "DCP, by recorded names"
+    names = recorded_names(entries)
+    if names is not None:
+        by_name = {(names[int(number)], slot): tensor for (number, slot), tensor in slots.items()}
+        check_recorded(names, by_name, roots[0], model)
+    else:
+        check_order(model.component)
+        names, layout = named_numbers(slots, groups, model), "DCP, by the order of parameters"
+        if names is None:
+            raise undecided(groups, roots[0])
+    texts = {str(number): name for number, name in names.items()}
+    return _optimizer(layout, _named(slots, entries, texts), [])
 
 
 def _named(slots: Slots, entries: RankEntries, names: Mapping[str, str]) -> NamedState:
@@ -241,98 +263,40 @@ def _united(ranks: Sequence[RankEntries]) -> list[Group]:
 # -- by number -------------------------------------------------------------------------------------------------------
 
 
-def _candidates(model: OpenedComponent) -> dict[str, Tensor]:
-    """What the parameters may be, in the order of the model: floating tensors, each storage once, a tied output head left out."""
-    component = model.component
-    clean = stripped_names(component.tensors)
-    floats = {clean[name]: t for name, t in component.tensors.items() if t.dtype.kind == "float" and t.alias_of is None}
-    pair = tied_pair(list(floats)) if ties_embeddings(model.assets.config) else None
-    if pair is not None and same_values(floats[pair[0]], floats[pair[1]]):
-        del floats[pair[0]]
-    return floats
-
-
-def _is_cut(tensor: Tensor) -> bool:
-    return tensor.kind in ("sharded", "strided")
-
-
 def _flat_candidates(model: OpenedComponent) -> dict[str, Tensor]:
     """What flat parameters are made of: sharded tensors where there are any, since the others are buffers."""
-    floats = _candidates(model)
-    cut = {name: tensor for name, tensor in floats.items() if _is_cut(tensor)}
+    floats = candidates_of(model)
+    cut = {name: tensor for name, tensor in floats.items() if is_cut(tensor)}
     return cut or floats
-
-
-def _check_order(component: Component) -> None:
-    """Raise Undecidable for formats that do not keep the order of the model."""
-    if component.format in ("safetensors", "hub-shards"):
-        raise Undecidable(
-            f"the optimizer numbers its parameters, and {component.format} files do not keep their order",
-            path=component.root,
-            expected="a sharded model, or one in a file of torch.save, beside the optimizer",
-        )
 
 
 def _of_numbers(
     ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, shard_order: ShardOrder, notes: Sequence[Note]
 ) -> Optimizer:
     options = ReadOptions(model.assets.config, shard_order)
-    recorded = _recorded_names(ranks[0])
+    recorded = recorded_names(ranks[0])
     if recorded is not None:
         return _of_recorded(recorded, ranks, listed, model, options, notes)
-    _check_order(model.component)
+    check_order(model.component)
     groups = [[int(parameter) for parameter in group["params"]] for group in ranks[0].groups]
-    candidates = _candidates(model)
-    cut = {name: tensor for name, tensor in candidates.items() if _is_cut(tensor)}
+    candidates = candidates_of(model)
+    cut = {name: tensor for name, tensor in candidates.items() if is_cut(tensor)}
     if len(groups) == 1 and len(groups[0]) == len(cut):
         candidates = cut
     if len(groups) == 1 and len(groups[0]) == len(candidates):
         # With one name for each number the names come first: they tell whether a tensor is an expert's.
         names: dict[int, str] | None = dict(zip(groups[0], candidates, strict=True))
-        slots = _by_name([_renamed(entries, names or {}) for entries in ranks], listed, options)
-        if not all(_belongs(tensor, candidates[name]) for (name, _), tensor in slots.items()):
+        slots = _by_name([renamed(entries, names or {}) for entries in ranks], listed, options)
+        if not all(belongs(tensor, candidates[name]) for (name, _), tensor in slots.items()):
             names = None
     else:
         slots = _by_name(ranks, listed, options)
-        names = _named_by_shapes(slots, candidates, groups)
+        names = named_by_shapes(slots, candidates, groups)
         slots = {(names[int(parameter)], slot): tensor for (parameter, slot), tensor in slots.items()} if names else {}
     if names is not None:
         own = {name: name for name in names.values()}
-        return _optimizer("by the order of parameters", _named(slots, _renamed(ranks[0], names), own), notes)
-    raise Undecidable(
-        f"the optimizer numbers {sum(map(len, groups))} parameters, and their shapes do not tell which is which",
-        path=ranks[0].path,
-        expected="the parameters of the model in its order, each of the same shape",
-        hint="save the optimizer with names (get_optimizer_state_dict of torch.distributed.checkpoint)",
-    )
-
-
-def _belongs(tensor: Tensor, parameter: Tensor) -> bool:
-    """Whether a state can be a parameter's: one number, or of the same shape and as much cut into shards."""
-    return tensor.shape == () or (tensor.shape == parameter.shape and _is_cut(tensor) == _is_cut(parameter))
-
-
-def _named_by_shapes(slots: Slots, candidates: Mapping[str, Tensor], groups: Sequence[Sequence[int]]) -> dict[int, str] | None:
-    """Number -> name by `name_parameters`; None if slots of one parameter have different shapes, which tell nothing then."""
-    known: dict[int, Shape] = {}
-    for (parameter, _), tensor in slots.items():
-        if tensor.shape:
-            # Whether it is cut counts like a dimension.
-            shape = (int(_is_cut(tensor)), *tensor.shape)
-            if known.setdefault(int(parameter), shape) != shape:
-                return None
-    return name_parameters({name: (int(_is_cut(t)), *t.shape) for name, t in candidates.items()}, groups, known)
-
-
-def _recorded_names(entries: RankEntries) -> dict[int, str] | None:
-    """Number -> name where the groups record the names of their parameters (``param_names`` of torch >= 2.6)."""
-    names: dict[int, str] = {}
-    for group in entries.groups:
-        listed = group.get("param_names")
-        if not isinstance(listed, list) or len(listed) != len(group["params"]) or not all(isinstance(name, str) for name in listed):
-            return None
-        names |= dict(zip(map(int, group["params"]), listed, strict=True))
-    return names if len(set(names.values())) == len(names) else None
+        return _optimizer("by the order of parameters", _named(slots, renamed(ranks[0], names), own), notes)
+    raise undecided(groups, ranks[0].path)
 
 
 def _of_recorded(
@@ -343,37 +307,10 @@ def _of_recorded(
     options: ReadOptions,
     notes: Sequence[Note],
 ) -> Optimizer:
-    clean = stripped_names(names.values())
-    known = stripped_names(model.component.tensors)
-    shapes = {clean_name: model.component.tensors[name].shape for name, clean_name in known.items()}
-    slots = _by_name([_renamed(entries, names) for entries in ranks], listed, options)
-    unknown = sorted(name for name in clean.values() if name not in shapes)
-    if unknown:
-        raise Inconsistent(
-            f"the optimizer names parameters that the model has not: {few(unknown)}",
-            path=ranks[0].path,
-            hint="the optimizer may be of another model",
-        )
-    for (name, slot), tensor in slots.items():
-        if tensor.shape and shapes[clean[name]] != tensor.shape:
-            raise Inconsistent(
-                f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
-                tensor=f"state.{clean[name]}.{slot}",
-                path=ranks[0].path,
-                hint="the optimizer may be of another model",
-            )
+    slots = _by_name([renamed(entries, names) for entries in ranks], listed, options)
+    check_recorded(names, slots, ranks[0].path, model)
     own = {name: name for name in names.values()}
-    return _optimizer("by recorded names", _named(slots, _renamed(ranks[0], names), own), notes)
-
-
-def _renamed(entries: RankEntries, names: Mapping[int, str]) -> RankEntries:
-    """Entries with names in place of numbers."""
-    return replace(
-        entries,
-        tensors={(names[int(parameter)], slot): local for (parameter, slot), local in entries.tensors.items()},
-        values={(names[int(parameter)], slot): value for (parameter, slot), value in entries.values.items()},
-        groups=[{**group, "params": [names[int(parameter)] for parameter in group["params"]]} for group in entries.groups],
-    )
+    return _optimizer("by recorded names", _named(slots, renamed(ranks[0], names), own), notes)
 
 
 # -- FSDP1: flat parameters ------------------------------------------------------------------------------------------
@@ -417,7 +354,7 @@ def _of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: Opened
             expected="sizes that only one way of wrapping the model explains",
             hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
         )
-    doubtful = unproved(names, [tensor.numel for tensor in chosen], units, lengths, parts, not any(map(_is_cut, chosen)))
+    doubtful = unproved(names, [tensor.numel for tensor in chosen], units, lengths, parts, not any(map(is_cut, chosen)))
     if doubtful is not None:
         raise Undecidable(
             "whether this is in a flat parameter of FSDP1 makes no difference to its padded size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from typing import Any
 
@@ -13,10 +14,15 @@ WIDER = {"uint16": "int32", "uint32": "int64"}
 
 
 def torch_bytes(value: Any) -> bytes:
-    """The content of a ``.pt`` file. Raises Unsupported if torch is not installed."""
+    """The content of a ``.pt`` file. Raises Unsupported if torch is not installed, MemoryError if there is no room to load it."""
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError) as error:
+        if "failed to map segment" in str(error) or "Cannot allocate memory" in str(error):
+            raise MemoryError from None
+        if importlib.util.find_spec("torch") is not None:
+            text = f"writing .pt files needs torch, which cannot be imported: {error}"
+            raise Unsupported(text, hint="install torch again; its CPU build is enough") from None
         raise Unsupported("writing .pt files needs torch, which is not installed", hint="install torch, its CPU build is enough") from None
     buffer = io.BytesIO()
     torch.save(_with_tensors(value, torch), buffer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import pickle
 import random
 import time
 import zipfile
@@ -499,10 +500,78 @@ class TestOptimizersInDcp:
         with pytest.raises(NotFound, match="no optimizer"):
             ckpt_cli.extract_state(self.saved(tmp_path, lr_scheduler={"last_epoch": 3}), tmp_path / "out", optimizer=True)
 
-    def test_numbers_are_refused(self, tmp_path: Path) -> None:
-        numbered = {"state": {"0": {"exp_avg": torch.ones(3, 2)}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
-        with pytest.raises(Undecidable, match="numbers its parameters"):
-            ckpt_cli.extract_state(self.saved(tmp_path, optimizer=numbered), tmp_path / "out", optimizer=True)
+    def numbered(self, *slots: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """What ``optimizer.state_dict()`` holds where nobody gave it names."""
+        groups = options.pop("groups", [list(range(len(slots)))])
+        return {"state": dict(enumerate(slots)), "param_groups": [{"lr": 0.5, **options, "params": group} for group in groups]}
+
+    def extracted(self, path: Path, out: Path) -> tuple[dict[str, Any], Tensors]:
+        ckpt_cli.extract_state(path, out, optimizer=True)
+        return json.loads((out / "optimizer.json").read_text()), load(out / "optimizer.safetensors")
+
+    @pytest.mark.parametrize("folder", ["inside", "optimizer_0", "optimizer"])
+    def test_numbers_are_told_by_the_order_of_the_model_and_by_shapes(self, tmp_path: Path, folder: str) -> None:
+        """As accelerate writes them in a folder of their own, and as others write them beside the model."""
+        optimizer = self.numbered({"exp_avg": torch.full((3, 2), 4.0), "step": torch.tensor(3.0)}, {"exp_avg": torch.full((2,), 5.0)})
+        if folder == "inside":
+            path = self.saved(tmp_path, optimizer=optimizer)
+        else:
+            path = tmp_path / "checkpoint-3"
+            model = {"model": {"w": torch.ones(3, 2), "b": torch.ones(2)}}
+            save_dcp(model, checkpoint_id=path / "pytorch_model_fsdp_0", no_dist=True)
+            save_dcp({"optimizer": optimizer}, checkpoint_id=path / folder, no_dist=True)
+        content, tensors = self.extracted(path, tmp_path / "out")
+        wanted = {"state.w.exp_avg": torch.full((3, 2), 4.0), "state.w.step": torch.tensor(3.0), "state.b.exp_avg": torch.full((2,), 5.0)}
+        assert differences(tensors, wanted) == []
+        assert content["layout"] == "DCP, by the order of parameters"
+        assert content["param_groups"] == [{"lr": 0.5, "params": ["w", "b"]}]
+
+    def test_numbers_in_two_groups_are_told_by_shapes(self, tmp_path: Path) -> None:
+        optimizer = self.numbered({"exp_avg": torch.full((2,), 5.0)}, {"exp_avg": torch.full((3, 2), 4.0)}, groups=[[0], [1]])
+        content, tensors = self.extracted(self.saved(tmp_path, optimizer=optimizer), tmp_path / "out")
+        assert [group["params"] for group in content["param_groups"]] == [["b"], ["w"]]
+        assert tensors["state.w.exp_avg"].shape == (3, 2)
+
+    def test_numbers_with_recorded_names_are_those(self, tmp_path: Path) -> None:
+        optimizer = self.numbered({"exp_avg": torch.full((2,), 5.0)}, {"exp_avg": torch.full((3, 2), 4.0)}, param_names=["b", "w"])
+        content, tensors = self.extracted(self.saved(tmp_path, optimizer=optimizer), tmp_path / "out")
+        assert content["layout"] == "DCP, by recorded names"
+        assert tensors["state.b.exp_avg"].shape == (2,)
+
+    @pytest.mark.parametrize(
+        ("slots", "groups"),
+        [
+            ([{"exp_avg": torch.ones(5, 2)}, {"exp_avg": torch.ones(2)}], [[0, 1]]),
+            ([{"exp_avg": torch.ones(2)}, {"exp_avg": torch.ones(3, 2)}], [[0, 1]]),
+            ([{"exp_avg": torch.ones(3, 2)}, {"exp_avg": torch.ones(2)}], [[0, 1, 2]]),
+            ([{"step": torch.tensor(1.0)}], [[0]]),
+        ],
+        ids=["another shape", "another order", "too many", "no shape"],
+    )
+    def test_numbers_that_nothing_tells_are_refused(self, tmp_path: Path, slots: list[dict[str, Any]], groups: list[list[int]]) -> None:
+        path = self.saved(tmp_path, optimizer=self.numbered(*slots, groups=groups))
+        with pytest.raises(Undecidable, match="do not tell which is which"):
+            ckpt_cli.extract_state(path, tmp_path / "out", optimizer=True)
+        assert not (tmp_path / "out").exists()
+
+    def test_numbers_beside_a_model_without_an_order_are_refused(self, tmp_path: Path) -> None:
+        """Without planner data the entries of the metadata come in the order of ranks, whatever the model's is."""
+        path = tmp_path / "checkpoint-3"
+        save_dcp({"model": {"w": torch.ones(3, 2), "b": torch.ones(2)}}, checkpoint_id=path / "pytorch_model_fsdp_0", no_dist=True)
+        optimizer = self.numbered({"exp_avg": torch.ones(3, 2)}, {"exp_avg": torch.ones(2)})
+        save_dcp({"optimizer": optimizer}, checkpoint_id=path / "optimizer_0", no_dist=True)
+        file = path / "pytorch_model_fsdp_0" / ".metadata"
+        metadata = pickle.loads(file.read_bytes())
+        metadata.planner_data = None
+        file.write_bytes(pickle.dumps(metadata))
+        with pytest.raises(Undecidable, match="order"):
+            ckpt_cli.extract_state(path, tmp_path / "out", optimizer=True)
+
+    @pytest.mark.parametrize("groups", [[[]], [[0]], [[0, "b"]], [[0, 0, 1]], [["0", 1]]])
+    def test_numbers_whose_groups_are_not_whole_are_refused(self, tmp_path: Path, groups: list[list[Any]]) -> None:
+        optimizer = self.numbered({"exp_avg": torch.ones(3, 2)}, {"exp_avg": torch.ones(2)}, groups=groups)
+        with pytest.raises(CorruptFile):
+            ckpt_cli.extract_state(self.saved(tmp_path, optimizer=optimizer), tmp_path / "out", optimizer=True)
 
     def test_a_data_file_that_breaks_off_is_refused(self, tmp_path: Path) -> None:
         path = self.saved(tmp_path, optimizer=self.state(0.5))

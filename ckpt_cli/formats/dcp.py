@@ -92,6 +92,7 @@ class Dcp:
             leaves=tuple(Leaf(name, "stored object") for name in (*state, *catalog.objects)),
             notes=tuple(notes),
             writer=f"torch DCP ({catalog.writer})",
+            ordered=catalog.ordered,
         )
 
 

@@ -76,6 +76,8 @@ class Catalog:
     tensors: Mapping[str, CatalogTensor]
     objects: Mapping[str, CatalogObject]
     writer: Writer
+    ordered: bool = True
+    """Whether planner data tell the order of the state dict; entries alone come in the order of ranks."""
 
     @property
     def files(self) -> list[str]:
@@ -127,6 +129,7 @@ def read_catalog(*folders: Path) -> Catalog:
     tensors: dict[str, CatalogTensor] = {}
     objects: dict[str, CatalogObject] = {}
     writer: Writer = ">= 2.9"
+    ordered = True
     listed = metadata_files(*folders)
     _check_ranks(listed, folders)
     for path in listed:
@@ -139,6 +142,7 @@ def read_catalog(*folders: Path) -> Catalog:
             places = _places(fields.get("storage_data"))
             paths = as_dict(fields.get("planner_data")) or {}
             entries = as_dict(fields.get("state_dict_metadata")) or {}
+            ordered &= entries.keys() <= paths.keys()
             # The planner lists the keys as the state dict does; the entries come in the order of ranks and their loads.
             for name in (*(name for name in paths if name in entries), *(name for name in entries if name not in paths)):
                 entry = entries[name]
@@ -156,7 +160,7 @@ def read_catalog(*folders: Path) -> Catalog:
                         objects[name] = CatalogObject(nested, places.get((name, None)) or (known.stored if known else None), keys)
                     else:
                         raise CorruptFile(f"an entry is {entry.target}, neither a tensor nor an object")
-    return Catalog(tensors, objects, writer)
+    return Catalog(tensors, objects, writer, ordered)
 
 
 def _add_tensor(

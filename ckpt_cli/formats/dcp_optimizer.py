@@ -66,7 +66,7 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
             add(split[1], split[2], reader.value(thing.stored))
     listed_groups = [groups[index] for index in sorted(groups)] or regrouped(options)
     for group in listed_groups:
-        if not isinstance(group.setdefault("params", []), list) or not all(isinstance(name, (str, int)) for name in group["params"]):
+        if not isinstance(group.setdefault("params", []), list) or not all(type(name) in (str, int) for name in group["params"]):
             raise CorruptFile("a parameter group of the optimizer lists no parameters", path=roots[0])
     models = groups_of(catalog)
     names = _renamed([name for name, _ in tensors], set(models[0].tensors) if models else set())

@@ -86,6 +86,25 @@ def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
         return RankEntries(rank, path, tensors, plain, groups, file.fingerprint)
 
 
+def numbered_entries(state: NamedState, path: Path) -> RankEntries | None:
+    """The plain values and groups of a state whose parameters are numbers (as text in its names); None if they are names.
+
+    Raises CorruptFile if numbers and names are mixed, or if a state belongs to no group.
+    """
+    listed = [parameter for group in state.groups for parameter in group["params"]]
+    keys = [*state.tensors, *state.values]
+    digits = all(name.isascii() and name.isdecimal() for name, _ in keys)
+    if not any(type(parameter) is int for parameter in listed) and (listed or not keys or not digits):
+        return None
+    if not digits or not all(type(parameter) is int for parameter in listed):
+        raise CorruptFile("the optimizer's parameters are numbers and names")
+    numbers: dict[tuple[Parameter, str], Any] = {(int(name), slot): None for name, slot in keys}
+    if len(numbers) < len(keys):
+        raise CorruptFile("the optimizer has two states of one parameter")
+    _check_parameters(numbers, state.groups)
+    return RankEntries(0, path, {}, {(int(name), slot): value for (name, slot), value in state.values.items()}, state.groups)
+
+
 def _check_parameters(state: Mapping[tuple[Parameter, str], Any], groups: Sequence[Group]) -> None:
     """Every state must belong to a parameter that one group lists, and all parameters be numbers or all names."""
     listed = [parameter for group in groups for parameter in group["params"]]

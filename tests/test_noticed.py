@@ -1,0 +1,159 @@
+"""What a small change of the code would break without any other test seeing it."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckpt_cli
+from ckpt_cli.dtypes import BY_CODE
+from ckpt_cli.errors import Inconsistent, Undecidable
+from ckpt_cli.files import Files, Identity
+from ckpt_cli.formats.dtensor import LocalReader
+from ckpt_cli.geometry import Box, contiguous_strides
+from ckpt_cli.model import Piece, Tensor
+from ckpt_cli.probe import TRUSTED, same_values, unequal_copies
+from ckpt_cli.torchfile import StoredTensor, TorchFile
+from ckpt_cli.views import interleaved, selected, sliced, stacked
+from tests.test_kernels import Memory
+
+F32 = BY_CODE["F32"]
+
+
+def piece(data: bytes, crc: int | None, rank: int = 0) -> Piece:
+    """One row of floats that claims a checksum."""
+    count, source = len(data) // 4, Memory(data)
+    source.identity = Identity(f"rank {rank}", len(data), 0, 0, rank)
+    return Piece(source, 0, (1,), Box((0,), (count,)), rank=rank, crc=crc)  # type: ignore[arg-type]
+
+
+class TestChecksumsOfSmallTensors:
+    """A CRC-32 is no proof; where the bytes are few they are read."""
+
+    @pytest.mark.parametrize("nbytes", [4, 4096, TRUSTED])
+    def test_are_not_trusted(self, nbytes: int) -> None:
+        first, second = piece(b"\0" * nbytes, 7), piece(b"\1" * nbytes, 7, rank=1)
+        tensor = Tensor("w", F32, (nbytes // 4,), (first,), (second,), check_copies=True)
+        assert list(unequal_copies(tensor)) == [(first, second)]
+        assert not same_values(Tensor("a", F32, (nbytes // 4,), (first,)), Tensor("b", F32, (nbytes // 4,), (second,)))
+
+    def test_of_large_ones_are(self) -> None:
+        nbytes = TRUSTED + 4
+        first, second = piece(b"\0" * nbytes, 7), piece(b"\1" * nbytes, 7, rank=1)
+        assert list(unequal_copies(Tensor("w", F32, (nbytes // 4,), (first,), (second,)))) == []
+        other = piece(b"\1" * nbytes, 8, rank=1)
+        assert list(unequal_copies(Tensor("w", F32, (nbytes // 4,), (first,), (other,)))) == [(first, other)]
+
+    def test_do_not_hide_replicas_that_differ(self, tmp_path: Path) -> None:
+        """Rank 1's record was damaged after its checksum had been made."""
+        run = tmp_path / "run"
+        run.mkdir()
+        for rank in (0, 1):
+            torch.save({"norm.weight": torch.arange(4.0) + 1}, run / f"model_world_size_2_rank_{rank}.pt")
+        file = run / "model_world_size_2_rank_1.pt"
+        with zipfile.ZipFile(file) as archive:
+            crcs = {name: archive.getinfo(name).CRC for name in archive.namelist()}
+        content = file.read_bytes()
+        stored = (torch.arange(4.0) + 1).numpy().tobytes()
+        assert content.count(stored) == 1
+        file.write_bytes(content.replace(stored, (torch.arange(4.0) + 2).numpy().tobytes()))
+        with zipfile.ZipFile(file) as archive:
+            assert {name: archive.getinfo(name).CRC for name in archive.namelist()} == crcs
+        with pytest.raises(Inconsistent, match="different values"):
+            ckpt_cli.merge(run, tmp_path / "out")
+
+
+class TestChecksumsOfParts:
+    """The CRC-32 of a record is that of all of its bytes in their order, and of nothing else."""
+
+    @pytest.fixture
+    def tensor(self) -> Tensor:
+        data = torch.arange(24.0).numpy().tobytes()
+        part = Piece(Memory(data), 0, contiguous_strides((4, 6)), Box((0, 0), (4, 6)), crc=7)  # type: ignore[arg-type]
+        return Tensor("w", F32, (4, 6), (part,))
+
+    def test_are_not_those_of_the_whole(self, tensor: Tensor) -> None:
+        for view in (
+            sliced(tensor, 0, 0, 3),
+            sliced(tensor, 0, 1, 4),
+            sliced(tensor, 1, 0, 5),
+            sliced(tensor, 0, 0, 4, 2),
+            selected(tensor, 0, 1),
+        ):
+            assert [part.crc for part in view.pieces] == [None]
+        assert {part.crc for part in interleaved(tensor, 0).pieces} == {None}
+        assert {part.crc for part in interleaved(tensor, 1, inverse=True).pieces} == {None}
+
+    def test_of_all_of_it_are(self, tensor: Tensor) -> None:
+        assert sliced(tensor, 0, 0, 4).pieces[0].crc == 7
+        assert [part.crc for part in stacked([tensor, tensor], 0).pieces] == [7, 7]
+
+    def test_of_a_record_that_several_tensors_share(self, tmp_path: Path) -> None:
+        whole = torch.arange(12.0)
+        torch.save({"whole": whole, "half": whole[:6], "rows": whole.reshape(3, 4)[1:]}, tmp_path / "model.pt")
+        with Files() as files:
+            file = TorchFile(files.source(tmp_path / "model.pt"))
+            reader = LocalReader(file, 0)
+            held: dict[str, Any] = {name: reader.read(node) for name, node in file.root.items()}
+        assert all(isinstance(local, StoredTensor) for local in held.values())
+        assert held["whole"].record_crc is not None
+        assert (held["half"].record_crc, held["rows"].record_crc) == (None, None)
+
+    def test_are_what_the_manifest_says(self, tmp_path: Path) -> None:
+        """Fused experts of a file with checksums are written one by one: each has its own."""
+        run = tmp_path / "run"
+        run.mkdir()
+        experts = {"gate_up_proj": torch.randn(4, 6, 3), "down_proj": torch.randn(4, 3, 3)}
+        torch.save({f"model.layers.0.mlp.experts.{name}": value for name, value in experts.items()}, run / "pytorch_model.bin")
+        config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}
+        (run / "config.json").write_text(json.dumps(config))
+        ckpt_cli.merge(run, tmp_path / "out", checksum=True)
+        listed = json.loads((tmp_path / "out" / "ckpt-manifest.json").read_text())["checksums"]["files"]["model.safetensors"]
+        assert len(listed) == len(set(listed.values())) == 12
+        result = ckpt_cli.verify(tmp_path / "out", full=True, against=run)
+        assert result.against[0].identical
+        assert "wrong-checksum" not in {item.code for item in result.findings}
+
+
+class TestDoubtfulFlatParameters:
+    """FSDP1 pads flat parameters: what is smaller than the padding may be in one or not, and its size does not tell."""
+
+    def write(self, run: Path, sizes: dict[str, int], units: list[list[str]]) -> Path:
+        """Two ranks with whole tensors, and one flat state per unit."""
+        run.mkdir()
+        for rank in (0, 1):
+            torch.save({name: torch.full((size,), 2.0) for name, size in sizes.items()}, run / f"model_world_size_2_rank_{rank}.pt")
+            parts = [-(-sum(sizes[name] for name in unit) // 2) for unit in units]
+            state = {
+                number: {"exp_avg": torch.full((part,), float(number)), "step": torch.tensor(1.0)} for number, part in enumerate(parts)
+            }
+            optimizer = {"state": state, "param_groups": [{"lr": 0.1, "params": list(range(len(units)))}]}
+            torch.save(optimizer, run / f"optim_world_size_2_rank_{rank}.pt")
+        return run
+
+    def test_are_refused_by_name(self, tmp_path: Path) -> None:
+        """Seven elements or eight: two ranks have four each, whether the running mean is a parameter or a buffer."""
+        run = self.write(tmp_path / "run", {"a.weight": 7, "a.mean": 1}, [["a.weight", "a.mean"]])
+        with pytest.raises(Undecidable) as caught:
+            ckpt_cli.extract_state(run, tmp_path / "out", optimizer=True)
+        assert caught.value.tensor == "a.mean"
+        assert "padded" in caught.value.message
+        assert not (tmp_path / "out").exists()
+
+    def test_are_not_doubtful_where_sizes_tell(self, tmp_path: Path) -> None:
+        run = self.write(tmp_path / "run", {"a.weight": 7, "a.bias": 3}, [["a.weight", "a.bias"]])
+        result = ckpt_cli.extract_state(run, tmp_path / "out", optimizer=True)
+        assert result.optimizer is not None
+        assert result.optimizer.layout == "FSDP1 flat parameters"
+
+    def test_that_are_wrapped_in_two_ways_are_refused(self, tmp_path: Path) -> None:
+        """Two modules of the same size beside each other: either may be the unit of its own."""
+        sizes = {"a.weight": 6, "b.weight": 6}
+        run = self.write(tmp_path / "run", sizes, [["a.weight"], ["b.weight"]])
+        with pytest.raises(Undecidable):
+            ckpt_cli.extract_state(run, tmp_path / "out", optimizer=True)

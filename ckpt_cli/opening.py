@@ -73,6 +73,9 @@ def open_checkpoint(
     problems: dict[Path, str] = {}
     errors: list[CkptError] = []
     for listed in reversed(target.checkpoints):
+        if step is None and any(since(listed)(blocked.step) for blocked in target.blocked):
+            hint = _step_hint(listed, target, also, located) if _is_whole(listed, type, files, base, shard_order) else None
+            target.check_readable(since(listed), hint)
         try:
             found = expanded(listed)
             if ema_from_model:
@@ -90,8 +93,6 @@ def open_checkpoint(
             problems[listed.path] = short_reason(error)
             errors.append(error)
             continue
-        if step is None and target.run is not None:
-            target.check_readable(since(found), _step_hint(found, target, also, located))
         newer = (
             [folder for folder in target.bare if (step_of(folder) or 0) > (found.step or 0)]
             if step is None and target.run is not None

@@ -611,7 +611,8 @@ class TestVerify:
         path = out / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"\x55")
         line = self.last_line(capsys, out, "--against", out.parent / "run" / "checkpoint-200")
-        assert line.startswith("next: ckpt merge ") and line.endswith(" --overwrite --verify")
+        assert line.startswith("next: ckpt merge ")
+        assert line.endswith(" --overwrite --verify")
         assert _run(line.removeprefix("next: ckpt ").split()) == 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -132,9 +132,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
         framework=framework_of(opened.found, opened.target.run),
         components=tuple(listed.values()),
         newest_complete=opened.chosen,
-        steps=tuple(
-            step_info(found, opened.problems.get(found.path)) for found in opened.target.checkpoints if opened.target.run is not None
-        ),
+        steps=steps_of(opened.target, opened.problems),
         assets=tuple(main.assets.names),
         lacking=tuple(main.assets.lacking),
         architecture=architecture(config),
@@ -160,6 +158,15 @@ def listed_component(place: Place) -> ComponentInfo:
         missing_ranks=missing,
         problem=problem,
     )
+
+
+def steps_of(target: Target, problems: Mapping[Path, str]) -> tuple[StepInfo, ...]:
+    """One line about every step of a run, also about those that could not be looked at; nothing for a single checkpoint."""
+    if target.run is None:
+        return ()
+    listed = [step_info(found, problems.get(found.path)) for found in target.checkpoints]
+    listed += [StepInfo(step=b.step, path=str(b.path), components=(), problem=b.error.message) for b in target.blocked]
+    return tuple(sorted(listed, key=lambda info: (info.step or 0, info.path)))
 
 
 def step_info(found: Found, problem: str | None = None) -> StepInfo:

@@ -690,3 +690,18 @@ class TestEveryHint:
         assert text == text.strip()
         assert len(text) <= 140
         assert not text.endswith(".")
+
+
+@pytest.mark.parametrize("way", ["nodes", "also"])
+def test_the_next_command_after_a_merge_of_several_nodes_works(tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str) -> None:
+    for node, ranks in (("a", (0, 1)), ("b", (2, 3))):
+        folder = tmp_path / "nodes" / node / "checkpoint-200" / "pytorch_model_fsdp_0"
+        folder.mkdir(parents=True)
+        for rank in ranks:
+            shutil.copy(EXAMPLE / "checkpoint-200" / folder.name / f"model_world_size_4_rank_{rank}.pt", folder)
+    nodes = tmp_path / "nodes"
+    given = [nodes] if way == "nodes" else [nodes / "a", "--also", nodes / "b"]
+    assert _run(["merge", *map(str, given), "-o", str(tmp_path / "out")]) == 0
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("next: ckpt verify ")
+    assert _run(line.removeprefix("next: ckpt ").split()) == 0

@@ -143,12 +143,13 @@ def extract_state(
 
 
 def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:
-    """What else there is to extract."""
+    """What else there is to extract: an optimizer's state, or that of the step that weights were taken out of."""
     try:
-        there = not options.optimizer and bool(read_optimizer(found, place, files, options.shard_order).tensors)
+        if not options.optimizer and read_optimizer(found, place, files, options.shard_order).tensors:
+            return "pass --optimizer: an optimizer's state is all that is there"
     except CkptError:
-        return None
-    return "pass --optimizer: an optimizer's state is all that is there" if there else None
+        pass  # only asked for the hint
+    return "pass the folder of the training step that these weights come from" if found.step is None else None
 
 
 def choose(path: str | os.PathLike[str], type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:

@@ -12,7 +12,7 @@ from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths_of, text_of
 from ckpt_cli.locate import component_names, locate
-from ckpt_cli.opening import describe_checkpoint, listed_component, open_checkpoint, step_info
+from ckpt_cli.opening import describe_checkpoint, listed_component, open_checkpoint, steps_of
 from ckpt_cli.patterns import pattern_of, ranged
 from ckpt_cli.report import DetectResult, ErrorInfo, InspectResult, TensorGroup
 
@@ -49,7 +49,7 @@ def detect(
             components=tuple(
                 info.model_copy(update={"problem": info.problem or error.message}) if info.name in names else info for info in components
             ),
-            steps=tuple(step_info(other) for other in target.checkpoints if target.run is not None),
+            steps=steps_of(target, {}),
         )
         return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code, error=ErrorInfo.of(error))
     return DetectResult(checkpoint=checkpoint.without_tensors())

@@ -95,7 +95,7 @@ def check_recorded(names: Mapping[int, str], slots: Slots, path: Path, model: Op
         raise Inconsistent(
             f"the optimizer names parameters that the model has not: {few(unknown)}",
             path=path,
-            hint="the optimizer is of another model",
+            hint="the optimizer may be of another model",
         )
     for (name, slot), tensor in slots.items():
         if tensor.shape and shapes[clean[name]] != tensor.shape:
@@ -103,7 +103,7 @@ def check_recorded(names: Mapping[int, str], slots: Slots, path: Path, model: Op
                 f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
                 tensor=f"state.{clean[name]}.{slot}",
                 path=path,
-                hint="the optimizer is of another model",
+                hint="the optimizer may be of another model",
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,6 +74,9 @@ def open_checkpoint(
     problems: dict[Path, str] = {}
     errors: list[CkptError] = []
     for listed in reversed(target.checkpoints):
+        if step is None and any(since(listed)(blocked.step) for blocked in target.blocked):
+            hint = _step_hint(listed, target, also, located) if _is_whole(listed, type, files, base, shard_order) else None
+            target.check_readable(since(listed), hint)
         try:
             found = expanded(listed)
             if ema_from_model:
@@ -91,8 +94,6 @@ def open_checkpoint(
             problems[listed.path] = short_reason(error)
             errors.append(error)
             continue
-        if step is None and target.run is not None:
-            target.check_readable(since(found), _step_hint(found, target, also, located))
         newer = (
             [folder for folder in target.bare if (step_of(folder) or 0) > (found.step or 0)]
             if step is None and target.run is not None
@@ -134,9 +135,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
         framework=framework_of(opened.found, opened.target.run),
         components=tuple(listed.values()),
         newest_complete=opened.chosen,
-        steps=tuple(
-            step_info(found, opened.problems.get(found.path)) for found in opened.target.checkpoints if opened.target.run is not None
-        ),
+        steps=steps_of(opened.target, opened.problems),
         assets=tuple(main.assets.names),
         lacking=tuple(main.assets.lacking),
         architecture=architecture(config),
@@ -162,6 +161,15 @@ def listed_component(place: Place) -> ComponentInfo:
         missing_ranks=missing,
         problem=problem,
     )
+
+
+def steps_of(target: Target, problems: Mapping[Path, str]) -> tuple[StepInfo, ...]:
+    """One line about every step of a run, also about those that could not be looked at; nothing for a single checkpoint."""
+    if target.run is None:
+        return ()
+    listed = [step_info(found, problems.get(found.path)) for found in target.checkpoints]
+    listed += [StepInfo(step=b.step, path=str(b.path), components=(), problem=b.error.message) for b in target.blocked]
+    return tuple(sorted(listed, key=lambda info: (info.step or 0, info.path)))
 
 
 def step_info(found: Found, problem: str | None = None) -> StepInfo:

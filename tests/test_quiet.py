@@ -314,6 +314,8 @@ class TestWhatCannotBeLookedAt:
         refuse(run / "checkpoint-50", errno.EACCES, "scandir")
         assert ckpt_cli.merge(run, tmp_path / "out").checkpoint.step == 200
         assert ckpt_cli.average(run, tmp_path / "mean", last=2).outputs[0].sources[0].step == 100
+        (older,) = [step for step in ckpt_cli.detect(run).checkpoint.steps if step.step == 50]
+        assert older.problem == "the folder cannot be listed: Permission denied"
         for options in ({"last": 3}, {"everything": True}, {"begin": 50}):
             with pytest.raises(Unreadable):
                 ckpt_cli.average(run, tmp_path / "other", **options)
@@ -413,6 +415,40 @@ class TestWhatCannotBeLookedAt:
         finally:
             secret.chmod(0o755)
         assert done.stdout == "run/checkpoint-200 the folder cannot be listed: Permission denied\n", done.stderr
+
+    @pytest.mark.parametrize("call", ["stat", "scandir", "open"])
+    def test_whichever_call_fails_nothing_else_is_written(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        """Every seventh look at the run fails, one per merge: the result is an error of ours, or what it is without."""
+        ckpt_cli.merge(run, tmp_path / "right")
+        right = (tmp_path / "right" / "model.safetensors").read_bytes()
+        real = getattr(os, call)
+        for place in range(0, 10_000, 7):
+            looks: list[str] = []
+
+            def fails(what: Any = ".", *arguments: Any, place: int = place, looks: list[str] = looks, **options: Any) -> Any:
+                if str(what).startswith(str(run)):
+                    looks.append(str(what))
+                    if len(looks) == place + 1:
+                        raise OSError(errno.EIO, os.strerror(errno.EIO), str(what))
+                return real(what, *arguments, **options)
+
+            monkeypatch.setattr(os, call, fails)
+            out = tmp_path / f"out-{place}"
+            told: CkptError | None = None
+            try:
+                ckpt_cli.merge(run, out)
+            except CkptError as error:
+                told = error
+            if told is not None:
+                assert told.code in ("unreadable", "not-writable"), (told, looks[-1])
+                assert not out.exists()
+            else:
+                assert (out / "model.safetensors").read_bytes() == right
+                assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (tmp_path / "right").iterdir())
+            if len(looks) <= place:
+                break
 
     @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOTDIR])
     def test_only_what_is_not_there_is_absent(self, tmp_path: Path, refuse: Callable[..., None], number: int) -> None:
@@ -644,3 +680,14 @@ class TestSideFiles:
     def test_a_missing_side_file_is_absent_and_no_error(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             read_small(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("command", ["detect", "inspect", "merge", "verify", "extract-state"])
+def test_a_dcp_folder_without_its_metadata_is_incomplete_for_every_command(
+    data: Path, tmp_path: Path, call: Callable[..., Outcome], command: str
+) -> None:
+    folder = Path(shutil.copytree(next(path.parent for path in sorted((data / "dcp").rglob(".metadata"))), tmp_path / "dcp"))
+    (folder / ".metadata").unlink()
+    outcome = call(*commands(folder, tmp_path / "out")[command], *(["--optimizer"] if command == "extract-state" else []), "--json")
+    document = json.loads(outcome.out)
+    assert (outcome.code, [error["code"] for error in document["errors"]]) == (4, ["missing-shard"])

@@ -232,7 +232,10 @@ def merge(
             strict=strict,
         )
 
-    session = Session("merge", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, progress=progress)
+    again = _again(type=None, step=None, also=also)
+    session = Session(
+        "merge", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, progress=progress, again=again
+    )
     raise typer.Exit(session.run(work, render.merge_result, lambda result: result.exit_code))
 
 

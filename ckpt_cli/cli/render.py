@@ -174,7 +174,10 @@ def merge_result(result: MergeResult, session: Session) -> None:
         written = result.outputs[0].output
         next_line(session, f'{loader}.from_pretrained("{text.path(written)}")' if loader else f"ckpt inspect {text.argument(written)}")
     else:
-        next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --against {text.argument(checkpoint.path)}")
+        # Of several nodes, the folder of one is not the whole.
+        source = checkpoint.run if any(note.code == "nodes" for note in checkpoint.notes) and checkpoint.run else checkpoint.path
+        written = text.argument(result.outputs[0].output)
+        next_line(session, f"ckpt verify {written} --against {text.argument(source)}{session.again}")
 
 
 def average_result(result: AverageResult, session: Session) -> None:

@@ -91,7 +91,11 @@ class ItemReader:
             return Unrepresented("an object of unknown form") if item is None else ValueReader(item).read(item.root)
 
     def _checked(self, stored: Stored) -> FileSource:
-        source = self._files.source(self.path(stored.file))
+        path = self.path(stored.file)
+        if not is_file(path):
+            hint = "copy it from the node that wrote it, or pass that node's folder with --also"
+            raise MissingShard(f"{stored.file} is missing", expected=str(path), hint=hint)
+        source = self._files.source(path)
         if stored.offset + stored.length > source.size:
             raise CorruptFile(
                 f"the file has {source.size} bytes",

@@ -105,7 +105,14 @@ def metadata_files(*folders: Path) -> list[Path]:
 
 
 def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
-    """Raise MissingShard if a rank's metadata is not there although others', or its data, are."""
+    """Raise MissingShard if there is no metadata, or a rank's is not there although others', or its data, are."""
+    if not listed:
+        raise MissingShard(
+            f"{METADATA} is missing",
+            path=folders[0],
+            expected=str(folders[0] / METADATA),
+            hint="if the save did finish, .metadata is on the node that ran rank 0: copy it from there",
+        )
     if listed[0].name == METADATA:
         return
     wrote = {int(fields["rank"]) for folder in folders for path in entries_in(folder) if (fields := ITEM_FILE.fullmatch(path.name))}

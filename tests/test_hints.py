@@ -1,0 +1,707 @@
+"""A hint is followed by whoever reads it: each kind is produced here, its condition checked, and where that can be done it is followed.
+
+``CASES`` has one row per kind: what fails, what the hint says, and what a user does who follows it, which must then work.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckpt_cli
+from ckpt_cli.cli import _run
+from ckpt_cli.cli.hints import fitting, options_of
+from ckpt_cli.errors import CkptError
+from tests.cli import ROOT
+
+EXAMPLE = ROOT / "examples" / "tiny-run"
+COMMANDS = ("detect", "inspect", "merge", "average", "extract-state", "verify")
+W = {"w": torch.ones(2, 3)}
+NAN = torch.tensor([1.0, float("nan")])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case builds its files."""
+
+    tmp: Path
+    data: Path
+
+    @property
+    def out(self) -> Path:
+        return self.tmp / "out"
+
+    def run(self) -> Path:
+        return self.tmp / "run" if (self.tmp / "run").exists() else Path(shutil.copytree(EXAMPLE, self.tmp / "run"))
+
+    def shard(self, rank: int, step: int = 200) -> Path:
+        return self.run() / f"checkpoint-{step}" / "pytorch_model_fsdp_0" / f"model_world_size_4_rank_{rank}.pt"
+
+    def hub(self, name: str, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:
+        folder = self.tmp / name
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            save_file(tensors if tensors is not None else W, folder / "model.safetensors", {"format": "pt"})
+            if config:
+                (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    def steps(self, **models: dict[str, torch.Tensor]) -> Path:
+        for name, tensors in models.items():
+            self.hub(f"steps/checkpoint-{name[1:]}", tensors)
+        return self.tmp / "steps"
+
+    def torch_file(self, name: str, content: Any) -> Path:
+        path = self.tmp / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(content, path)
+        return path
+
+    def raw(self, name: str, content: bytes) -> Path:
+        path = self.tmp / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def without_rank(self) -> Path:
+        self.shard(2).unlink(missing_ok=True)
+        return self.run()
+
+    def layout(self, *parts: str) -> Path:
+        return self.data.joinpath("layouts", *parts)
+
+
+Do = Callable[[Place], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``hint`` is an expression for the whole hint, None if there must be none; ``follow`` is what a user does then."""
+
+    name: str
+    fails: Do
+    hint: str | None
+    follow: Do | None = None
+
+
+def merge(path: Path, place: Place, **options: Any) -> Any:
+    return ckpt_cli.merge(path, options.pop("output", place.out), **options)
+
+
+def _whole_module(place: Place) -> Path:
+    return place.torch_file("module/model.pt", torch.nn.Linear(2, 3))
+
+
+def _two_world_sizes(place: Place) -> Path:
+    step = place.run() / "checkpoint-200" / "pytorch_model_fsdp_0"
+    shutil.copy(place.shard(0), step / "model_world_size_8_rank_0.pt")
+    return place.run() / "checkpoint-200"
+
+
+def _parts_without_index(place: Place, suffix: str) -> Path:
+    folder = place.tmp / "parts"
+    folder.mkdir(exist_ok=True)
+    for i in (1, 2):
+        if suffix == "bin":
+            torch.save({f"w{i}": torch.ones(2)}, folder / f"pytorch_model-0000{i}-of-00002.bin")
+        else:
+            save_file({f"w{i}": torch.ones(2)}, folder / f"model-0000{i}-of-00002.safetensors")
+    return folder
+
+
+def _with_missing_part(place: Place) -> Path:
+    folder = _parts_without_index(place, "safetensors")
+    mapping = {f"w{i}": f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapping}))
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    return folder
+
+
+def _restored_part(place: Place) -> Path:
+    save_file({"w2": torch.ones(2)}, _with_missing_part(place) / "model-00002-of-00002.safetensors")
+    return place.tmp / "parts"
+
+
+CASES = (
+    # -- paths, steps, components
+    Case(
+        "a typo",
+        lambda p: merge(p.run() / "checkpoint-20", p),
+        r"did you mean .*/checkpoint-200\?",
+        lambda p: merge(p.run() / "checkpoint-200", p),
+    ),
+    Case("nothing alike", lambda p: merge(p.run() / "zzzz", p), r"nothing in .*/run has a name like this"),
+    Case("no parent", lambda p: merge(p.tmp / "none" / "run", p), r".*/none does not exist either"),
+    Case("the folder above", lambda p: merge(p.run().parent, p), r"did you mean .*/run\?", lambda p: merge(p.run(), p)),
+    Case("other files", lambda p: ckpt_cli.detect(p.raw("x/a.txt", b"").parent), r"the folder holds a\.txt"),
+    Case(
+        "an unknown component",
+        lambda p: merge(p.run(), p, type="bf16"),
+        r"pass one of these to --type",
+        lambda p: merge(p.run(), p, type="ema"),
+    ),
+    Case(
+        "almost a component",
+        lambda p: merge(p.run(), p, type="emma"),
+        r"did you mean --type ema\?",
+        lambda p: merge(p.run(), p, type="ema"),
+    ),
+    Case(
+        "a step twice", lambda p: merge(_step_twice(p), p, step=7), r"pass the folder itself", lambda p: merge(_step_twice(p) / "step_7", p)
+    ),
+    Case("--also is the folder", lambda p: ckpt_cli.merge(p.run(), p.out, also=p.run()), r"leave it out", lambda p: merge(p.run(), p)),
+    # -- what is missing
+    Case(
+        "a missing rank, another step is whole",
+        lambda p: merge(p.without_rank(), p, step=200),
+        r"get the file from the node that wrote it, .*--also, or pass --step 100, which is whole",
+        lambda p: merge(p.without_rank(), p, step=100),
+    ),
+    Case(
+        "the same by folder",
+        lambda p: merge(p.without_rank() / "checkpoint-200", p),
+        r"get the file .*, or use .*/checkpoint-100, which is whole",
+        lambda p: merge(p.run() / "checkpoint-100", p),
+    ),
+    Case(
+        "a missing rank, no step is whole",
+        lambda p: merge(_no_step_whole(p), p),
+        r"get the file from the node that wrote it, or pass that node's folder with --also; no step of this run is whole",
+    ),
+    Case(
+        "a step by number, no other is whole",
+        lambda p: merge(_no_step_whole(p), p, step=200),
+        r"get the file from the node that wrote it, or pass that node's folder with --also",
+    ),
+    Case(
+        "an average names no option that it lacks",
+        lambda p: ckpt_cli.average(p.without_rank(), p.out, steps=(100, 200)),
+        r"(?!.*--step ).*",
+    ),
+    Case(
+        "a missing part",
+        lambda p: merge(_with_missing_part(p), p),
+        r"copy the missing files from where the model came from",
+        lambda p: merge(_restored_part(p), p),
+    ),
+    Case("no index", lambda p: merge(_parts_without_index(p, "safetensors"), p), r"copy the index from where the model came from"),
+    Case("no index of torch files", lambda p: merge(_parts_without_index(p, "bin"), p), r"copy the index from where the model came from"),
+    Case("two world sizes", lambda p: merge(_two_world_sizes(p), p), r"move the files of the older save .*"),
+    # -- content
+    Case("a whole nn.Module", lambda p: merge(_whole_module(p), p), None),
+    Case("no state dict in a rank's file", lambda p: merge(_module_as_rank(p), p), r"use .*/checkpoint-100, which is whole"),
+    Case("zeros", lambda p: merge(p.raw("z/model.pt", bytes(4096)), p), r"it begins with zeros: the copy may have been interrupted"),
+    Case(
+        "a cut file",
+        lambda p: merge(_cut(p), p),
+        r"the save or the copy may have been interrupted: get the file again from where it was written",
+    ),
+    Case("a page", lambda p: merge(p.raw("h/model.pt", b"<html></html>" * 10), p), r"if it was downloaded, .*"),
+    Case("a gzip file", lambda p: merge(p.raw("g/model.pt", b"\x1f\x8b" + bytes(100)), p), r"unpack it first"),
+    Case(
+        "a nested entry",
+        lambda p: merge(p.torch_file("n/model.pt", {"w": torch.ones(2), "more": {"x": torch.ones(2)}}), p),
+        r"save the state dict that is in it on its own",
+    ),
+    Case(
+        "two models",
+        lambda p: merge(_two_models(p), p),
+        r"pass the file itself instead of its folder",
+        lambda p: merge(_two_models(p) / "model.pt", p),
+    ),
+    Case(
+        "a flat parameter",
+        lambda p: merge(p.torch_file("f/model.pt", {"a._flat_param": torch.ones(4)}), p),
+        r"load it once in the training script and save with SHARDED_STATE_DICT",
+    ),
+    Case("a tensor that no file of an index lists", lambda p: merge(_foreign_tensor(p), p), r"files of two models may have been mixed"),
+    Case("a renamed rank file", lambda p: merge(_renamed_rank(p), p), r"it may have been renamed or copied over another one.*"),
+    # -- options
+    Case("--lora without adapters", lambda p: merge(p.run(), p, lora="export"), r"leave out --lora", lambda p: merge(p.run(), p)),
+    Case("--lora-alpha without adapters", lambda p: merge(p.run(), p, lora_alpha=1.0), r"leave it out", lambda p: merge(p.run(), p)),
+    Case(
+        "--match-base alone",
+        lambda p: merge(p.run(), p, match_base=True),
+        r"pass --base with the folder of the base model",
+        lambda p: merge(p.hub("m"), p, match_base=True, base=p.hub("m")),
+    ),
+    Case(
+        "--drop-extra alone",
+        lambda p: merge(p.hub("m"), p, drop_extra=True, base=p.hub("m")),
+        r"pass --match-base as well",
+        lambda p: merge(p.hub("m"), p, drop_extra=True, match_base=True, base=p.hub("m")),
+    ),
+    Case(
+        "a base without weights",
+        lambda p: merge(p.hub("m"), p, match_base=True, base=p.raw("b/config.json", b"{}").parent),
+        r"pass the folder of the model with its weights",
+    ),
+    Case("no such base", lambda p: merge(p.run(), p, base=p.tmp / "none"), r"check the path: nothing is there"),
+    Case(
+        "a file as base",
+        lambda p: merge(p.hub("m"), p, base=p.hub("m") / "model.safetensors"),
+        r"pass the folder that the file lies in",
+        lambda p: merge(p.hub("m"), p, base=p.hub("m")),
+    ),
+    Case("a Hub ID that is not here", lambda p: merge(p.run(), p, base="nobody/nothing"), r"download it first; ckpt never does"),
+    Case(
+        "nothing is left",
+        lambda p: merge(p.hub("m"), p, include=("nothing*",)),
+        r"patterns are matched against whole names, as in '\*\.mlp\.\*'",
+        lambda p: merge(p.hub("m"), p, include=("w",)),
+    ),
+    Case("a key map that leaves nothing", lambda p: merge(p.hub("m"), p, key_map=p.raw("k.json", b'{"w": null}')), None),
+    Case(
+        "a key map with one name for two",
+        lambda p: merge(p.hub("m", {"a": torch.ones(1), "b": torch.ones(1)}), p, key_map=p.raw("k.json", b'{"a": "c", "b": "c"}')),
+        r"make the rules tell the two apart",
+    ),
+    Case(
+        "no training state to write",
+        lambda p: merge(p.hub("m"), p, with_state=True),
+        r"leave out --with-state",
+        lambda p: merge(p.hub("m"), p),
+    ),
+    Case(
+        "no training state",
+        lambda p: ckpt_cli.extract_state(p.hub("m"), p.out),
+        r"pass the folder of the training step that these weights come from",
+    ),
+    Case(
+        "no optimizer",
+        lambda p: ckpt_cli.extract_state(_no_optimizer(p), p.out, optimizer=True),
+        r"leave out --optimizer",
+        lambda p: ckpt_cli.extract_state(_no_optimizer(p), p.out),
+    ),
+    Case(
+        "an optimizer alone",
+        lambda p: ckpt_cli.extract_state(_only_optimizer(p), p.out),
+        r"pass --optimizer: an optimizer's state is all that is there",
+        lambda p: ckpt_cli.extract_state(_only_optimizer(p), p.out, optimizer=True),
+    ),
+    Case(
+        "a missing optimizer file",
+        lambda p: ckpt_cli.extract_state(_lost_optimizer(p), p.out, optimizer=True),
+        r"(.*, or )?leave out --optimizer|copy the optimizer's file .*, or leave out --optimizer",
+        lambda p: ckpt_cli.extract_state(_lost_optimizer(p), p.out),
+    ),
+    Case(
+        "another base",
+        lambda p: merge(p.hub("m"), p, match_base=True, base=p.hub("b", {"w": torch.ones(5)})),
+        r"check that --base is the model that training started from",
+    ),
+    Case(
+        "the run lacks tensors",
+        lambda p: merge(p.hub("m"), p, match_base=True, base=p.hub("b", {**W, "x": torch.ones(1)})),
+        r"pass --fill-missing-from-base .*",
+        lambda p: merge(p.hub("m"), p, match_base=True, base=p.hub("b"), fill_missing_from_base=True),
+    ),
+    Case(
+        "the run has more",
+        lambda p: merge(p.hub("m", {**W, "x": torch.ones(1)}), p, match_base=True, base=p.hub("b")),
+        r"pass --drop-extra to leave them out",
+        lambda p: merge(p.hub("m"), p, match_base=True, base=p.hub("b"), drop_extra=True),
+    ),
+    Case(
+        "too large for fp16",
+        lambda p: merge(p.hub("m", {"w": torch.full((2,), 1e6)}), p, dtype="fp16"),
+        r"use a wider --dtype such as fp32, or pass --allow-overflow .*",
+        lambda p: (merge(p.hub("m"), p, dtype="fp32"), merge(p.hub("m"), p, output=p.tmp / "b", dtype="fp16", allow_overflow=True)),
+    ),
+    Case(
+        "too large for float32",
+        lambda p: ckpt_cli.average(_large(p), p.out, normalize=False, weights=(2, 2)),
+        r"pass --allow-overflow to write infinities",
+        lambda p: ckpt_cli.average(_large(p), p.out, normalize=False, weights=(2, 2), allow_overflow=True),
+    ),
+    # -- outputs
+    Case(
+        "an output of ckpt is there",
+        lambda p: (merge(p.hub("m"), p), merge(p.hub("m"), p)),
+        r"pass --overwrite to replace it, or choose another -o",
+        lambda p: merge(p.hub("m"), p, overwrite=True),
+    ),
+    Case(
+        "something is there",
+        lambda p: merge(p.hub("m"), p, output=p.raw("o/x", b"").parent, overwrite=True),
+        r"choose another -o, or move the folder away",
+        lambda p: merge(p.hub("m"), p),
+    ),
+    Case(
+        "inside of what is read",
+        lambda p: merge(p.run(), p, output=p.run() / "checkpoint-200" / "x"),
+        r"choose another -o",
+        lambda p: merge(p.run(), p),
+    ),
+    Case(
+        "a file above",
+        lambda p: merge(p.hub("m"), p, output=p.raw("f", b"") / "x"),
+        r"choose another place with -o",
+        lambda p: merge(p.hub("m"), p),
+    ),
+    Case(
+        "--in-place twice",
+        lambda p: (merge(p.run(), p, output=None, in_place=True), merge(p.run(), p, output=None, in_place=True)),
+        r"use -o instead of --in-place",
+        lambda p: merge(p.run(), p),
+    ),
+    Case("--in-place and -o", lambda p: merge(p.run(), p, in_place=True), r"leave one of them out", lambda p: merge(p.run(), p)),
+    # -- averages
+    Case(
+        "no steps chosen",
+        lambda p: ckpt_cli.average(p.run(), p.out),
+        r"pass --all, .*",
+        lambda p: ckpt_cli.average(p.run(), p.out, everything=True),
+    ),
+    Case(
+        "one checkpoint", lambda p: ckpt_cli.average([p.hub("m")], p.out), r"ckpt merge writes a single one", lambda p: merge(p.hub("m"), p)
+    ),
+    Case("no whole checkpoint", lambda p: ckpt_cli.average(_no_step_whole(p), p.out, everything=True), r"see --help"),
+    Case(
+        "other tensors",
+        lambda p: ckpt_cli.average([p.hub("a", {**W, "x": torch.ones(1)}), p.hub("b")], p.out),
+        r"pass --intersect to average the 1 tensors that all have alike",
+        lambda p: ckpt_cli.average([p.hub("a"), p.hub("b")], p.out, intersect=True),
+    ),
+    Case("nothing in common", lambda p: ckpt_cli.average([p.hub("a", {"x": torch.ones(1)}), p.hub("b")], p.out), None),
+    Case(
+        "only integers in common",
+        lambda p: ckpt_cli.average(
+            [
+                p.hub("a", {"i": torch.ones(1, dtype=torch.int64), "x": torch.ones(1)}),
+                p.hub("b", {"i": torch.ones(1, dtype=torch.int64), "w": torch.ones(1)}),
+            ],
+            p.out,
+        ),
+        None,
+    ),
+    Case(
+        "another dtype everywhere",
+        lambda p: ckpt_cli.average([p.hub("a", {"w": torch.ones(2, 3).half()}), p.hub("b")], p.out),
+        r"merge the others with --dtype first",
+        lambda p: ckpt_cli.average([merge(p.hub("a"), p, output=p.tmp / "c", dtype="fp32").outputs[0].output, p.hub("b")], p.out),
+    ),
+    Case("another shape and dtype", lambda p: ckpt_cli.average([p.hub("a", {"w": torch.ones(3).half()}), p.hub("b")], p.out), None),
+    Case(
+        "values that are not finite",
+        lambda p: ckpt_cli.average([p.hub("a", {"w": NAN}), p.hub("b", {"w": NAN})], p.out),
+        r"leave these checkpoints or tensors \(--exclude\) out, or pass --allow-non-finite .*",
+        lambda p: ckpt_cli.average([p.hub("a"), p.hub("b")], p.out, allow_non_finite=True),
+    ),
+    Case(
+        "weights that cancel",
+        lambda p: ckpt_cli.average([p.hub("a"), p.hub("b")], p.out, weights=(1, -1)),
+        r"pass --no-normalize .*",
+        lambda p: ckpt_cli.average([p.hub("a"), p.hub("b")], p.out, weights=(1, -1), normalize=False),
+    ),
+    Case(
+        "steps that go back",
+        lambda p: ckpt_cli.average([p.run() / "checkpoint-200", p.run() / "checkpoint-100"], p.out, method="ema", decay=0.5),
+        r"pass them in order",
+        lambda p: ckpt_cli.average([p.run() / "checkpoint-100", p.run() / "checkpoint-200"], p.out, method="ema", decay=0.5),
+    ),
+    Case(
+        "an option of another method",
+        lambda p: ckpt_cli.average(p.run(), p.out, everything=True, method="uniform", decay=0.5),
+        r"pass --method ema, or leave --decay out",
+        lambda p: ckpt_cli.average(p.run(), p.out, everything=True, method="ema", decay=0.5),
+    ),
+    Case(
+        "options of two methods",
+        lambda p: ckpt_cli.average(p.run(), p.out, everything=True, weights=(1, 2), decay=0.5),
+        r"leave --decay out",
+        lambda p: ckpt_cli.average(p.run(), p.out, everything=True, weights=(1, 2)),
+    ),
+    Case(
+        "averages of what is no average",
+        lambda p: ckpt_cli.average(p.run(), p.out, everything=True, sigma_rel=0.1, source_sigma_rel=0.05),
+        r"pass --type ema, or use another method for plain weights",
+    ),
+    Case(
+        "the same without EMA",
+        lambda p: ckpt_cli.average([p.hub("s/step_1"), p.hub("s/step_2")], p.out, sigma_rel=0.1, source_sigma_rel=0.05),
+        r"use another method for plain weights",
+        lambda p: ckpt_cli.average([p.hub("s/step_1"), p.hub("s/step_2")], p.out),
+    ),
+    Case(
+        "integers that differ",
+        lambda p: ckpt_cli.average(_counted(p), p.out, strict=True),
+        r"without --strict those of .* are taken",
+        lambda p: ckpt_cli.average(_counted(p), p.out),
+    ),
+    Case("a step twice in a list", lambda p: ckpt_cli.average(p.run(), p.out, steps=(100, 100)), r"use --weights to let one count more"),
+    Case("steps of one checkpoint", lambda p: ckpt_cli.average(p.hub("m"), p.out, last=2), r"pass the run, or several checkpoints"),
+    # -- verify
+    Case("a plot without a base", lambda p: ckpt_cli.verify(p.hub("m"), plot=p.tmp / "x.svg"), r"ckpt verify PATH --base DIR --plot FILE"),
+    Case(
+        "an average against its source",
+        lambda p: (ckpt_cli.average(p.run(), p.out, everything=True), ckpt_cli.verify(p.out, against=p.run())),
+        r"compare it with another average, or pass --full.*",
+        lambda p: ckpt_cli.verify(p.out, full=True),
+    ),
+    # -- LoRA
+    Case(
+        "adapters alone",
+        lambda p: merge(p.layout("verl-lora", "lora_only"), p),
+        r"pass --base with the model .*, or --lora export .*",
+        lambda p: merge(p.layout("verl-lora", "lora_only"), p, base=p.layout("verl-lora", "base")),
+    ),
+    Case(
+        "adapters against a base",
+        lambda p: ckpt_cli.verify(_adapter(p), base=p.layout("verl-lora", "base")),
+        r"fuse them first: ckpt merge with --base, then verify the result",
+    ),
+)
+
+
+def _step_twice(place: Place) -> Path:
+    for name in ("step_7", "step-7"):
+        place.hub(f"twice/{name}")
+    return place.tmp / "twice"
+
+
+def _no_step_whole(place: Place) -> Path:
+    place.without_rank()
+    place.shard(1, step=100).unlink(missing_ok=True)
+    return place.run()
+
+
+def _module_as_rank(place: Place) -> Path:
+    torch.save(torch.nn.Linear(2, 3), place.shard(0))
+    return place.run() / "checkpoint-200"
+
+
+def _cut(place: Place) -> Path:
+    path = place.torch_file("cut/model.pt", {"w": torch.ones(1000)})
+    path.write_bytes(path.read_bytes()[:-100])
+    return path
+
+
+def _two_models(place: Place) -> Path:
+    for name in ("model.pt", "checkpoint.pt"):
+        place.torch_file(f"two/{name}", {"w": torch.ones(2)})
+    return place.tmp / "two"
+
+
+def _foreign_tensor(place: Place) -> Path:
+    folder = _restored_part(place)
+    save_file({"w2": torch.ones(2), "other": torch.ones(1)}, folder / "model-00002-of-00002.safetensors")
+    return folder
+
+
+def _renamed_rank(place: Place) -> Path:
+    shutil.copy(place.shard(1), place.shard(2))
+    return place.run() / "checkpoint-200"
+
+
+def _no_optimizer(place: Place) -> Path:
+    shutil.rmtree(place.run() / "checkpoint-200" / "optimizer", ignore_errors=True)
+    return place.run() / "checkpoint-200"
+
+
+def _only_optimizer(place: Place) -> Path:
+    for name in ("extra_state", "dataloader_state"):
+        shutil.rmtree(place.run() / "checkpoint-200" / name, ignore_errors=True)
+    return place.run() / "checkpoint-200"
+
+
+def _lost_optimizer(place: Place) -> Path:
+    (place.run() / "checkpoint-200" / "optimizer" / "optimizer_world_size_4_rank_1.pt").unlink(missing_ok=True)
+    return place.run() / "checkpoint-200"
+
+
+def _large(place: Place) -> list[Path]:
+    return [place.hub(name, {"w": torch.full((2,), 3e38)}) for name in ("a", "b")]
+
+
+def _counted(place: Place) -> list[Path]:
+    return [place.hub(f"c{i}", {"w": torch.ones(2), "n": torch.tensor([i])}) for i in (1, 2)]
+
+
+def _adapter(place: Place) -> Path:
+    merge(place.layout("verl-lora", "lora_only"), place, lora="export", output=place.tmp / "adapter")
+    return place.tmp / "adapter"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_hint_says_what_helps(case: Case, data: Path, tmp_path: Path) -> None:
+    place = Place(tmp_path, data)
+    with pytest.raises(CkptError) as caught:
+        case.fails(place)
+    hint = caught.value.advice
+    if case.hint is None:
+        assert hint is None
+    else:
+        assert hint is not None
+        assert re.fullmatch(case.hint, hint), hint
+    if case.follow is not None:
+        case.follow(place)
+
+
+class TestLinks:
+    """What was typed is never proposed, nor what is not there."""
+
+    def test_a_broken_link_is_called_one(self, tmp_path: Path) -> None:
+        (tmp_path / "latest").symlink_to("global_step_10")
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.detect(tmp_path / "latest")
+        assert caught.value.message == "this is a link to something that is not there"
+        assert (caught.value.expected, caught.value.advice) == ("global_step_10", None)
+
+    def test_nor_is_another_broken_link_proposed(self, tmp_path: Path) -> None:
+        (tmp_path / "latest1").symlink_to("nowhere")
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.detect(tmp_path / "latest2")
+        assert "did you mean" not in str(caught.value.advice)
+
+    @pytest.mark.parametrize("given", ["notes", "./notes", "notes/a.txt"])
+    def test_a_dot_is_no_proposal(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+        run = Path(shutil.copytree(EXAMPLE / "checkpoint-200", tmp_path / "checkpoint-200"))
+        (run / "notes").mkdir()
+        (run / "notes" / "a.txt").write_text("")
+        monkeypatch.chdir(run)
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.detect(given)
+        assert caught.value.advice == f"did you mean {run}?"
+        assert not re.search(r"mean \.+\?", str(caught.value.advice))
+
+
+class TestVerify:
+    """The last line of `verify` is a hint as well."""
+
+    @pytest.fixture
+    def out(self, tmp_path: Path) -> Path:
+        run = shutil.copytree(EXAMPLE, tmp_path / "run")
+        return Path(ckpt_cli.merge(run, tmp_path / "out", step=200).outputs[0].output)
+
+    def last_line(self, capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+        capsys.readouterr()
+        assert _run(["verify", *map(str, arguments)]) == 1
+        return capsys.readouterr().err.splitlines()[-1]
+
+    def test_a_good_folder_against_a_wrong_source_is_not_overwritten(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        wrong, right = out.parent / "run" / "checkpoint-100", out.parent / "run" / "checkpoint-200"
+        line = self.last_line(capsys, out, "--against", wrong)
+        assert line == f"next: ckpt verify {out} --against {right}   (what it was merged from)"
+        assert ckpt_cli.verify(out, against=right).exit_code == 0
+
+    def test_where_nothing_says_what_it_was_made_from(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (out / "ckpt-manifest.json").unlink()
+        line = self.last_line(capsys, out, "--against", out.parent / "run" / "checkpoint-100")
+        assert line == "next: check that --against names what the folder was made from"
+
+    def test_a_source_that_changed_since(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        source = out.parent / "run" / "checkpoint-200"
+        shutil.rmtree(source)
+        shutil.copytree(EXAMPLE / "checkpoint-100", source)
+        line = self.last_line(capsys, out, "--against", source)
+        assert line.startswith("next: find out why the source has changed")
+
+    def test_a_damaged_folder_is_merged_again(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = out / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+        line = self.last_line(capsys, out, "--against", out.parent / "run" / "checkpoint-200")
+        assert line.startswith("next: ckpt merge ")
+        assert line.endswith(" --overwrite --verify")
+        assert _run(line.removeprefix("next: ckpt ").split()) == 0
+
+
+class TestOptions:
+    """Errors of reading are shared: a hint names no option that the command lacks."""
+
+    def test_a_hint_with_foreign_options_names_the_command(self) -> None:
+        assert fitting("pass --base with the folder", "merge") == "pass --base with the folder"
+        assert fitting("pass --base with the folder", "detect") == "ckpt merge has --base for this: pass --base with the folder"
+        assert str(fitting("pass --base with the folder", "verify")).startswith("ckpt merge has --base")
+        assert fitting("pass --base with the folder", "extract-state") is None
+        assert fitting("choose another disk with -o, or pass --dtype bf16", "extract-state") == "choose another disk with -o"
+        assert fitting("ckpt verify PATH --base DIR --plot FILE", "verify") == "ckpt verify PATH --base DIR --plot FILE"
+        assert fitting("see --help", "detect") == "see --help"
+        assert fitting(None, "merge") is None
+
+    def test_of_adapters_alone_detect_and_inspect_say_what_merge_takes(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert _run(["average", *[str(data / "layouts" / "verl-lora" / "lora_only")] * 2, "-o", str(tmp_path / "o"), "--json"]) != 0
+        hint = json.loads(capsys.readouterr().out)["errors"][0]["hint"]
+        assert hint is None or "--lora" not in hint or hint.startswith("ckpt merge has ")
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_every_command_is_known(self, command: str) -> None:
+        assert {"--json", "--strict", "--quiet", "-q"} <= options_of(command)
+
+
+# -- all hints of the package ----------------------------------------------------------------------------------------
+
+
+def texts(node: ast.expr) -> Iterator[str]:
+    """The texts that an expression can be; what is put in is "{}"."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    elif isinstance(node, ast.IfExp):
+        yield from texts(node.body)
+        yield from texts(node.orelse)
+
+
+def all_hints() -> Iterator[tuple[str, str]]:
+    """(module, text) of everything that is given as a hint, directly or by a variable called so."""
+    for path in sorted((ROOT / "ckpt_cli").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            found: list[ast.expr] = []
+            if (isinstance(node, ast.keyword) and node.arg == "hint") or (
+                isinstance(node, ast.Assign)
+                and any(getattr(target, "id", getattr(target, "attr", "")) == "hint" for target in node.targets)
+            ):
+                found = [node.value]
+            yield from ((path.stem, text) for expression in found for text in texts(expression))
+
+
+HINTS = sorted(set(all_hints()))
+
+
+def test_there_are_hints_to_look_at() -> None:
+    assert len(HINTS) > 100
+
+
+@pytest.mark.parametrize(("module", "text"), HINTS, ids=lambda value: value[:60])
+class TestEveryHint:
+    def test_names_only_options_that_exist(self, module: str, text: str) -> None:
+        known = {option for command in COMMANDS for option in options_of(command)} | {"--help", "--debug"}
+        assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known
+
+    def test_claims_nothing_that_nobody_checked(self, module: str, text: str) -> None:
+        """What happened to files elsewhere, and that an older step would help, is not known where an error is raised."""
+        assert not re.search(r"\b(was interrupted|were mixed|was renamed|are of different|use an older step)\b", text), (module, text)
+
+    def test_is_one_short_line(self, module: str, text: str) -> None:
+        assert "\n" not in text
+        assert text == text.strip()
+        assert len(text) <= 140
+        assert not text.endswith(".")
+
+
+@pytest.mark.parametrize("way", ["nodes", "also"])
+def test_the_next_command_after_a_merge_of_several_nodes_works(tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str) -> None:
+    for node, ranks in (("a", (0, 1)), ("b", (2, 3))):
+        folder = tmp_path / "nodes" / node / "checkpoint-200" / "pytorch_model_fsdp_0"
+        folder.mkdir(parents=True)
+        for rank in ranks:
+            shutil.copy(EXAMPLE / "checkpoint-200" / folder.name / f"model_world_size_4_rank_{rank}.pt", folder)
+    nodes = tmp_path / "nodes"
+    given = [nodes] if way == "nodes" else [nodes / "a", "--also", nodes / "b"]
+    assert _run(["merge", *map(str, given), "-o", str(tmp_path / "out")]) == 0
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("next: ckpt verify ")
+    assert _run(line.removeprefix("next: ckpt ").split()) == 0

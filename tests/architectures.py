@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -205,3 +206,13 @@ def build(kind: str, model_type: str, options: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
     config = CONFIG_MAPPING[model_type](**copy.deepcopy(dict(options)))
     return getattr(transformers, kind)(config).eval()
+
+
+def answered_here(question: str, text: str) -> dict[str, Any]:
+    """What the child process that asks transformers would answer, in this process, which has transformers already."""
+    from ckpt_cli.hub_compile import ANSWERS, versioned
+
+    try:
+        return versioned(ANSWERS[f"--{question}"](json.loads(text)))
+    except Exception as error:  # noqa: BLE001 - as the child process does
+        return versioned({"error": type(error).__name__})

@@ -15,8 +15,7 @@ import ckpt_cli
 from ckpt_cli.class_fit import KnownClass, known_class
 from ckpt_cli.class_names import FILE, class_names, fitting_class
 from ckpt_cli.errors import IncompleteError, MissingTensors, NotFound, UsageError
-from ckpt_cli.hub_compile import ANSWERS, versioned
-from tests.architectures import COMPILED, MODELS, build
+from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load
 
 Rename = Callable[[str], str]
@@ -29,14 +28,7 @@ def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", _answered)
-
-
-def _answered(question: str, text: str) -> dict[str, Any]:
-    try:
-        return versioned(ANSWERS[f"--{question}"](json.loads(text)))
-    except Exception as error:  # noqa: BLE001 - as the child process does
-        return {"error": type(error).__name__}
+    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", answered_here)
 
 
 @pytest.fixture

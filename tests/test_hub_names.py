@@ -6,7 +6,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,23 +17,19 @@ from ckpt_cli.formats.base import Naming
 from ckpt_cli.hub_names import natural_key, unknown_operations
 from ckpt_cli.hub_rules import FILE, rules_for
 from ckpt_cli.value_models import repaired_class
-from tests.architectures import COMPILED, MODELS, build
+from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import differences, load
 from tests.training import trained
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def answered_here(question: str, text: str) -> dict[str, Any]:
-    """What the child process would answer."""
-    from ckpt_cli.hub_compile import ANSWERS, versioned
-
-    return versioned(ANSWERS[f"--{question}"](json.loads(text)))
-
-
 @pytest.fixture(autouse=True)
-def quiet() -> None:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers is asked in this process, which has it already."""
     import transformers
+
+    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", answered_here)
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -50,9 +45,7 @@ class TestEveryArchitecture:
         assert result.outputs[0].naming.startswith(f"those of the hub: {count} of {count} tensors of {MODELS[name][0]} (transformers")
 
     @pytest.mark.parametrize("names", ["hub", "native"])
-    def test_is_verified_without_a_warning(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, names: Naming) -> None:
-        """Asked in this process, which has transformers already."""
-        monkeypatch.setattr("ckpt_cli.transformers_child._run_child", answered_here)
+    def test_is_verified_without_a_warning(self, tmp_path: Path, name: str, names: Naming) -> None:
         run = trained(build(*MODELS[name]), tmp_path)
         ckpt_cli.merge(run, tmp_path / "out", names=names)
         result = ckpt_cli.verify(tmp_path / "out", full=True, against=run)

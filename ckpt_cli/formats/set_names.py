@@ -64,7 +64,7 @@ WHOLE_NAMES = (
     _kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
 )
 
-OF = _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
+OF = _kind(r"(?<!\d)(?<!top)(?<!top[-_])(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
 RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
 SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
 MARKS = (
@@ -291,7 +291,10 @@ def _hint(part: Part, missing: Sequence[str]) -> str:
     if part.is_indexed:
         what = "the other files and the index" if missing else "the index that belongs to these files"
         return f"get {what} from where the model came from"
-    if len(part.siblings) == 1 and not missing and part.count is None and part.number == 0:
+    alone = len(part.siblings) == 1 and part.count is None
+    if alone and part.number > 0 and part.kind.unit == "part":
+        return "get the other files; if this one is a whole model, give it a name without the number"
+    if alone and not missing and part.number == 0:
         return "if one process wrote all of it, give the file a name without a number, such as model.pt"
     return "put the set together with the program that wrote it, and save one state dict"
 

@@ -6,7 +6,6 @@ that prefix is removed, never more: with accelerate a Hugging Face name "model.l
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +36,15 @@ NO_WEIGHTS = re.compile(
 )
 """Groups beside a model that hold no weights."""
 
+CONTAINER = re.compile(r"app(_state)?|state|trainer|model_state|state_dict|model|module|model_state_dict|checkpoint|ckpt")
+"""Keys above a state dict that do not say which model it is."""
+
+MODEL = re.compile(r"(.+_)?(model|ema|net|network|module|policy|actor|critic|reward|value|generator|discriminator|student|teacher)(_.+)?")
+"""Keys that name a model of its own, not a part of one."""
+
 FLAT = "keys at the top level"
+
+Path = tuple[str, ...]
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
@@ -53,46 +60,83 @@ class Group:
 
 
 def groups_of(catalog: Catalog) -> list[Group]:
-    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name, Unsupported for Megatron."""
+    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name."""
     refuse_megatron((*catalog.tensors, *catalog.objects))
     found: list[Group] = []
     taken: set[str] = set()
     for rule in MODELS:
-        depth = len(rule.prefix)
-        inside = {key: t for key, t in catalog.tensors.items() if len(t.path) > depth and t.path[:depth] == rule.prefix}
+        inside = {key: t for key, t in catalog.tensors.items() if _is_below(t, rule.prefix)}
         if inside:
-            found.append(_group(catalog, "model", rule.writer, inside, rule.prefix, rule.wrapper))
+            found.append(_group(catalog, "model", rule.writer, inside, _only_state_dict(inside, rule.prefix), rule.wrapper))
             taken |= set(inside)
             break
-    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not NO_WEIGHTS.fullmatch(t.path[0].split(".")[0])}
-    loose = bool(flat) and not found and _is_loose(catalog, flat)
-    if flat and not loose:
-        found.append(_group(catalog, "model" if not found else "flat", FLAT, flat, ()))
-    taken |= set(flat)
-    nested: dict[str, dict[str, CatalogTensor]] = {}
-    for key, tensor in catalog.tensors.items():
-        if key not in taken and len(tensor.path) > 1 and not any(NO_WEIGHTS.fullmatch(part) for part in tensor.path[:2]):
-            nested.setdefault(tensor.path[0], {})[key] = tensor
+    nested = [
+        (prefix, inside)
+        for top in dict.fromkeys(tensor.path[0] for tensor in catalog.tensors.values() if len(tensor.path) > 1)
+        for prefix, inside in _state_dicts(
+            {
+                key: tensor
+                for key, tensor in catalog.tensors.items()
+                if key not in taken and _is_below(tensor, (top,)) and not any(map(NO_WEIGHTS.fullmatch, tensor.path[:-1]))
+            },
+            (top,),
+        )
+    ]
     # A group's name becomes the name of a component and of a folder; what cannot be one is never offered.
     names = {group.name for group in found}
-    for name, tensors in nested.items():
+    named: list[Group] = []
+    for prefix, inside in nested:
+        name = _name_of(prefix, alone=len(nested) == 1 and not found)
         if NAME.fullmatch(name):
-            found.append(_group(catalog, name if name not in names else f"{name}_2", "", tensors, (name,)))
-    if loose:
-        # Groups with matrices come first: of two groups, counters are not the model either.
-        found.sort(key=lambda group: not any(len(tensor.shape) > 1 for tensor in group.tensors.values()))
-        found.append(_group(catalog, "flat" if "flat" not in nested else "flat_2", FLAT, flat, ()))
+            name = next(free for free in (name, *(f"{name}_{number}" for number in range(2, len(nested) + 2))) if free not in names)
+            names.add(name)
+            named.append(_group(catalog, name, "", inside, prefix))
+    found += sorted(named, key=lambda group: _rank(group.name))
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not NO_WEIGHTS.fullmatch(t.path[0].split(".")[0])}
+    if flat:
+        # A counter at the top is no model while a group holds the weights.
+        alone = not found or (found[0].writer == "" and len(flat) > max(len(group.tensors) for group in found))
+        group = _group(catalog, "model" if alone and "model" not in names else "flat", FLAT, flat, ())
+        found = [group, *found] if alone else [*found, group]
     return found
 
 
-def _is_loose(catalog: Catalog, flat: Mapping[str, CatalogTensor]) -> bool:
-    """Whether tensors at the top level (a step, a queue) only lie beside a group that is the model."""
-    named = any("." in tensor.path[0] for tensor in flat.values()) and any(len(tensor.shape) > 1 for tensor in flat.values())
-    sizes: dict[str, int] = {}
-    for tensor in catalog.tensors.values():
-        if len(tensor.path) > 1 and not any(NO_WEIGHTS.fullmatch(part) for part in tensor.path[:2]):
-            sizes[tensor.path[0]] = sizes.get(tensor.path[0], 0) + math.prod(tensor.shape)
-    return not named and max(sizes.values(), default=0) > sum(math.prod(tensor.shape) for tensor in flat.values())
+def _is_below(tensor: CatalogTensor, prefix: Path) -> bool:
+    return len(tensor.path) > len(prefix) and tensor.path[: len(prefix)] == prefix
+
+
+def _only_state_dict(inside: Mapping[str, CatalogTensor], prefix: Path) -> Path:
+    """Where the one state dict below a prefix is: further down if all of its tensors are there, in one dict with names of several parts."""
+    parents = {tensor.path[:-1] for tensor in inside.values()}
+    deeper = next(iter(parents)) if len(parents) == 1 else prefix
+    return deeper if any("." in tensor.path[-1] for tensor in inside.values()) else prefix
+
+
+def _state_dicts(inside: Mapping[str, CatalogTensor], prefix: Path) -> list[tuple[Path, dict[str, CatalogTensor]]]:
+    """The state dicts below a top-level key.
+
+    Names of several parts ("layers.0.weight") tell a state dict from a dict of modules. Several of them are models of their own
+    where all have a name of one; else they are parts of one model.
+    """
+    if not inside:
+        return []
+    parents = list(dict.fromkeys(tensor.path[:-1] for tensor in inside.values() if "." in tensor.path[-1]))
+    outer = [parent for parent in parents if not any(parent != other and parent[: len(other)] == other for other in parents)]
+    whole = all(any(tensor.path[: len(parent)] == parent for parent in outer) for tensor in inside.values())
+    if not whole or not outer or (len(outer) > 1 and not all(any(map(MODEL.fullmatch, parent[1:])) for parent in outer)):
+        return [(_only_state_dict(inside, prefix), dict(inside))]
+    return [(parent, {key: tensor for key, tensor in inside.items() if _is_below(tensor, parent)}) for parent in outer]
+
+
+def _name_of(prefix: Path, *, alone: bool) -> str:
+    """The last key above a state dict that says which model it is."""
+    telling = [part for part in prefix if not CONTAINER.fullmatch(part)]
+    return telling[-1] if telling else "model" if len(prefix) > 1 or alone else prefix[-1]
+
+
+def _rank(name: str) -> int:
+    """Models first, then what acts in reinforcement learning, averages last."""
+    return 0 if name == "model" else 1 if name in ("policy", "actor") else 3 if "ema" in name else 2
 
 
 def _group(

@@ -138,6 +138,7 @@ class TestNames:
             "step-00002000.safetensors",
             "model_stage2.pt",
             "best_of_5.pt",
+            "top2of10_mean.pt",
             "ranker-v2.pt",
             "sharded8x.safetensors",
             "mp_rank_00_model_states.pt",

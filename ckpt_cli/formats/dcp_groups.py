@@ -6,7 +6,6 @@ that prefix is removed, never more: with accelerate a Hugging Face name "model.l
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ class Group:
 
 
 def groups_of(catalog: Catalog) -> list[Group]:
-    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name, Unsupported for Megatron."""
+    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name."""
     refuse_megatron((*catalog.tensors, *catalog.objects))
     found: list[Group] = []
     taken: set[str] = set()

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, PartOfSet
@@ -23,6 +24,7 @@ SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 INDEX_SUFFIX = ".index.json"
 MAX_DIGITS = 12
 MAX_PARTS = 1 << 20
+SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ WHOLE_NAMES = (
     _kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
 )
 
-OF = _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
+OF = _kind(r"(?<!\d)(?<!top)(?<!top[-_])(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
 RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
 SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
 MARKS = (
@@ -122,14 +124,14 @@ class Part:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Numbers that are nowhere, as far as names tell; of very large sets the first ones."""
+        """The first numbers that are nowhere, as far as names tell: a few more than are shown."""
         if self.kind.unit in ("layer", "parameter") or self.kind.regex is RANK_FOLDER:
             # Layers without weights have no file, and of folders only one was looked at.
             return ()
         from_one = self.kind is OF and 0 not in self.siblings and self.number > 0 and "rank" not in self.path.name
         first = 1 if from_one else 0
-        last = min(first + self.count if self.count is not None else max(self.siblings) + 1, MAX_PARTS)
-        return tuple(number for number in range(first, last) if number not in self.siblings)
+        last = first + self.count if self.count is not None else max(self.siblings) + 1
+        return tuple(islice((number for number in range(first, last) if number not in self.siblings), SHOWN + 1))
 
 
 def lost_part(paths: Sequence[Path]) -> PartOfSet | None:
@@ -199,7 +201,8 @@ def error_of(part: Part) -> PartOfSet:
     else:
         message = f"{name} is one file of a set ({part.kind.writer}), {unit} {part.number}"
     missing = [_sibling_name(part, number) for number in part.missing]
-    expected = f"the whole set; not here: {few(missing)}" if missing else None
+    listed = f"{', '.join(missing[:SHOWN])} and others" if len(missing) > SHOWN else few(missing)
+    expected = f"the whole set; not here: {listed}" if missing else None
     if expected is None and len(part.siblings) > 1:
         shown = {number: path.name if path.parent == part.path.parent else str(path) for number, path in part.siblings.items()}
         others = [name for number, name in sorted(shown.items()) if number != part.number]
@@ -225,7 +228,7 @@ def index_beside(path: Path) -> Path | None:
 def unlisted_parts(files: Iterable[str]) -> list[str]:
     """Parts that names such as "x-00001-of-00003.bin" speak of and that are not among the files; of each set the first one."""
     sets: dict[tuple[str, str, int, int], set[int]] = {}
-    for name in set(files):
+    for name in {file.rpartition("/")[2] for file in files}:
         for fields in OF.regex.finditer(name):
             (start, stop), count = fields.span("part"), int(fields["parts"][:MAX_DIGITS])
             if stop - start <= MAX_DIGITS and int(fields["part"]) <= count <= MAX_PARTS:
@@ -256,7 +259,7 @@ def _part(path: Path, kind: SetKind, fields: re.Match[str]) -> Part:
     siblings = {int(found[1]): entry for entry in entries_in(path.parent) if (found := like.fullmatch(entry.name))}
     number = int(fields["part"])
     text = fields.groupdict().get("parts")
-    count = min(int(text[:MAX_DIGITS]), MAX_PARTS) if text else None
+    count = int(text[:MAX_DIGITS]) if text else None
     if ONE_WRITER.search(path.name) and kind.unit == "rank":
         count = 1
     return Part(path, kind, number, count, {number: path, **siblings})
@@ -288,7 +291,10 @@ def _hint(part: Part, missing: Sequence[str]) -> str:
     if part.is_indexed:
         what = "the other files and the index" if missing else "the index that belongs to these files"
         return f"get {what} from where the model came from"
-    if len(part.siblings) == 1 and not missing and part.count is None and part.number == 0:
+    alone = len(part.siblings) == 1 and part.count is None
+    if alone and part.number > 0 and part.kind.unit == "part":
+        return "get the other files; if this one is a whole model, give it a name without the number"
+    if alone and not missing and part.number == 0:
         return "if one process wrote all of it, give the file a name without a number, such as model.pt"
     return "put the set together with the program that wrote it, and save one state dict"
 

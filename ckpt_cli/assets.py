@@ -170,6 +170,8 @@ def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
     old = {config[key] for key in keys if isinstance(config[key], str)}
     if keys and old == {dtype} and all(isinstance(config[key], str) for key in keys):
         return path
+    if not config:
+        return config_with(b"{}", {_dtype_key(config): dtype})
     if not old:
         return text.replace("{", f'{{\n  "{_dtype_key(config)}": "{dtype}",', 1).encode() if not keys else path
     words = "|".join(re.escape(json.dumps(word)) for word in old)

@@ -87,8 +87,7 @@ def resemblance(
         held, there = _hub_shapes(mine, own), _hub_shapes(base, others)
     if "quantization_config" in others or any(QUANTISED.fullmatch(name) for name in base):
         # Of a quantised base only norms and biases are what they were.
-        held = {name: shape for name, shape in held.items() if len(shape) == 1}
-        there = {name: shape for name, shape in there.items() if len(shape) == 1}
+        held, there = _vectors(held), _vectors(there)
     common = [name for name in held if name in there]
     alike = [name for name in common if held[name] == there[name]]
     shapes = [Counter(shape for shape in side.values() if len(shape) > 1) for side in (held, there)]
@@ -156,6 +155,10 @@ def config_doubt(config: Config, base_config: Config) -> str | None:
             if type(mine.get(key)) is int and type(base.get(key)) is int and mine[key] != base[key]:
                 return f"config.json says {key} {mine[key]}, and the base's {base[key]}"
     return None
+
+
+def _vectors(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    return {name: shape for name, shape in shapes.items() if len(shape) == 1}
 
 
 def _doubt(config: Config, base_config: Config, different: list[str]) -> str | None:

@@ -130,6 +130,9 @@ def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
     empty = [part for part in sorted(wanted) if len(parts[part].shape) < 2 or not parts[part].numel]
     if empty:
         raise Inconsistent(f"{empty[0]} is no matrix", tensor=f"{PREFIX}{path}", expected="two factors of rank 1 or more")
+    magnitude = adapter.magnitude
+    if magnitude is not None and magnitude.numel != adapter.b.shape[0]:
+        raise Inconsistent(f"the magnitudes are {magnitude.numel}, and lora_B has {adapter.b.shape[0]} outputs", tensor=magnitude.name)
     ranks = adapter.a.shape[0], adapter.b.shape[1]
     grouped = len(adapter.b.shape) > 2 and ranks[0] % ranks[1] == 0
     if ranks[0] != ranks[1] and not grouped:

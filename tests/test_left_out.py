@@ -193,6 +193,22 @@ class TestOtherAverages:
         assert differences(load(tmp_path / "out"), {f"model.{name}": tensor for name, tensor in MODEL.items()}) == []
         assert differences(load(tmp_path / "ema"), {f"model.{name}": tensor for name, tensor in AVERAGE.items()}) == []
 
+    @pytest.mark.parametrize("index", [False, True])
+    def test_of_latent_diffusion_in_safetensors(self, tmp_path: Path, index: bool) -> None:
+        tensors = lit_ema(MODEL, AVERAGE)
+        if index:
+            run = hub_folder(tmp_path / "run", tensors)
+        else:
+            run = tmp_path / "run"
+            run.mkdir()
+            save_file(tensors, run / "model.safetensors")
+        assert [component.name for component in ckpt_cli.detect(run).checkpoint.components] == ["model", "ema"]
+        assert "other-components" in codes(ckpt_cli.merge(run, tmp_path / "out"))
+        ckpt_cli.merge(run, tmp_path / "ema", type="ema")
+        assert differences(load(tmp_path / "out"), {f"model.{name}": tensor for name, tensor in MODEL.items()}) == []
+        assert differences(load(tmp_path / "ema"), {f"model.{name}": tensor for name, tensor in AVERAGE.items()}) == []
+        assert not ckpt_cli.verify(tmp_path / "ema", against=run).of_severity("error")
+
     def test_whose_tensors_have_no_partner_are_part_of_the_model(self, tmp_path: Path) -> None:
         tensors = {**MODEL, "model_ema.other.weight": torch.ones(2)}
         torch.save(tensors, tmp_path / "model.pt")
@@ -330,6 +346,11 @@ def test_what_is_left_out_is_on_the_screen(tmp_path: Path) -> None:
         assert "left out" in out
         assert "a._extra_state: extra state of modules" in out
         assert "consolidated.safetensors: weights beside those of model" in out
+
+
+def test_an_empty_config_stays_a_config(tmp_path: Path) -> None:
+    ckpt_cli.merge(hub_folder(tmp_path / "run"), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"torch_dtype": "float32"}
 
 
 def test_a_file_with_nothing_but_extra_state_holds_no_tensor(tmp_path: Path) -> None:

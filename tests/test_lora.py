@@ -488,6 +488,7 @@ ALONE = {name: tensor for name, tensor in SMALL.items() if "lora" in name}
 HALVES = {
     "A of one rank": {"m.lora_A.default.weight": torch.ones(1, 6)},
     "B of one rank": {"m.lora_B.default.weight": torch.ones(4, 1)},
+    "magnitudes of one rank": {"m.lora_magnitude_vector.default.weight": torch.ones(2)},
     "no A": {"m.lora_A.default.weight": torch.ones(0)},
     "no B": {"m.lora_B.default.weight": torch.ones(0)},
 }

@@ -6,6 +6,7 @@ that prefix is removed, never more: with accelerate a Hugging Face name "model.l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -151,7 +151,7 @@ def file_groups(root: Any, component: str, entries: Mapping[Any, Any], above: Ma
     swapped = _swapped(root, averages)
     if swapped is not None:
         return swapped
-    split = _flat(entries)
+    split = split_average(entries)
     if split is not None:
         return [FileGroup(component, "", split[0], above), FileGroup("ema", "", split[1], above)]
     groups: list[FileGroup] = []
@@ -316,7 +316,7 @@ def _swapped(root: Any, averages: Mapping[str, Any]) -> list[FileGroup] | None:
     return [model, FileGroup("ema", "state_dict", average, beside), FileGroup("current", key, current, beside)]
 
 
-def _flat(entries: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]] | None:
+def split_average(entries: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]] | None:
     """An average in the state dict of the model, under a prefix: the model without it, and the average under the model's names.
 
     Only if every tensor of the average has a partner in the model; LitEma leaves the dots out of its names.

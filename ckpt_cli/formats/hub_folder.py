@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, Source, entries_in, files_in, is_file
 from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.file_groups import split_average
 from ckpt_cli.formats.set_contents import refuse_shard
 from ckpt_cli.formats.set_names import lost_part
 from ckpt_cli.formats.torch_files import holds_torch_model
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
-from ckpt_cli.model import Component, Leaf, Piece, Tensor
+from ckpt_cli.model import Component, Leaf, Note, Piece, Tensor
 from ckpt_cli.names import check_name, few, is_extra_state
 from ckpt_cli.safetensors_file import Entry, read_header
 
@@ -67,7 +69,14 @@ class HubFolder:
         return matches
 
     def groups(self, match: Match) -> list[str]:
-        return [match.component]
+        """The model, and an average of its weights that lies in the same files under a prefix (latent diffusion: ``model_ema.*``)."""
+        if match.trouble is not None or match.component != "model":
+            return [match.component]
+        first = match.files[0]
+        with Files() as files:
+            names = read_weight_map(first, ".safetensors") if first.suffix == ".json" else read_header(files.source(first)).entries
+            split = split_average(dict.fromkeys(name if isinstance(name, str) else name.name for name in names))
+        return [match.component] if split is None else [match.component, "ema"]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
@@ -99,10 +108,16 @@ class HubFolder:
             entries.sort(key=lambda item: order[item[0].name])
             paths = (first, *(first.parent / name for name in names))
         tensors = {check_name(entry.name): described_entry(entry, source) for entry, source in entries if not is_extra_state(entry.name)}
+        split = split_average(tensors) if match.component == "model" or match.group is not None else None
+        notes: tuple[Note, ...] = ()
+        if split is not None:
+            model, average = split
+            tensors = model if match.group is None else {name: replace(tensor, name=name) for name, tensor in average.items()}
+            notes = (Note("info", "other-components", f"{first.name} also holds ema (--type ema)"),) if match.group is None else ()
         if not tensors:
             raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)
         leaves = tuple(entry_leaf(entry) for entry, _ in entries if is_extra_state(entry.name))
-        return Component(match.component, FORMAT, match.root, tensors, paths, leaves=leaves, writer=match.evidence)
+        return Component(match.component, FORMAT, match.root, tensors, paths, leaves=leaves, notes=notes, writer=match.evidence)
 
 
 def entry_leaf(entry: Entry) -> Leaf:

@@ -341,6 +341,21 @@ class TestDurability:
         merge(run, in_place=True)
         assert synced[-1] == run / "global_step_2" / "actor"
 
+    def test_a_folder_that_may_be_written_and_not_read_is_no_obstacle(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = os.open
+
+        def refuse(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+            if Path(path) == tmp_path:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, flags, *rest, **named)
+
+        monkeypatch.setattr(os, "open", refuse)
+        merge(run, tmp_path / "new" / "out")
+        merge(run, tmp_path / "out")
+        assert (tmp_path / "out" / "ckpt-manifest.json").is_file()
+
     def test_a_disk_that_reports_an_error_then_leaves_no_output(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         real = staging.sync_folder
 

@@ -16,7 +16,7 @@ from ckpt_cli.comparing import compare_with_base
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files
-from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, text_of
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.key_map import read_key_map
 from ckpt_cli.merge_plan import Base, Job, MergeKeywords, MergeOptions, check_options, open_base, planned_jobs, with_state
 from ckpt_cli.model import Note
@@ -49,7 +49,7 @@ def merge(
     whole or not at all. Raises InputError (unreadable), IncompleteError (not whole, or not like the base), OutputError
     (cannot be written), CastOverflow, UsageError.
     """
-    chosen = options_of(MergeOptions, options)
+    chosen, progress = options_of(MergeOptions, options), progress_of(progress)
     path, target = path_of(path), optional_path(output, "--output", output=True)
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     folder = path_text(base, "--base") if base is not None else None

@@ -23,7 +23,7 @@ from ckpt_cli.model import Note
 from ckpt_cli.opening import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import Order, Publication, Target, publish, refuse_overflows, written_facts
-from ckpt_cli.report import MergedComponent, MergeResult
+from ckpt_cli.report import BaseComparison, MergedComponent, MergeResult
 from ckpt_cli.verification import verify_written
 
 
@@ -89,8 +89,10 @@ def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeO
         )
         for job in jobs
     ]
+    # Before anything is written: what fails later would leave outputs beside an error.
+    comparisons = [_comparison(job, base, options, progress) for job in jobs]
     published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
-    results = [_result(job, base, options, done, progress) for job, done in zip(jobs, published, strict=True)]
+    results = [_result(job, options, done, compared) for job, done, compared in zip(jobs, published, comparisons, strict=True)]
     if not options.verify or options.dry_run:
         return results
     return [
@@ -119,19 +121,23 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
     )
 
 
-def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication, progress: Progress | None) -> MergedComponent:
+def _comparison(job: Job, base: Base | None, options: MergeOptions, progress: Progress | None) -> BaseComparison | None:
+    """What will be written, compared with the base; None without one, and for adapters, of which a base has none."""
+    exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
+    if base is None or base.component is None or exported:
+        return None
+    outputs = job.parts[-1].plan.tensors
+    return compare_with_base(
+        outputs, base.component.tensors, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress
+    )
+
+
+def _result(job: Job, options: MergeOptions, published: Publication, comparison: BaseComparison | None) -> MergedComponent:
     tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
     notes = [note for part in job.parts for note in part.notes]
     overflows = published.written.overflows
     if overflows:
         notes.append(Note("warning", "cast-overflow", f"{sum(overflows.values())} finite values became infinite"))
-    comparison = None
-    exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
-    if base is not None and base.component is not None and not exported:
-        outputs = job.parts[-1].plan.tensors
-        comparison = compare_with_base(
-            outputs, base.component.tensors, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress
-        )
     return MergedComponent(
         **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),
         state=job.state_files,

@@ -133,6 +133,19 @@ class TestFusedAndExported:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out_adapter", "run"]
 
 
+class TestAComparison:
+    def test_that_fails_leaves_no_output(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        merge(run, tmp_path / "base")
+
+        def fail(*_: object, **__: object) -> None:
+            raise Unreadable("reading failed")
+
+        monkeypatch.setattr("ckpt_cli.merging.compare_with_base", fail)
+        with pytest.raises(Unreadable):
+            merge(run, tmp_path / "out", base=tmp_path / "base", compare=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run"]
+
+
 class TestRoom:
     def test_is_counted_for_all_outputs_of_a_disk(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         free = merge(run, tmp_path / "out", type="actor", dry_run=True).outputs[0].bytes_written * 3 // 2

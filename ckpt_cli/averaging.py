@@ -26,7 +26,7 @@ from ckpt_cli.errors import NonFinite, UsageError, within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import Naming, ShardOrder
-from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, text_of
+from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.merge_plan import Base, MergeOptions, open_base
 from ckpt_cli.model import Note, Tensor
@@ -201,7 +201,7 @@ def average(
     are those of `AverageKeywords` (``last=5``, ``weights=(0.7, 0.3)``, ...). Every element is the exactly rounded value
     of the formula that the result reports. Raises what `merge` raises, and NonFinite for sources with NaN or infinities.
     """
-    chosen = options_of(AverageOptions, options)
+    chosen, progress = options_of(AverageOptions, options), progress_of(progress)
     given, target = paths_of(paths, "PATH"), path_of(output, "--output", output=True)
     component, nodes = text_of(type, "--type"), paths_of(also, "--also")
     home = path_text(base, "--base") if base is not None else None

@@ -20,7 +20,7 @@ from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.found import Found, Place
 from ckpt_cli.frameworks import framework_of
-from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, text_of
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.inert_values import to_json
 from ckpt_cli.locate import component_names, expanded, locate
 from ckpt_cli.model import Note
@@ -77,7 +77,7 @@ def extract_state(
     where there is no state, InputError for files that cannot be read, Undecidable for an optimizer whose parameters cannot
     be told, OutputError.
     """
-    chosen = options_of(ExtractOptions, options)
+    chosen, progress = options_of(ExtractOptions, options), progress_of(progress)
     path, given = path_of(path), optional_path(output, "--output", output=True)
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     check_writing(None, chosen.jobs, None)

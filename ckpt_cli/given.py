@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, U
 from urllib.parse import unquote
 
 from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
+from ckpt_cli.progress import Progress
 
 if TYPE_CHECKING:
     import numpy
@@ -94,6 +95,10 @@ def path_text(value: object, option: str = "PATH", *, output: bool = False) -> s
         raise UsageError(f"{option} is empty", expected="a path", hint=EMPTY)
     if "\0" in text:
         raise UsageError(f"{option} contains a NUL character, which no path can", path=text.replace("\0", "\\0"))
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise UsageError(f"{option} has characters that no path can have here", expected="a path") from None
     _refuse_address(text, option, output)
     return _expanded(text, option)
 
@@ -178,6 +183,13 @@ def int_of(value: object, option: str) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise _wrong(value, option, "an int") from None
+
+
+def progress_of(value: Progress | None) -> Progress | None:
+    """Something that can be told how far work is, or None. Raises UsageError."""
+    if value is not None and not all(callable(getattr(value, name, None)) for name in ("start", "advance", "finish")):
+        raise UsageError(f"progress is a {type(value).__name__}", expected="an object with the methods start, advance and finish")
+    return value
 
 
 def dtype_of(value: object) -> str | None:

@@ -17,14 +17,14 @@ from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.errors import within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files
-from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, text_of
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.key_map import read_key_map
 from ckpt_cli.merge_plan import Base, Job, MergeKeywords, MergeOptions, check_options, open_base, planned_jobs, with_state
 from ckpt_cli.model import Note
 from ckpt_cli.opening import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import Order, Publication, Target, overflow_notes, publish, refuse_overflows, written_facts
-from ckpt_cli.report import MergedComponent, MergeResult
+from ckpt_cli.report import BaseComparison, MergedComponent, MergeResult
 from ckpt_cli.strict import refuse_warnings
 from ckpt_cli.verification import verify_written
 
@@ -52,7 +52,7 @@ def merge(
     whole or not at all. Raises InputError (unreadable), IncompleteError (not whole, or not like the base), OutputError
     (cannot be written), CastOverflow, UsageError.
     """
-    chosen = options_of(MergeOptions, options)
+    chosen, progress = options_of(MergeOptions, options), progress_of(progress)
     path, target = path_of(path), optional_path(output, "--output", output=True)
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     folder = path_text(base, "--base") if base is not None else None
@@ -94,8 +94,11 @@ def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeO
         )
         for job in jobs
     ]
+    # Before anything is written: what fails later would leave outputs beside an error.
+    comparisons = [_comparison(job, base, options, progress) for job in jobs]
     published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
-    results = [_result(job, base, options, done, progress) for job, done in zip(jobs, published, strict=True)]
+    folder = None if base is None else base.folder
+    results = [_result(job, folder, options, done, compared) for job, done, compared in zip(jobs, published, comparisons, strict=True)]
     if not options.verify or options.dry_run:
         return results
     return [
@@ -142,16 +145,24 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
     )
 
 
-def _result(job: Job, base: Base | None, options: MergeOptions, published: Publication, progress: Progress | None) -> MergedComponent:
-    tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
-    notes = [*_known_notes(job, None if base is None else base.folder), *overflow_notes(published.written)]
-    comparison = None
+def _comparison(job: Job, base: Base | None, options: MergeOptions, progress: Progress | None) -> BaseComparison | None:
+    """What will be written, compared with the base; None without one, and for adapters, of which a base has none."""
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
-    if base is not None and base.component is not None and not exported:
-        outputs = job.parts[-1].plan.tensors
-        comparison = compare_with_base(
-            outputs, base.component.tensors, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress
-        )
+    if base is None or base.component is None or exported:
+        return None
+    outputs = job.parts[-1].plan.tensors
+    return compare_with_base(
+        outputs, base.component.tensors, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress
+    )
+
+
+def _result(
+    job: Job, folder: Path | None, options: MergeOptions, published: Publication, comparison: BaseComparison | None
+) -> MergedComponent:
+    """What became of a job; ``folder`` is that of the base."""
+    tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
+    notes = [*_known_notes(job, folder), *overflow_notes(published.written)]
+    exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
     return MergedComponent(
         **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),
         state=job.state_files,

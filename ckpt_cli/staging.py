@@ -185,8 +185,11 @@ def remove_leftovers(target: Path) -> list[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder to disk; file systems that cannot do that are left alone."""
-    fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    """Sync a folder to disk; file systems that cannot do that, and folders that may be written but not read, are left alone."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    except PermissionError:
+        return
     try:
         os.fsync(fd)
     except OSError as error:

@@ -27,7 +27,7 @@ from ckpt_cli.files import Files, is_file
 from ckpt_cli.findings import finding
 from ckpt_cli.folder_checks import check_folder
 from ckpt_cli.formats.base import Naming, ShardOrder
-from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, text_of
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.locate import locate
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.merge_plan import Part
@@ -109,7 +109,7 @@ def verify(
 
     Raises InputError and IncompleteError for what cannot be opened at all, UsageError.
     """
-    chosen = options_of(VerifyOptions, options)
+    chosen, progress = options_of(VerifyOptions, options), progress_of(progress)
     path, source, picture = path_of(path), optional_path(against, "--against"), optional_path(plot, "--plot", output=True)
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     reference = path_text(base, "--base") if base is not None else None

@@ -133,6 +133,19 @@ class TestFusedAndExported:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out_adapter", "run"]
 
 
+class TestAComparison:
+    def test_that_fails_leaves_no_output(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        merge(run, tmp_path / "base")
+
+        def fail(*_: object, **__: object) -> None:
+            raise Unreadable("reading failed")
+
+        monkeypatch.setattr("ckpt_cli.merging.compare_with_base", fail)
+        with pytest.raises(Unreadable):
+            merge(run, tmp_path / "out", base=tmp_path / "base", compare=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run"]
+
+
 class TestRoom:
     def test_is_counted_for_all_outputs_of_a_disk(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         free = merge(run, tmp_path / "out", type="actor", dry_run=True).outputs[0].bytes_written * 3 // 2
@@ -340,6 +353,21 @@ class TestDurability:
     def test_in_place_the_folder_itself_is(self, run: Path, synced: list[Path]) -> None:
         merge(run, in_place=True)
         assert synced[-1] == run / "global_step_2" / "actor"
+
+    def test_a_folder_that_may_be_written_and_not_read_is_no_obstacle(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = os.open
+
+        def refuse(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+            if Path(path) == tmp_path:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, flags, *rest, **named)
+
+        monkeypatch.setattr(os, "open", refuse)
+        merge(run, tmp_path / "new" / "out")
+        merge(run, tmp_path / "out")
+        assert (tmp_path / "out" / "ckpt-manifest.json").is_file()
 
     def test_a_disk_that_reports_an_error_then_leaves_no_output(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         real = staging.sync_folder

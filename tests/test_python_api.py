@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pickle
 import subprocess
@@ -117,6 +118,17 @@ class TestValues:
     def test_what_is_no_path(self, command: Callable[..., Any], path: Any) -> None:
         with pytest.raises(UsageError, match="PATH is a"):
             command(path)
+
+    @pytest.mark.parametrize("odd", [0, -1, 1.5, "x", b"x", "\ud800", "\0", {}, [1], float("nan"), object()], ids=repr)
+    def test_whatever_is_given_where_it_is_an_error_of_ours_or_none(self, odd: Any, run: Path, tmp_path: Path) -> None:
+        for _, options, command in PAIRS:
+            names = [*(field.name for field in fields(options)), "type", "type", "step", "also", "base", "progress"]
+            writes = command is not ckpt_cli.verify
+            for name in names:
+                named = {**({"dry_run": True} if writes else {}), name: odd}
+                first = [run, run] if command is ckpt_cli.average else run
+                with contextlib.suppress(CkptError):
+                    command(first, tmp_path / name, **named) if writes else command(first, **named)
 
     def test_an_average_of_nothing(self, tmp_path: Path) -> None:
         for paths in ([], ()):

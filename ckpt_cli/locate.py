@@ -232,7 +232,8 @@ def _steps(folder: Path) -> tuple[Found, ...]:
 def _node_folders(parent: Path, step: int | None) -> Target | None:
     """A folder whose subfolders are the nodes of one training, each with its own ranks' files of the same checkpoints."""
     targets: list[Target] = []
-    for folder in folders_in(parent)[:MAX_NODES]:
+    folders = folders_in(parent)
+    for folder in folders[:MAX_NODES]:
         checkpoints = _steps(folder)
         inside = Target(folder, folder, checkpoints) if checkpoints else _inside_checkpoint(folder)
         if inside is not None:
@@ -247,6 +248,13 @@ def _node_folders(parent: Path, step: int | None) -> Target | None:
     first, *twins = (listed[shared[-1]].places[0].match for listed in by_step)
     if not all(complement(first, twin) for twin in twins):
         return None
+    if len(folders) > MAX_NODES:
+        raise NotRecognised(
+            f"{len(folders)} folders are more nodes than are looked through, and some hold parts of one checkpoint",
+            path=parent,
+            expected=f"at most {MAX_NODES} folders",
+            hint="pass one node's folder, and those of the others with --also",
+        )
     whole = targets[0]
     for other in targets[1:]:
         whole = joined_targets(whole, other)

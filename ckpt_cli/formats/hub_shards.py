@@ -73,7 +73,7 @@ class HubShards:
             "unproven-end",
             "these files record no whole shapes: if those of the last ranks were lost, it would not show; compare with --base",
         )
-        world = max(part.rank for held in parts.values() for part in held) + 1
+        world = max((part.rank for held in parts.values() for part in held), default=0) + 1
         return Component(match.component, FORMAT, match.root, tensors, match.files, world_size=world, notes=(note,), writer=match.evidence)
 
 

@@ -226,7 +226,7 @@ def _total_findings(index: Path, mapping: Mapping[str, str], headers: Mapping[st
 def _total_size(index: Path) -> int | None:
     metadata = parse_json(read_small(index), "the index").get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if isinstance(total, bool) or not isinstance(total, (int, float)) or not math.isfinite(total):
+    if isinstance(total, bool) or not isinstance(total, (int, float)) or (isinstance(total, float) and not math.isfinite(total)):
         return None
     return int(total)
 

@@ -199,8 +199,8 @@ def _split_list(held: Held, _: Sequence[str], targets: Sequence[str], __: Config
         target = targets[0] if len(held) == 1 else pattern
         # One element has at least one dimension itself: a stack of numbers is no stack of experts.
         axis = checked_axis(tensor, dim, least=2)
-        count = checked_parts(tensor, tensor.shape[axis], tensor.shape[axis] or 1, "elements of a list")
-        result |= {target.replace("*", str(i)): [selected(tensor, axis, i)] for i in range(min(count, tensor.shape[axis]))}
+        count = checked_parts(tensor, tensor.shape[axis], tensor.shape[axis], "elements of a list")
+        result |= {target.replace("*", str(i)): [selected(tensor, axis, i)] for i in range(count)}
     return result
 
 

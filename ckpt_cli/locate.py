@@ -304,10 +304,14 @@ def _node_folders(parent: Path, step: int | None) -> Target | None:
     """A folder whose subfolders are the nodes of one training, each with its own ranks' files of the same checkpoints."""
     targets: list[Target] = []
     unknown: Unreadable | None = None
-    for path in entries_in(parent)[:MAX_NODES]:
+    seen = 0
+    for path in entries_in(parent):
         try:
             if not is_folder(path):
                 continue
+            seen += 1
+            if seen > MAX_NODES:
+                break
             checkpoints, blocked = _steps(path)
             inside = Target(path, path, checkpoints, blocked=blocked) if checkpoints or blocked else _inside_checkpoint(path)
         except Unreadable as error:
@@ -331,6 +335,13 @@ def _node_folders(parent: Path, step: int | None) -> Target | None:
     first, *twins = (listed[shared[-1]].places[0].match for listed in by_step)
     if not all(complement(first, twin) for twin in twins):
         return None
+    if seen > MAX_NODES:
+        raise NotRecognised(
+            f"there are more than {MAX_NODES} folders, and some of those that were looked into hold parts of one checkpoint",
+            path=parent,
+            expected=f"at most {MAX_NODES} folders",
+            hint="pass one node's folder, and those of the others with --also",
+        )
     whole = targets[0]
     for other in targets[1:]:
         whole = joined_targets(whole, other)

@@ -10,7 +10,7 @@ Config = Mapping[str, Any]
 PARTS = ("layer", "expert", "depth", "block", "stage", "label", "codebook", "nextn", "group", "head", "level", "module")
 """Words in the names of numbers of parts that a model is made of."""
 
-SIZES = ("size", "dim", "len", "position", "id", "width", "channel", "intermediate", "token")
+SIZES = ("size", "dim", "len", "position", "_id", "width", "channel", "intermediate", "token")
 """Words in the names of numbers that count no parts."""
 
 MOST_PARTS = 1 << 14

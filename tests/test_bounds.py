@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli import pickle_nodes
-from ckpt_cli.errors import CkptError, CorruptFile, Gap, Inconsistent, MissingShard, Unsupported
+from ckpt_cli.errors import CkptError, CorruptFile, Gap, Inconsistent, MissingShard, NotRecognised, Unsupported
 from ckpt_cli.formats import state_dict
 from ckpt_cli.formats.dcp_metadata import read_catalog
 from ckpt_cli.formats.placeholders import placeholders
@@ -318,3 +318,27 @@ def test_a_file_that_holds_nothing_but_a_name_is_said_to(tmp_path: Path) -> None
     (tmp_path / "pytorch_model.bin").write_bytes(buffer.getvalue())
     with pytest.raises(Unsupported):
         ckpt_cli.inspect(tmp_path)
+
+
+class TestNothingAtAll:
+    """A file without a tensor is no model."""
+
+    def test_in_safetensors(self, tmp_path: Path) -> None:
+        save_file({}, tmp_path / "model.safetensors")
+        with pytest.raises(CorruptFile, match="no tensor"):
+            ckpt_cli.inspect(tmp_path)
+
+    def test_in_shards_of_dcp(self, tmp_path: Path) -> None:
+        save_file({}, tmp_path / "shard-00001-model-00001-of-00001.safetensors", metadata={"DCP_SHARDING_INFO": "{}"})
+        with pytest.raises(CorruptFile, match="no tensor"):
+            ckpt_cli.inspect(tmp_path)
+
+
+def test_more_nodes_than_are_looked_through_are_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt_cli.locate.MAX_NODES", 2)
+    for rank in range(3):
+        folder = tmp_path / "nodes" / f"node{rank}" / "global_step_3"
+        folder.mkdir(parents=True)
+        torch.save(weights(), folder / f"model_world_size_4_rank_{rank}.pt")
+    with pytest.raises(NotRecognised, match="3 folders"):
+        ckpt_cli.inspect(tmp_path / "nodes")

@@ -132,6 +132,11 @@ class TestConfigAndTensorsDisagree:
         (run / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
         refused(run, tmp_path / "out")
 
+    def test_a_stack_of_no_experts(self, tmp_path: Path) -> None:
+        """It would become no tensor at all."""
+        tensors = {"norm.weight": torch.ones(2), f"{EXPERTS}.down_proj": torch.ones(0, 4, 4)}
+        refused(folder(tmp_path / "run", tensors, MOE), tmp_path / "out")
+
     def test_two_tensors_of_one_name(self, tmp_path: Path) -> None:
         """Neither is lost: the one that is renamed and the one that has the name already."""
         tensors = {"a.block_sparse_moe.gate.weight": torch.ones(2), "a.mlp.gate.weight": torch.zeros(2)}

@@ -52,6 +52,12 @@ COMMANDS = ("detect", "inspect", "merge", "average", "verify")
 """Those that need no torch, which is as large as the limit: a process has room for it or for the rest of this list."""
 
 
+@pytest.fixture(autouse=True)
+def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers says nothing about configs here: what reads them in this process is meant."""
+    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", lambda *_: None)
+
+
 def limited(script: str, *arguments: str | Path, kind: str = "RLIMIT_AS", size: int = LIMIT, seconds: int = 60) -> str:
     """Run a script of Python with a limit of memory and of processor time; its output, after it ended well."""
 

@@ -7,6 +7,7 @@ files or in a tensor whose parts leave a hole.
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from ckpt_cli.safetensors_file import Entry, parse_json, read_header
 
 FORMAT = "hub-shards"
 SHARD = re.compile(r"shard-(?P<rank>[0-9]+)-model-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
-MAX_SHARDS = 1 << 20
 
 
 class HubShards:
@@ -39,14 +39,14 @@ class HubShards:
             return []
         names = [fields for entry in found if (fields := SHARD.fullmatch(entry.name))]
         ranks = {int(fields["rank"]) for fields in names}
-        absent = sorted(set(range(1, max(ranks) + 1)) - ranks) if max(ranks) <= MAX_SHARDS else [max(ranks)]
-        trouble = f"files of shard {', '.join(map(str, absent[:8]))} are missing" if absent else None
+        absent = _absent(ranks, max(ranks))
+        trouble = f"files of shard {', '.join(map(str, absent))} are missing" if absent else None
         counts = {int(fields["parts"]) for fields in names}
         if len(counts) > 1:
             trouble = trouble or f"files of saves with {' and '.join(map(str, sorted(counts)))} parts lie in one folder"
-        lost = set(range(1, min(max(counts), MAX_SHARDS) + 1)) - {int(fields["part"]) for fields in names}
+        lost = _absent({int(fields["part"]) for fields in names}, max(counts))
         if lost:
-            trouble = trouble or f"no file holds part {min(lost)} of {max(counts)}"
+            trouble = trouble or f"no file holds part {lost[0]} of {max(counts)}"
         trouble = trouble or _lost_part(names)
         mixed = "move the files of the older save to another folder"
         hint = "copy what is missing from the nodes that wrote it" if len(counts) == 1 else mixed
@@ -82,7 +82,7 @@ class HubShards:
             "unproven-end",
             "these files record no whole shapes: if those of the last ranks were lost, it would not show; compare with --base",
         )
-        world = max(part.rank for held in parts.values() for part in held) + 1
+        world = max((part.rank for held in parts.values() for part in held), default=0) + 1
         return Component(
             match.component,
             FORMAT,
@@ -94,6 +94,11 @@ class HubShards:
             notes=(note,),
             writer=match.evidence,
         )
+
+
+def _absent(there: set[int], highest: int) -> list[int]:
+    """The first numbers from 1 on that are not there, however high the highest is."""
+    return list(itertools.islice((number for number in range(1, highest + 1) if number not in there), 8))
 
 
 def _rank(path: Path) -> int:

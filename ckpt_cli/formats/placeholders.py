@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ckpt_cli.errors import Gap
+from ckpt_cli.errors import CorruptFile, Gap
 from ckpt_cli.geometry import Shape
 from ckpt_cli.model import Component
 from ckpt_cli.names import few
@@ -31,7 +31,9 @@ def placeholders(shapes: Mapping[str, Shape]) -> list[str]:
 
 
 def refuse_placeholders(component: Component) -> None:
-    """Raise Gap for a component whose weights are placeholders."""
+    """Raise Gap for a component whose weights are placeholders, CorruptFile for one that has no tensor at all."""
+    if not component.tensors:
+        raise CorruptFile("the files hold no tensor", path=component.root, expected="weights")
     empty = placeholders({name: tensor.shape for name, tensor in component.tensors.items()})
     if empty:
         raise Gap(

@@ -20,7 +20,7 @@ from ckpt_cli.frameworks import framework_of
 from ckpt_cli.inert_values import to_json
 from ckpt_cli.locate import component_names, expanded, locate
 from ckpt_cli.model import Note
-from ckpt_cli.opening import listed_component, short_reason, since
+from ckpt_cli.opening import bare_notes, listed_component, short_reason, since
 from ckpt_cli.optimizers import Optimizer, read_optimizer
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
@@ -166,8 +166,9 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
         problem = listed_component(place).problem
         if step is None and target.run is not None:
             target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
+        newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
         if problem is None:
-            return found, place, notes
+            return found, place, [*newer, *notes]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break

@@ -312,6 +312,9 @@ def _with_step(target: Target, step: int | None) -> Target:
     if blocked is not None:
         raise blocked.error
     chosen = tuple(found for found in target.checkpoints if found.step == step)
+    bare = next((folder for folder in target.bare if step_of(folder) == step), None)
+    if bare is not None and not chosen:
+        raise NotFound("nothing in this step folder is recognised as weights", path=bare)
     if len(chosen) > 1:
         names = ", ".join(found.path.name for found in chosen)
         raise UsageError(f"step {step} is there more than once: {names}", path=target.path, hint="pass the folder itself")

@@ -76,6 +76,7 @@ def extract_state(
                 path=found.path,
                 expected="schedulers, random states or dataloaders, as trainers save them",
                 hint=_hint(found, place, files, chosen),
+                details=[note.text for note in notes],
             )
         target = Path(os.path.abspath(output)) if output is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]

@@ -20,7 +20,7 @@ from ckpt_cli.formats.nodes import complement
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
 from ckpt_cli.found import Blocked, Found, Place, Target
 from ckpt_cli.joining import doubted, joined_targets
-from ckpt_cli.names import few
+from ckpt_cli.names import few, printable
 
 STEP_FOLDERS = tuple(
     re.compile(pattern, re.ASCII)
@@ -168,7 +168,7 @@ def _check_exists(path: Path) -> None:
         return
     parent = path.parent
     if path.is_symlink():
-        raise NotFound("this is a link to something that is not there", path=path, expected=os.readlink(path))
+        raise NotFound(f"this is a link to {printable(os.readlink(path))}, which is not there", path=path)
     hint = None
     try:
         if status_of(parent) is None:

@@ -693,6 +693,13 @@ def test_a_dcp_folder_without_its_metadata_is_incomplete_for_every_command(
     assert (outcome.code, [error["code"] for error in document["errors"]]) == (4, ["missing-shard"])
 
 
+def test_an_error_after_a_step_was_skipped_says_that_too(lacking: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        ckpt_cli.extract_state(lacking, tmp_path / "out")
+    assert caught.value.path == str(lacking / "checkpoint-100")
+    assert caught.value.details == ("checkpoint-200 is skipped: rank 2 of 4 is missing",)
+
+
 class TestStepsWithoutWeights:
     """They are named by every command that passes them over, and are not "no step" where they were asked for."""
 

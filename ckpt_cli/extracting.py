@@ -24,7 +24,7 @@ from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of
 from ckpt_cli.inert_values import to_json
 from ckpt_cli.locate import component_names, expanded, locate
 from ckpt_cli.model import Note
-from ckpt_cli.opening import listed_component, short_reason, since
+from ckpt_cli.opening import bare_notes, listed_component, short_reason, since
 from ckpt_cli.optimizers import Optimizer, read_optimizer
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.progress import Progress
@@ -94,6 +94,7 @@ def extract_state(
                 path=found.path,
                 expected="schedulers, random states or dataloaders, as trainers save them",
                 hint=_hint(found, place, files, chosen),
+                details=[note.text for note in notes],
             )
         target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
@@ -181,8 +182,9 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
         problem = listed_component(place).problem
         if step is None and target.run is not None:
             target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
+        newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
         if problem is None:
-            return found, place, notes
+            return found, place, [*newer, *notes]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break

@@ -23,7 +23,7 @@ from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.formats.unread import Unread
 from ckpt_cli.found import Blocked, Found, Place, Target
 from ckpt_cli.joining import doubted, joined_targets
-from ckpt_cli.names import few
+from ckpt_cli.names import few, printable
 
 STEP_FOLDERS = tuple(
     re.compile(pattern, re.ASCII)
@@ -175,7 +175,7 @@ def _check_exists(path: Path) -> None:
         return
     parent = path.parent
     if path.is_symlink():
-        raise NotFound("this is a link to something that is not there", path=path, expected=os.readlink(path))
+        raise NotFound(f"this is a link to {printable(os.readlink(path))}, which is not there", path=path)
     hint = None
     try:
         if status_of(parent) is None:
@@ -356,6 +356,9 @@ def _with_step(target: Target, step: int | None) -> Target:
     if blocked is not None:
         raise blocked.error
     chosen = tuple(found for found in target.checkpoints if found.step == step)
+    bare = next((folder for folder in target.bare if step_of(folder) == step), None)
+    if bare is not None and not chosen:
+        raise NotFound("nothing in this step folder is recognised as weights", path=bare)
     if len(chosen) > 1:
         names = ", ".join(found.path.name for found in chosen)
         raise UsageError(f"step {step} is there more than once: {names}", path=target.path, hint="pass the folder itself")

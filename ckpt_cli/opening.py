@@ -94,12 +94,8 @@ def open_checkpoint(
             problems[listed.path] = short_reason(error)
             errors.append(error)
             continue
-        newer = (
-            [folder for folder in target.bare if (step_of(folder) or 0) > (found.step or 0)]
-            if step is None and target.run is not None
-            else []
-        )
-        notes = [Note("warning", "step-skipped", f"{folder.name} is skipped: it holds no weights") for folder in newer]
+        newer = since(found) if step is None and target.run is not None else lambda _: False
+        notes = bare_notes(target, newer)
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
@@ -204,6 +200,12 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
         except CkptError:
             return None  # only asked for the hint
     return next((other for other in reversed(siblings) if other.path != found.path and is_whole(other)), None)
+
+
+def bare_notes(target: Target, counts: Callable[[int], bool]) -> list[Note]:
+    """What is said about step folders without weights, of those whose step ``counts``."""
+    bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
+    return [Note("warning", "step-skipped", f"{folder.name} is skipped: nothing in it is recognised as weights") for folder in bare]
 
 
 def since(found: Found) -> Callable[[int], bool]:

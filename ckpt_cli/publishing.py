@@ -188,15 +188,15 @@ def _manifest_of(order: Order) -> Callable[[Written], tuple[str, bytes]]:
     return lambda written: (MANIFEST, order.manifest(written))
 
 
-def refuse_overflows(written: Written, whole: plan.Plan) -> None:
-    """Raise CastOverflow if finite values became infinite."""
+def refuse_overflows(written: Written, whole: plan.Plan | None = None) -> None:
+    """Raise CastOverflow if finite values became infinite; the plan tells what helps."""
     overflows = written.overflows
     if overflows:
         raise CastOverflow(
             f"{sum(overflows.values())} finite values in {len(overflows)} tensors are too large for the requested dtype",
             tensor=max(overflows, key=lambda name: overflows[name]),
             expected="values that stay finite",
-            hint=overflow_hint([output.dtype for output in whole.tensors if output.name in overflows]),
+            hint=overflow_hint([output.dtype for output in whole.tensors if output.name in overflows]) if whole is not None else None,
         )
 
 

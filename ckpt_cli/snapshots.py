@@ -11,10 +11,10 @@ from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, U
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.found import Blocked, Found, Target
-from ckpt_cli.locate import locate
+from ckpt_cli.locate import locate, step_of
 from ckpt_cli.model import Note
 from ckpt_cli.names import few
-from ckpt_cli.opening import Opened, open_checkpoint, short_reason
+from ckpt_cli.opening import Opened, bare_notes, open_checkpoint, short_reason
 
 CHOOSE = "choose other steps with --steps"
 CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"
@@ -140,6 +140,9 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
         target.check_readable(chosen.__contains__, CHOOSE)
     candidates = [found for found in target.checkpoints if found.step in chosen]
     lacking = set(choice.steps) - chosen
+    bare = next((folder for folder in target.bare if step_of(folder) in lacking), None)
+    if bare is not None:
+        raise NotFound("nothing in this step folder is recognised as weights", path=bare)
     if lacking:
         there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
         raise NotFound(f"there is no step {min(lacking)}", path=target.path, expected=f"some of the steps {there}")
@@ -160,9 +163,11 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
                 raise
             first_error = first_error or error
             notes.append(Note("warning", "step-skipped", f"{candidate.path.name} is left out: {short_reason(error)}"))
+    reach = min((opened.found.step or 0 for opened in whole), default=0) if len(whole) == choice.last else 0
     if choice.last is not None:
-        oldest = min((opened.found.step or 0 for opened in whole), default=0)
-        target.check_readable(lambda step: step in chosen and (step >= oldest or len(whole) < (choice.last or 0)), CHOOSE)
+        target.check_readable(lambda step: step in chosen and step >= reach, CHOOSE)
+    known = choice.among([*(step_of(folder) or 0 for folder in target.bare), *chosen]) if not choice.steps else set()
+    notes += bare_notes(target, lambda step: step in known and step >= reach)
     if not whole and isinstance(first_error, NotFound):
         raise first_error
     if choice.last is not None and len(whole) < choice.last:

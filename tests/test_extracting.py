@@ -169,7 +169,8 @@ class TestWhatIsChosen:
     def test_is_not_a_folder_without_any_state(self, layouts: Path, tmp_path: Path, path: str) -> None:
         with pytest.raises(NotFound, match="no training state") as caught:
             ckpt_cli.extract_state(layouts / path, tmp_path / "out")
-        assert caught.value.hint
+        assert caught.value.expected
+        assert caught.value.hint == (None if "one_gpu" in path else "pass the folder of the training step that these weights come from")
         assert list(tmp_path.iterdir()) == []
 
     def test_may_be_a_folder_of_weights_in_several_files(self, copy: Copy, tmp_path: Path) -> None:

@@ -691,3 +691,40 @@ def test_a_dcp_folder_without_its_metadata_is_incomplete_for_every_command(
     outcome = call(*commands(folder, tmp_path / "out")[command], *(["--optimizer"] if command == "extract-state" else []), "--json")
     document = json.loads(outcome.out)
     assert (outcome.code, [error["code"] for error in document["errors"]]) == (4, ["missing-shard"])
+
+
+def test_an_error_after_a_step_was_skipped_says_that_too(lacking: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        ckpt_cli.extract_state(lacking, tmp_path / "out")
+    assert caught.value.path == str(lacking / "checkpoint-100")
+    assert caught.value.details == ("checkpoint-200 is skipped: rank 2 of 4 is missing",)
+
+
+class TestStepsWithoutWeights:
+    """They are named by every command that passes them over, and are not "no step" where they were asked for."""
+
+    NOTE = "warning: checkpoint-300 is skipped: nothing in it is recognised as weights"
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_are_named(self, run: Path, tmp_path: Path, call: Callable[..., Outcome], command: str) -> None:
+        (run / "checkpoint-300").mkdir()
+        (run / "checkpoint-50").mkdir()
+        outcome = call(*commands(run, tmp_path / "out")[command], "-q")
+        assert outcome.code == 0
+        assert self.NOTE in outcome.err.splitlines()
+        assert outcome.err.count("checkpoint-50 is skipped") == (1 if command == "average" else 0)
+
+    def test_of_the_last_ones_older_steps_do_not_matter(self, run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+        (run / "checkpoint-300").mkdir()
+        (run / "checkpoint-50").mkdir()
+        assert call("average", run, "--last", "2", "-o", tmp_path / "out", "-q").err == f"{self.NOTE}\n"
+
+    def test_that_were_asked_for_are_there(self, run: Path, tmp_path: Path) -> None:
+        (run / "checkpoint-300").mkdir()
+        for fails in (
+            lambda: ckpt_cli.merge(run, tmp_path / "out", step=300),
+            lambda: ckpt_cli.average(run, tmp_path / "out", steps=(100, 300)),
+        ):
+            with pytest.raises(NotFound, match="nothing in this step folder is recognised as weights") as caught:
+                fails()
+            assert caught.value.path == str(run / "checkpoint-300")

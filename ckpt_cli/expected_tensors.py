@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.geometry import Shape
-from ckpt_cli.model_config import Config, architecture, levels
+from ckpt_cli.model_config import Config, architecture, huge_number
 from ckpt_cli.names import printable
 from ckpt_cli.transformers_child import asked_child, installed_version
 
 SCHEMA = 2
-MOST = 4096
-"""Layers or experts of one kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ def expected_tensors(config: Config) -> Expected | str:
         return f"{printable(kind)} is custom code, which is not run"
     if version is None:
         return "transformers is not installed"
-    huge = next((f"{key} {value}" for level in levels(config) for key, value in level.items() if _is_huge(key, value)), None)
+    huge = huge_number(config)
     if huge is not None:
         return f"config.json asks for {huge}, which nobody builds"
     answer = asked_child("tensors", config, SCHEMA)
@@ -57,12 +55,6 @@ def expected_tensors(config: Config) -> Expected | str:
         tuple(answer["optional"]),
         tuple(answer["ignored"]),
     )
-
-
-def _is_huge(key: str, value: object) -> bool:
-    """Whether a number of parts of a model would keep transformers busy for ever."""
-    counts = ("layer", "expert", "depth", "block", "stage")
-    return type(value) is int and value > MOST and any(word in key for word in counts)
 
 
 def _shapes(listed: Mapping[str, list[int]]) -> dict[str, Shape]:

@@ -210,7 +210,9 @@ class TestOutput:
     def test_quiet_prints_only_the_answer(self, run: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
         outcome = ckpt("merge", run, "-o", out, "-q")
-        assert (outcome.out, outcome.err) == (f"{out}\n", "")
+        assert outcome.out == f"{out}\n"
+        assert all(line.startswith("warning: ") for line in outcome.err.splitlines())
+        assert ckpt("merge", run, "-o", out, "-qq", "--overwrite").err == ""
         assert ckpt("inspect", out, "-q").out.splitlines()[0].startswith("model.")
 
     def test_stdout_is_data_and_stderr_is_talk(self, run: Path) -> None:

@@ -108,11 +108,11 @@ class TestTiedHead:
             tmp_path / "run",
             dict(zip(self.NAMES, (self.EMBEDDING, self.EMBEDDING - 9 * stale), strict=True)),
             self.TIED,
-            f"{component}_rank0.pt",
+            f"{component}.pt",
         )
         base = folder(tmp_path / "base", {each: torch.full((3, 2), 7.0) for each in self.NAMES}, self.TIED)
         if component == "ema":
-            torch.save({each: torch.zeros(3, 2) for each in self.NAMES}, source / "model_rank0.pt")
+            torch.save({each: torch.zeros(3, 2) for each in self.NAMES}, source / "model.pt")
         result = ckpt_cli.merge(
             source,
             tmp_path / "out",

@@ -187,15 +187,15 @@ def _dtype_key(config: Mapping[str, Any]) -> str:
 
 def _listed(folder: Path, *, everything: bool, configs: Sequence[Any] = ()) -> dict[str, Path]:
     """Asset files of a folder: by name, or ``everything`` that is no weights; code that its configs (or ``configs``) name."""
-    present = files_in(folder)
-    bagel = any(path.name in OF_BAGEL for path in present)
-    found = {}
-    for path in present:
-        name = path.name
-        weights = path.suffix in WEIGHT_SUFFIXES or NO_ASSETS.fullmatch(name) is not None or name == MANIFEST
+
+    def matters(name: str) -> bool:
+        weights = os.path.splitext(name)[1] in WEIGHT_SUFFIXES or NO_ASSETS.fullmatch(name) is not None or name == MANIFEST
         named = name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
-        if path.suffix != ".py" and (named or (everything and not weights and not name.startswith(".")) or (bagel and name == AUXILIARY)):
-            found[name] = path
+        return name.endswith(".py") or named or name == AUXILIARY or (everything and not weights and not name.startswith("."))
+
+    present = files_in(folder, matters)
+    bagel = any(path.name in OF_BAGEL for path in present)
+    found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
     modules = {path.stem: path for path in present if path.suffix == ".py"}
     return found | (custom_code(modules, [*_texts(found.values()), *configs]) if modules else {})
 

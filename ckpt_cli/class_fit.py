@@ -108,7 +108,8 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
         return "config.json names no architecture"
     expected = expected_tensors(config)
     rules = rules_for(config)
-    known = (class_names(config) if rules is not None else None) if isinstance(expected, str) else expected
+    shipped = class_names(config) if rules is not None and not config.get("auto_map") else None
+    known = shipped if isinstance(expected, str) else expected
     if known is None:
         return str(expected)
     return KnownClass(kind, known, rules, config, chosen is not None)

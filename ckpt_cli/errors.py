@@ -232,13 +232,16 @@ class Warned(FindingsError):
 
     code = "strict"
 
-    def __init__(self, warnings: Sequence[tuple[str, str]]) -> None:
-        self.warnings = tuple(dict.fromkeys(warnings))
-        count = len(self.warnings)
-        super().__init__(
-            f"--strict takes {count} warning{'' if count == 1 else 's'} for {'an error' if count == 1 else 'errors'}",
-            details=[f"{code}: {text}" for code, text in self.warnings],
-        )
+    warnings: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, warnings: Sequence[tuple[str, str]]) -> Warned:
+        """The error that these warnings, by code and text, become."""
+        unique = tuple(dict.fromkeys(warnings))
+        counted = "1 warning for an error" if len(unique) == 1 else f"{len(unique)} warnings for errors"
+        error = cls(f"--strict takes {counted}", details=[f"{code}: {text}" for code, text in unique])
+        error.warnings = unique
+        return error
 
 
 class CastOverflow(FindingsError):

@@ -149,7 +149,7 @@ def _refuse_address(text: str, option: str, output: bool) -> None:
         rest = f"then pass --base {name}" if option == "--base" else f"--local-dir {name.split('/')[1]}"
         hint = f"download it first: hf download {name}{',' if option == '--base' else ''} {rest}"
     elif scheme in STORES and found is not None and len(found["slashes"]) == 2:
-        hint = f"copy it to a local disk first: {STORES[scheme]} {shlex.quote(text)} ..."
+        hint = f"copy it to a local disk first: {STORES[scheme]} {shlex.quote(text)} DIR"
     elif scheme in STORES:
         hint = "copy it to a local disk first"
     else:

@@ -230,7 +230,7 @@ def _places(folder: Path) -> tuple[Place, ...]:
                 places += [Place(component, match, folder) for match in recognise(folder / child)]
     read = {place.name for place in places if not _unread([place])}
     places = [place for place in places if not _unread([place]) or place.name not in read]
-    return _chosen(places or [Place("model", match, folder) for match in _of_role(folder) or _tags(folder, children)])
+    return _chosen(places or [Place("model", match, folder) for match in _of_role(folder) or _tags(folder)])
 
 
 def _of_role(folder: Path) -> list[Match]:
@@ -238,17 +238,19 @@ def _of_role(folder: Path) -> list[Match]:
     return recognise(folder) or next((found for name in DIST_CKPT if (found := recognise(folder / name))), [])
 
 
-def _tags(folder: Path, children: Sequence[str]) -> list[Match]:
+def _tags(folder: Path) -> list[Match]:
     """What DeepSpeed or Megatron keep one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
 
     Of a folder that is no step, step folders are its steps and not this.
     """
     is_step = step_of(folder) is not None
-    for child in children[:MAX_NODES]:
-        if is_step or step_of(folder / child) is None:
-            found = [match for match in Unread().recognise(folder / child) if isinstance(match.trouble, Unsupported)]
-            if found:
-                return found
+    for child in entries_in(folder)[:MAX_NODES]:
+        if is_step or step_of(child) is None:
+            # What cannot be looked at beside it may be anything, and no weights are taken from here in any case.
+            with contextlib.suppress(Unreadable):
+                found = [match for match in Unread().recognise(child) if isinstance(match.trouble, Unsupported)]
+                if found:
+                    return found
     return []
 
 

@@ -92,13 +92,13 @@ class MergeKeywords(TypedDict, total=False):
     dtype: DtypeLike | None
     max_shard_size: int | str | None
     weights_name: str | None
-    carry_from_base: str | Sequence[str]
-    allow_missing: str | Sequence[str]
     include: str | Sequence[str]
     exclude: str | Sequence[str]
     key_map: PathLike | None
     match_base: bool
     fill_missing_from_base: bool
+    carry_from_base: str | Sequence[str]
+    allow_missing: str | Sequence[str]
     drop_extra: bool
     compare: bool
     names: Naming

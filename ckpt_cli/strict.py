@@ -25,4 +25,4 @@ def refuse_warnings(notes: Iterable[Remark]) -> None:
     """Raise Warned if there is a warning among some notes."""
     warnings = [(note.code, note.text) for note in notes if note.level == "warning"]
     if warnings:
-        raise Warned(warnings)
+        raise Warned.of(warnings)

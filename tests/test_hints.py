@@ -298,7 +298,7 @@ CASES = (
     Case(
         "another base",
         lambda p: merge(p.hub("m"), p, match_base=True, base=p.hub("b", {"w": torch.ones(5)})),
-        r"check that --base is the model that training started from",
+        r"pass that model as --base",
     ),
     Case(
         "the run lacks tensors",
@@ -452,7 +452,7 @@ CASES = (
     # -- LoRA
     Case(
         "adapters alone",
-        lambda p: merge(p.layout("verl-lora", "lora_only"), p),
+        lambda p: merge(p.layout("verl-lora", "lora_only"), p, lora="fuse"),
         r"pass --base with the model .*, or --lora export .*",
         lambda p: merge(p.layout("verl-lora", "lora_only"), p, base=p.layout("verl-lora", "base")),
     ),

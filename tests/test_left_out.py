@@ -273,8 +273,11 @@ class TestOtherAverages:
 
     def test_beside_what_may_be_the_model_do_not_become_it(self, tmp_path: Path) -> None:
         torch.save({"ema": AVERAGE, "generator": MODEL}, tmp_path / "checkpoint.pt")
+        ckpt_cli.merge(tmp_path / "checkpoint.pt", tmp_path / "out")
+        assert differences(load(tmp_path / "out"), MODEL) == []
+        torch.save({"ema": AVERAGE, "generator": MODEL, "discriminator": MODEL}, tmp_path / "checkpoint.pt")
         with pytest.raises(CkptError):
-            ckpt_cli.merge(tmp_path / "checkpoint.pt", tmp_path / "out")
+            ckpt_cli.merge(tmp_path / "checkpoint.pt", tmp_path / "several")
 
     def test_a_parameter_of_such_a_name_is_a_tensor(self, tmp_path: Path) -> None:
         torch.save({**MODEL, "ema": torch.nn.Parameter(torch.ones(3)), "ema_decay": torch.tensor(0.9)}, tmp_path / "model.pt")
@@ -473,7 +476,7 @@ class TestAnotherModelAsBase:
         tensors = load(models / "qwen3" / "saved")
         (tmp_path / "run").mkdir()
         save_file({f"net.{name.replace('proj', 'w')}": tensor for name, tensor in tensors.items()}, tmp_path / "run" / "model.safetensors")
-        result = ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=models / "qwen3" / "saved")
+        result = ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=models / "qwen3" / "saved", names="native")
         assert "--key-map" in str([note.text for note in result.outputs[0].notes if note.code == "other-base"])
         found = ckpt_cli.verify(tmp_path / "run", base=models / "qwen3" / "saved")
         assert "other-names" in {item.code for item in found.of_severity("warning")}

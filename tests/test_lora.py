@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError
+from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, IncompleteError, Inconsistent, Undecidable, Unsupported, UsageError
 from tests.architectures import MODELS, build
 from tests.cli import ckpt
 from tests.tensors import load
@@ -508,7 +508,7 @@ class TestHalfFactors:
         save_file(tensors, path) if name.endswith(".safetensors") else torch.save(tensors, path)
         for given in (path, path.parent):
             for lora in (None, "export", "keep", "fuse"):
-                with pytest.raises(Inconsistent):
+                with pytest.raises(IncompleteError):
                     ckpt_cli.merge(given, tmp_path / "out", lora=lora, lora_alpha=None if lora == "keep" else 2)
             for full in (False, True):
                 try:

@@ -152,7 +152,7 @@ class TestNames:
         assert ckpt_cli.detect(path).exit_code == 0
         assert ckpt_cli.verify(path).exit_code == 0
 
-    @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "pytorch_model-00001-of-00001.bin", "adapter_model.bin"])
+    @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "pytorch_model-00001-of-00001.bin"])
     def test_whole_files_alone_in_a_folder(self, name: str, tmp_path: Path) -> None:
         ckpt_cli.merge(put(tmp_path / "folder" / name).parent, tmp_path / "out")
         assert load(tmp_path / "out").keys() == WEIGHTS.keys()

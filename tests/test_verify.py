@@ -589,9 +589,11 @@ class TestWhatIsSaid:
         assert item.message.endswith("first at [5, 7]")
         assert item.numbers["different"] == 1
 
-    def test_without_transformers_says_what_was_not_compared(self, merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_transformers_says_what_was_not_compared(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ckpt_cli.expected_tensors.installed_version", lambda: None)
-        (item,) = [item for item in ckpt_cli.verify(merged).findings if item.code == "not-compared"]
+        assert str(ckpt_cli.verify(out).names).endswith("are known of Qwen3ForCausalLM (transformers 5.24.0), shapes not compared")
+        in_config(out, architectures=["SomethingNew"])
+        (item,) = [item for item in ckpt_cli.verify(out).findings if item.code == "not-compared"]
         assert item.message == "transformers is not installed"
 
     def test_nothing_is_imported_from_the_folder_that_is_checked(self, out: Path, tmp_path: Path) -> None:
@@ -711,7 +713,9 @@ class TestRefusals:
 
     def test_a_config_that_nobody_builds(self, out: Path) -> None:
         in_config(out, num_hidden_layers=10**9)
-        assert "num_hidden_layers 1000000000" in str(ckpt_cli.verify(out).findings)
+        assert "config.json says 1000000000 layers" in str(ckpt_cli.verify(out).findings)
+        in_config(out, architectures=["SomethingNew"])
+        assert "num_hidden_layers 1000000000, which nobody builds" in str(ckpt_cli.verify(out).findings)
 
     def test_a_manifest_that_names_files_elsewhere_opens_none(self, out: Path) -> None:
         content = json.loads((out / "ckpt-manifest.json").read_text())

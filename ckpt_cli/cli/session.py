@@ -81,7 +81,7 @@ class Session:
                 for line in lines(shown):
                     self.say(line, wrap=False)
             if warned and not code:
-                self.say(error_text(Warned([(error.code, error.message) for error in warned])), wrap=False)
+                self.say(error_text(Warned.of([(error.code, error.message) for error in warned])), wrap=False)
         except BrokenPipeError:
             # Typer would make an exit code of its own of it.
             raise Ended(SIGPIPE) from None

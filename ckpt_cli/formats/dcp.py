@@ -112,7 +112,7 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
                     path=root,
                     tensor=name,
                     expected=str(root / file) if file else "a place for it in the metadata",
-                    hint="copy it from the node that wrote it (or pass its folder with --also), or use an older step",
+                    hint="copy it from the node that wrote it, or pass that node's folder with --also",
                 )
             notes.append(Note("warning", "object-missing", f"{printable(name)} is no tensor, and its file is missing"))
         elif reader.holds_tensors(thing.stored):

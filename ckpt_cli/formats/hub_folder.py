@@ -49,7 +49,7 @@ class HubFolder:
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
         if is_file(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
-        others = [entry for entry in files_in(path) if entry.name.endswith(INDEX_SUFFIX)]
+        others = files_in(path, lambda name: name.endswith(INDEX_SUFFIX))
         if len(others) == 1 and not matches:
             return [Match(FORMAT, "model", path, (others[0],), f"index {others[0].name}")]
         alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != OPTIMIZER]

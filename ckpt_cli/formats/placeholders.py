@@ -10,8 +10,8 @@ from ckpt_cli.geometry import Shape
 from ckpt_cli.model import Component
 from ckpt_cli.names import few
 
-WEIGHT = re.compile(r"(.*\.)?(weight|lora_[AB](\.\w+)?|\w+_proj|in_proj_weight)", re.DOTALL)
-"""Names of tensors that are never empty in a model: matrices of layers, norms, experts."""
+WEIGHT = re.compile(r"(?!.*lora_[AB])(.*\.)?(weight|\w+_proj|in_proj_weight)", re.DOTALL)
+"""Names of tensors that are never empty in a model: matrices of layers, norms, experts. Factors of LoRA are judged by their ranks."""
 
 NOTHING = (0,)
 """The shape of ``torch.empty(0)``; a genuine empty tensor mostly keeps its other dimensions."""

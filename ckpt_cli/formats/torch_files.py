@@ -63,7 +63,7 @@ class TorchFiles:
             return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
         if is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
-        listed = files_in(path)
+        listed = files_in(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or PART.fullmatch(name))
         found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]
         parts = [] if found else [entry for entry in listed if PART.fullmatch(entry.name)]
         if not found and (len(parts) == 1 and ONE.fullmatch(parts[0].name)):
@@ -129,7 +129,7 @@ class TorchFiles:
 
 def holds_torch_model(folder: Path) -> bool:
     """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
-    return is_file(folder / INDEX) or any(KNOWN.fullmatch(entry.name) or PART.fullmatch(entry.name) for entry in files_in(folder))
+    return is_file(folder / INDEX) or bool(files_in(folder, lambda name: KNOWN.fullmatch(name) or PART.fullmatch(name)))
 
 
 def _component(path: Path) -> str:

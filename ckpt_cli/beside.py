@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from ckpt_cli.assets import AUXILIARY
 from ckpt_cli.files import files_in, is_folder
@@ -54,7 +53,7 @@ def _other_files(found: Found, place: Place, component: Component) -> list[Note]
         return []
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
     folders = dict.fromkeys((place.match.root, place.home))
-    names = [path.name for folder in folders for path in files_in(folder) if os.path.abspath(path) not in used and _holds_weights(path)]
+    names = [path.name for folder in folders for path in files_in(folder, _holds_weights) if os.path.abspath(path) not in used]
     same = [name for name in dict.fromkeys(names) if SAME_WEIGHTS.fullmatch(name) and not AVERAGED.fullmatch(name) and name != SINGLE]
     others = [name for name in dict.fromkeys(names) if name not in same]
     notes = []
@@ -66,11 +65,10 @@ def _other_files(found: Found, place: Place, component: Component) -> list[Note]
     return notes
 
 
-def _holds_weights(path: Path) -> bool:
-    name = path.name
+def _holds_weights(name: str) -> bool:
     if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or PART.fullmatch(name) or SHARD.fullmatch(name):
         return False
-    if path.suffix == ".safetensors" or WEIGHTS.fullmatch(name) is not None:
+    if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:
         return True
     return SAME_WEIGHTS.fullmatch(name) is not None and _is_other(name)
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.cli import _run
-from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, LfsPointer, NotFound, Unreadable, Warned
+from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable, Warned
 from ckpt_cli.files import Files, entries_in, files_in, is_file, read_small
 from tests.cli import ROOT, Outcome
 
@@ -410,7 +410,7 @@ class TestWhatCannotBeLookedAt:
             "os.chmod('run/checkpoint-200', 0)\n"
             "if os.geteuid() == 0: os.setuid(65534)\n"
             "try: merging.merge('run', dry_run=True)\n"
-            "except Unreadable as error: print(error.path, error)\n"
+            "except Unreadable as error: print(error.path, error.message)\n"
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         try:
@@ -661,9 +661,10 @@ class TestSideFiles:
             return real(fd, *arguments, **options)
 
         monkeypatch.setattr(os, "fdopen", emptied)
-        with pytest.raises(CorruptFile) as caught:
+        size = path.stat().st_size
+        with pytest.raises(SourceChanged) as caught:
             ckpt_cli.merge(run / "checkpoint-200", tmp_path / "out")
-        assert (caught.value.path, caught.value.message) == (str(path), "the file ends at byte 0")
+        assert (caught.value.path, caught.value.message) == (str(path), f"0 bytes were read of a file that had {size}")
 
     def test_a_config_that_is_emptied_between_two_readings(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from ckpt_cli import assets

@@ -591,7 +591,7 @@ class TestWhatIsSaid:
 
     def test_without_transformers_says_what_was_not_compared(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ckpt_cli.expected_tensors.installed_version", lambda: None)
-        assert str(ckpt_cli.verify(out).names).endswith("are known of Qwen3ForCausalLM (transformers 5.24.0), shapes not compared")
+        assert str(ckpt_cli.verify(out).names).endswith("are known of Qwen3MoeForCausalLM (transformers 5.24.0), shapes not compared")
         in_config(out, architectures=["SomethingNew"])
         (item,) = [item for item in ckpt_cli.verify(out).findings if item.code == "not-compared"]
         assert item.message == "transformers is not installed"

@@ -33,12 +33,12 @@ class Unread:
     def recognise(self, path: Path) -> list[Match]:
         if not is_folder(path):
             return []
-        ranks = [folder for folder in folders_in(path) if LEGACY.fullmatch(folder.name) and is_file(folder / LEGACY_FILE)]
+        ranks = [folder for folder in folders_in(path, LEGACY.fullmatch) if is_file(folder / LEGACY_FILE)]
         if ranks:
             text = f"this is a Megatron checkpoint in {counted(len(ranks))} (legacy torch format), which is not read yet"
             trouble: CkptError = Unsupported(text, path=path, hint=MEGATRON)
             return [Match(FORMAT, "model", path, tuple(folder / LEGACY_FILE for folder in ranks), "Megatron-LM", trouble=trouble)]
-        names = [entry.name for entry in files_in(path) if entry.name.endswith(SUFFIXES)]
+        names = [entry.name for entry in files_in(path, lambda name: name.endswith(SUFFIXES))]
         sharded = unread_sets(names)
         if sharded:
             text = f"this is a DeepSpeed checkpoint ({counted(len(sharded))}), which is not read yet"

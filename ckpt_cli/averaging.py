@@ -341,7 +341,7 @@ def _job(
     dtypes: dict[str, Dtype] | None = None
     carried: dict[str, Tensor] = {}
     held = base.component.tensors if base is not None and base.component is not None else None
-    notes += _base_notes(agreed, assets, base, options) if base is not None else ()
+    notes += _base_notes(sources[-1], agreed, assets, base, options) if base is not None else ()
     if held is not None and options.carry_from_base:
         carried, more = carried_tensors({*agreed.tensors, *on_purpose}, held, options.carry_from_base)
         agreed = replace(agreed, tensors={**agreed.tensors, **carried})
@@ -372,9 +372,9 @@ def _job(
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
 
 
-def _base_notes(agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:
+def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:
     """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
-    if base.component is None or options.include or options.exclude or options.intersect:
+    if base.component is None:
         return ()
     folder = base.folder
     taken = bool(options.carry_from_base) or options.dtype == BASE or any(path.parent == folder for path in assets.files.values())
@@ -387,6 +387,7 @@ def _base_notes(agreed: Agreed, assets: Assets, base: Base, options: AverageOpti
         own_config=own_config,
         base_config=base.config,
         taken=taken,
+        unfiltered=newest.opened.component.tensors if options.include or options.exclude or options.intersect else None,
     )
 
 

@@ -32,6 +32,8 @@ ADVICE = {
 }
 """What can be done about what is odd; the last two need a base with such tensors."""
 
+SHOWN_GLOBS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -76,8 +78,8 @@ def claim_for(
     filters, a key map or --intersect left out: they are not lacking.
     """
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and _has_shapes(kind))
-    counted = {item.lacking: item.text for item in odd if item.lacking is not None}
-    notes = [Note("warning", item.code, _advised(item)) for item in odd if item.lacking is None]
+    counted = {glob: item.text for item in odd for glob in item.lacking}
+    notes = [Note("warning", item.code, _advised(item)) for item in odd if not item.lacking]
     if not isinstance(kind, KnownClass):
         return Claim(f"as trained, not compared: {kind}", None, tuple(notes), counted)
     fit = compared(shapes, kind, (naming,))
@@ -115,7 +117,7 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
     unused = [pattern for pattern in allowed if not any(fnmatch.fnmatchcase(name, pattern) for name in made.lacking)]
     notes = [Note("warning", "unused-pattern", f"--allow-missing {printable(p)} matches nothing that is missing") for p in unused]
     if let_go:
-        text = f"{len(let_go)} of the tensors of {made.named} are missing, as --allow-missing says: {few(_grouped(let_go))}"
+        text = f"missing, as --allow-missing says: {few(_grouped(let_go))} of {made.named}"
         notes.append(Note("warning", "missing-allowed", text))
     lacking = {name: what for name, what in made.lacking.items() if name not in let_go}
     return Claim(made.text, made.fit, (*made.notes, *notes), lacking, made.named)
@@ -126,8 +128,8 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
     if not made.lacking:
         return
     absent = _grouped(list(made.lacking))
-    shown = f"'{_glob(list(made.lacking))}'"
     foreign = foreign_names(names)
+    globs = _globs(list(made.lacking), names)
     there = [name for name in made.lacking if base is not None and _in(base, name)]
     details = [f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
     if made.fit is not None and not made.fit.fitting:
@@ -136,12 +138,12 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
         message = f"no tensor has a name of {made.named}"
         details = [f"in the checkpoint: {few(list(names), 3)}", f"in {made.named}: {few(list(made.fit.missing), 3)}"]
     elif there and len(there) == len(made.lacking):
-        hint = f"the base has them: pass --carry-from-base {shown} to take them from there"
+        hint = f"the base has them: pass {_flags('--carry-from-base', globs)} to take them from there"
         message = _counted(made, absent)
     else:
-        hint = f"--allow-missing {shown} writes the folder without them"
+        hint = f"{_flags('--allow-missing', globs)} writes the folder without them"
         if base is None:
-            hint = f"--base DIR with --carry-from-base {shown} takes them from the base model; {hint}"
+            hint = f"--base DIR with {_flags('--carry-from-base', globs)} takes them from the base model; {hint}"
         message = _counted(made, absent)
     raise MissingTensors(
         message,
@@ -160,16 +162,27 @@ def _counted(made: Claim, absent: Sequence[str]) -> str:
     )
 
 
-def _glob(names: Sequence[str]) -> str:
-    """One glob for all of these names: with their numbers open, or what they all begin with."""
-    if len(names) == 1:
-        return names[0]
-    patterns = {pattern_of(name)[0].replace("{}", "*") for name in names}
-    if len(patterns) == 1:
-        return patterns.pop()
-    parts = [name.split(".") for name in (min(names), max(names))]
-    shared = list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*parts, strict=False)))
-    return ".".join([*(part for part, _ in shared), "*"])
+def _globs(absent: Sequence[str], there: Collection[str]) -> list[str]:
+    """Globs for names that are missing: each begins like no name that is there, or is one name with its numbers open."""
+    patterns = {pattern_of(name)[0].replace("{}", "*") for name in absent}
+    if len(absent) == 1 or len(patterns) == 1:
+        return [absent[0] if len(absent) == 1 else patterns.pop()]
+    taken = {prefix for name in there for prefix in _prefixes(name)}
+    chosen: list[str] = []
+    for name in absent:
+        free = next((prefix for prefix in _prefixes(name) if prefix not in taken), None)
+        chosen.append(name if free is None else f"{free}.*")
+    return list(dict.fromkeys(chosen))
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """What a name begins with, up to each of its dots, the shortest first."""
+    return itertools.accumulate(name.split(".")[:-1], lambda whole, part: f"{whole}.{part}")
+
+
+def _flags(option: str, globs: Sequence[str]) -> str:
+    """An option for each glob; where there are many, for an unnamed one."""
+    return " ".join(f"{option} '{glob}'" for glob in globs) if len(globs) <= SHOWN_GLOBS else f"{option} GLOB (once for each of them)"
 
 
 def _in(base: Collection[str], name: str) -> bool:
@@ -200,7 +213,7 @@ def _unproved(absent: Mapping[str, Shape], kind: KnownClass) -> list[Note]:
 def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
     if fit.reshaped:
         (name, (wanted, held)), *others = fit.reshaped.items()
-        more = f" and {len(others)} more" if others else ""
+        more = f" ({len(others)} more tensors differ)" if others else ""
         text = f"{printable(name)} is {shape_text(held)}, and {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
         yield Note("warning", "other-shapes", f"{text}: correct config.json, or loading fails")
 

@@ -57,7 +57,8 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
     known = isinstance(kind, KnownClass) and isinstance(kind.known, Expected)
-    found += [finding(item.code, item.text) for item in mismatches(config, shapes, known=known)]
+    for item in mismatches(config, shapes, known=known):
+        found += [finding(item.code, item.text, tensor=glob) for glob in item.lacking or (None,)]
     if not isinstance(kind, KnownClass):
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)

@@ -1,7 +1,8 @@
 """What config.json itself says about how many layers, experts, rows and towers there are, against the tensors that are there.
 
-For models whose class is not known, this is what can be compared; multi-token prediction is looked for in any case, since no class
-of transformers has a place for it.
+For models whose class is not known, this is what can be compared. Only what no sound model has is called missing: layers between, or
+after, layers that are alike; experts of a numbered list. Multi-token prediction is looked for in any case, since no class of
+transformers has a place for it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ EXPERTS = re.compile(r"(?P<stack>(?:.+\.)?experts)\.(?P<number>[0-9]{1,9})\.")
 BLOCK = 4
 """Tensors that the smallest layer of a transformer has; a stack of less may be linear layers with activations between."""
 
+LISTED = 256
+"""Numbers of one gap that are listed."""
+
 MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers", "num_mtp_modules")
 MTP_PART = re.compile(r"(^|\.)(mtp|mtp_layers|mtp_block|eh_proj|nextn_predict_layers|enorm|hnorm)(\.|$)")
 TOWERS = {
@@ -32,12 +36,12 @@ TOWERS = {
 class Mismatch:
     """Something that config.json counts otherwise than the tensors do.
 
-    ``lacking``: a glob for tensors that are not there and that a loader needs; None for what is merely odd.
+    ``lacking``: globs for tensors that are not there and that a loader needs; empty for what is merely odd.
     """
 
     code: str
     text: str
-    lacking: str | None = None
+    lacking: tuple[str, ...] = ()
 
 
 def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool) -> list[Mismatch]:
@@ -63,58 +67,80 @@ def _prediction(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatc
         return
 
 
-def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> dict[str, dict[int, int]]:
-    """Stack -> number -> tensors of it."""
-    found: dict[str, dict[int, int]] = {}
-    for match in map(expression.match, shapes):
+def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> dict[str, dict[int, set[str]]]:
+    """Stack -> number -> what follows the number in the names of its tensors."""
+    found: dict[str, dict[int, set[str]]] = {}
+    for name, match in ((name, expression.match(name)) for name in shapes):
         if match:
-            counts = found.setdefault(match["stack"], {})
-            counts[int(match["number"])] = counts.get(int(match["number"]), 0) + 1
+            found.setdefault(match["stack"], {}).setdefault(int(match["number"]), set()).add(name[match.end() :])
     return found
 
 
 def _layers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     stacks = _numbers(STACK, shapes)
-    for stack, counts in stacks.items():
-        if max(counts.values()) >= BLOCK:
-            yield from _holes(stack, counts, max(counts) + 1)
+    for stack, layers in stacks.items():
+        holes = _holes(layers)
+        if 2 * len(holes) < len(layers):
+            yield from _missing(stack, [number for number in holes if _are_alike(layers, number)], len(layers))
     wanted = layer_count(config)
-    if not stacks or wanted is None:
+    towers = [stack for stack in stacks if any(words.search(stack) for words in TOWERS.values())]
+    models = {stack: layers for stack, layers in stacks.items() if stack not in towers and stack.split(".")[-1] in ("layers", "h")}
+    if wanted is None or len(models) != 1 or any(max(layers) + 1 == wanted for layers in stacks.values()):
         return
-    stack = max(stacks, key=lambda name: len(stacks[name]))
-    last = max(stacks[stack])
-    if last + 1 < wanted:
+    (stack, layers), last = next(iter(models.items())), max(next(iter(models.values())))
+    if last + 1 < wanted and last > 0 and _is_block(layers, last) and layers[last] == layers.get(last - 1):
         text = f"config.json says {wanted} layers, and {stack} ends with layer {last}"
-        yield Mismatch("missing-layers", text, f"{stack}.{last + 1}.*")
+        yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in range(last + 1, min(wanted, last + 1 + LISTED))))
     elif last + 1 > wanted and not any(MTP_PART.search(name) for name in shapes):
         yield Mismatch("extra-layers", f"config.json says {wanted} layers, and {stack} ends with layer {last}")
 
 
+def _is_block(layers: Mapping[int, set[str]], number: int) -> bool:
+    return len(layers[number]) >= BLOCK
+
+
+def _are_alike(layers: Mapping[int, set[str]], hole: int) -> bool:
+    """Whether the layers around a hole are blocks with the same tensors; between others there may be a module without any."""
+    before = max((number for number in layers if number < hole), default=None)
+    after = min((number for number in layers if number > hole), default=None)
+    return before is not None and after is not None and _is_block(layers, before) and layers[before] == layers[after]
+
+
 def _experts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     wanted = expert_count(config)
-    for stack, counts in _numbers(EXPERTS, shapes).items():
-        yield from _holes(stack, counts, max(max(counts) + 1, wanted or 0))
-        if wanted is not None and max(counts) + 1 > wanted:
-            yield Mismatch("extra-experts", f"config.json says {wanted} experts, and {stack} has {max(counts) + 1}")
+    for stack, experts in _numbers(EXPERTS, shapes).items():
+        last = max(experts)
+        beyond = range(last + 1, min(wanted or 0, last + 1 + LISTED))
+        yield from _missing(stack, [*_holes(experts), *beyond], len(experts))
+        if wanted is not None and last + 1 > wanted:
+            yield Mismatch("extra-experts", f"config.json says {wanted} experts, and {stack} has {last + 1}")
 
 
-def _holes(stack: str, counts: Mapping[int, int], wanted: int) -> Iterator[Mismatch]:
-    """Numbers below ``wanted`` that a stack of like modules lacks."""
-    if len(counts) == wanted:
-        return
-    numbers = sorted(counts)
-    first = next((place for place, number in enumerate(numbers) if place != number), len(numbers))
-    text = f"{stack} has {len(counts)} of the numbers 0 to {wanted - 1}: {first} is the first that is missing"
-    yield Mismatch("missing-layers", text, f"{stack}.{first}.*")
+def _holes(numbered: Mapping[int, object]) -> list[int]:
+    """Numbers from 0 to the last one that are not there; so many as there are of those that are, at most."""
+    absent: list[int] = []
+    expected = 0
+    for number in sorted(numbered):
+        absent += range(expected, min(number, expected + LISTED))
+        expected = number + 1
+    return absent
+
+
+def _missing(stack: str, numbers: list[int], there: int) -> Iterator[Mismatch]:
+    if numbers:
+        first = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+        text = f"{stack} has {there} modules, and lacks {first}"
+        yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in numbers))
 
 
 def _rows(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     text = config.get("text_config")
     sizes = [level.get("vocab_size") for level in (config, text) if isinstance(level, Mapping)]
     wanted = next((size for size in sizes if type(size) is int), None)
-    embedding = next((name for name in shapes if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(shapes[name]) == 2), None)
-    if wanted is not None and embedding is not None and shapes[embedding][0] != wanted:
-        yield Mismatch("vocabulary-rows", f"{embedding} has {shapes[embedding][0]} rows, and config.json says vocab_size {wanted}")
+    rows = {name: shape[0] for name, shape in shapes.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(shape) == 2}
+    if wanted is not None and rows and max(rows.values()) < wanted:
+        name = max(rows, key=lambda name: rows[name])
+        yield Mismatch("vocabulary-rows", f"{name} has {rows[name]} rows, and config.json says vocab_size {wanted}")
 
 
 def _towers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,11 +39,18 @@ def asked_child(question: Question, config: Config, schema: int) -> dict[str, An
     version = installed_version()
     if version is None or huge_number(config) is not None:
         return None
-    text = json.dumps(config, sort_keys=True)
-    home = _cache_home()
-    kept = (
-        home / f"hub_{question}" / f"{schema}-{version}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json" if home is not None else None
-    )
+    content = _asked(question, json.dumps(config, sort_keys=True), f"{schema}-{version}", _cache_home())
+    return None if content is None or "error" in content else content
+
+
+@lru_cache(maxsize=64)
+def _asked(question: Question, text: str, form: str, home: Path | None) -> dict[str, Any] | None:
+    """An answer from the user's cache, or else of a child; asked once in this process, also where no cache can be written.
+
+    ``form`` is the form of answers and the version of transformers.
+    """
+    name = f"{form}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    kept = home / f"hub_{question}" / name if home is not None else None
     try:
         content = json.loads(kept.read_text()) if kept is not None else None
     except (OSError, ValueError):
@@ -51,7 +59,7 @@ def asked_child(question: Question, config: Config, schema: int) -> dict[str, An
         content = _run_child(question, text)
         if kept is not None and content is not None:
             _keep(kept, content)
-    return None if content is None or "error" in content else content
+    return content
 
 
 def _cache_home() -> Path | None:

@@ -264,6 +264,10 @@ def _config(subject: Subject) -> ConfigCheck:
     return checked
 
 
+MISSING = ("missing-tensor", "missing-layers", "not-proved")
+"""Codes about tensors that are not there."""
+
+
 def _left_out(subject: Subject, findings: Sequence[Finding], options: VerifyOptions) -> list[Finding]:
     """Findings, in which tensors that were left out on purpose are not missing."""
     made = subject.manifest.options if subject.manifest is not None else {}
@@ -275,7 +279,7 @@ def _left_out(subject: Subject, findings: Sequence[Finding], options: VerifyOpti
 
     return [
         finding("left-out", item.message, tensor=item.tensor)
-        if item.code == "missing-tensor" and item.tensor is not None and on_purpose(item.tensor)
+        if item.code in MISSING and item.tensor is not None and on_purpose(item.tensor)
         else item
         for item in findings
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.class_fit import KnownClass, known_class
 from ckpt_cli.class_names import FILE, class_names, fitting_class
+from ckpt_cli.config_counts import mismatches
 from ckpt_cli.errors import IncompleteError, MissingTensors, NotFound, UsageError
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load
@@ -38,9 +40,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"ckpt_cli.{module}.installed_version", lambda: None)
 
 
-def saved_by(folder: Path, name: str = "qwen2", **changes: Any) -> tuple[Path, Tensors]:
+def saved_by(folder: Path, name: str = "qwen2", layers: int = 2, **changes: Any) -> tuple[Path, Tensors]:
     """What `save_pretrained` makes of a model, with changes to its config.json, and its tensors in memory."""
-    model = build(*MODELS[name])
+    kind, model_type, options = MODELS[name]
+    model = build(kind, model_type, options if layers == 2 else {**options, "num_hidden_layers": layers})
     model.save_pretrained(folder / "saved")
     config(folder / "saved", **changes)
     return folder / "saved", {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
@@ -351,15 +354,37 @@ class TestCustomCode:
         naming = ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming
         assert naming == "as trained, not compared: Own is custom code, which is not run"
 
-    @pytest.mark.parametrize("lost", ["model.layers.1.*", "model.layers.0.*"])
+    @pytest.mark.parametrize("lost", ["model.layers.2.*", "model.layers.1.*", "model.layers.3.*"])
     def test_lacks_no_layer(self, tmp_path: Path, lost: str) -> None:
-        saved, tensors = saved_by(tmp_path, **self.OWN)
+        saved, tensors = saved_by(tmp_path, layers=4, **self.OWN)
         save_file(without(tensors, lost), saved / "model.safetensors")
         with pytest.raises(MissingTensors) as caught:
             ckpt_cli.merge(saved, tmp_path / "out")
         assert f"--allow-missing '{lost}'" in str(caught.value.hint)
         assert "missing-layers" in {item.code for item in ckpt_cli.verify(saved).findings if item.severity == "error"}
-        ckpt_cli.merge(saved, tmp_path / "out", allow_missing=lost)
+        ckpt_cli.merge(saved, tmp_path / "allowed", allow_missing=lost)
+        assert ckpt_cli.verify(tmp_path / "allowed", against=saved).exit_code == 0
+
+    def test_a_layer_that_was_left_out_on_purpose_is_no_fault(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path, layers=4, **self.OWN)
+        ckpt_cli.merge(saved, tmp_path / "out", exclude="model.layers.1.*", verify=True)
+        result = ckpt_cli.verify(tmp_path / "out", against=saved)
+        assert result.exit_code == 0
+        assert "left-out" in {item.code for item in result.findings}
+
+    def test_may_have_other_stacks_than_layers(self, tmp_path: Path) -> None:
+        """A tower with layers of its own, blocks with activations between, and a stack that ends elsewhere."""
+        saved, tensors = saved_by(tmp_path, layers=4, **self.OWN)
+        tower = {
+            name.replace("model.", "vision_tower.encoder."): t
+            for name, t in tensors.items()
+            if ".layers.0." in name or ".layers.1." in name
+        }
+        names = [name for name in tensors if ".layers.0." in name]
+        gaps = {name.replace("model.layers.0.", f"decoder.layers.{i}."): tensors[name].clone() for name in names for i in (0, 3, 6, 9)}
+        save_file({**tensors, **{name: t.clone() for name, t in tower.items()}, **gaps}, saved / "model.safetensors")
+        result = ckpt_cli.merge(saved, tmp_path / "out")
+        assert not {"missing-layers", "extra-layers"} & notes(result).keys()
 
     def test_lacks_no_expert(self, tmp_path: Path) -> None:
         saved, _ = saved_by(tmp_path, "qwen3_moe", **self.OWN)
@@ -376,6 +401,23 @@ class TestCustomCode:
         head = {f"head.layers.{i}.{kind}": torch.ones(4) for i in (0, 2, 4) for kind in ("weight", "bias")}
         save_file({**tensors, **head}, saved / "model.safetensors")
         ckpt_cli.merge(saved, tmp_path / "out")
+
+    @pytest.mark.slow
+    def test_no_sound_model_lacks_anything(self) -> None:
+        """The default config of every twelfth class of transformers, built without memory."""
+        import transformers
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        refused = []
+        for key in list(json.loads(FILE.read_text())["models"])[::12]:
+            model_type, kind = key.split("/")
+            config = CONFIG_MAPPING[model_type]()
+            with torch.device("meta"):
+                model = getattr(transformers, kind)(config)
+            shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+            content = json.loads(config.to_json_string(use_diff=False))
+            refused += [(key, item.text) for item in mismatches(content, shapes, known=False) if item.lacking]
+        assert refused == []
 
     @pytest.mark.parametrize("count", [10**9, -1, 2.5, True, "2", None])
     def test_counts_that_are_none_hang_nothing(self, tmp_path: Path, count: object) -> None:
@@ -401,8 +443,8 @@ class TestWithoutTransformers:
         assert "not-proved" in {item.code for item in ckpt_cli.verify(saved).findings if item.severity == "warning"}
 
     def test_a_layer_is_refused(self, tmp_path: Path, alone: None) -> None:
-        saved, tensors = saved_by(tmp_path)
-        save_file(without(tensors, "model.layers.1.*"), saved / "model.safetensors")
+        saved, tensors = saved_by(tmp_path, layers=3)
+        save_file(without(tensors, "model.layers.2.*"), saved / "model.safetensors")
         with pytest.raises(MissingTensors):
             ckpt_cli.merge(saved, tmp_path / "out")
 
@@ -443,6 +485,35 @@ class TestWithoutTransformers:
             known = class_names({"model_type": model_type, "architectures": [kind]})
             assert known is not None
             assert known.native == {pattern_of(name)[0] for name in made["native"]}
+
+
+class TestHintsAboutWhatIsMissing:
+    def test_name_nothing_that_is_there(self, tmp_path: Path) -> None:
+        """One glob for each part of the model that is missing as a whole; followed literally they are enough."""
+        saved, tensors = saved_by(tmp_path)
+        held = {
+            name: t for name, t in tensors.items() if ".layers.1.mlp." not in name and name not in ("model.norm.weight", "lm_head.weight")
+        }
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(trained(tmp_path / "run", saved, held), tmp_path / "out")
+        globs = re.findall(r"--allow-missing '([^']+)'", str(caught.value.hint))
+        assert sorted(globs) == ["lm_head.*", "model.layers.1.mlp.*", "model.norm.*"]
+        ckpt_cli.merge(tmp_path / "run" / "last.ckpt", tmp_path / "out", allow_missing=globs)
+
+
+def test_transformers_is_asked_once_also_where_no_cache_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+
+    def answer(question: str, text: str) -> dict[str, Any]:
+        asked.append(question)
+        return answered_here(question, text)
+
+    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", answer)
+    saved, _ = saved_by(tmp_path, rope_theta=4321.0)
+    ckpt_cli.average([saved, saved, saved], tmp_path / "out")
+    ckpt_cli.verify(tmp_path / "out")
+    assert asked.count("tensors") == 1
 
 
 class TestGroupsOfADcpFolder:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from ckpt_cli.assets import AUXILIARY
+from ckpt_cli.errors import CkptError
 from ckpt_cli.files import files_in, is_folder
 from ckpt_cli.formats.hub_folder import OPTIMIZER, PART, SINGLE
 from ckpt_cli.formats.hub_shards import SHARD
 from ckpt_cli.found import Found, Place
+from ckpt_cli.manifest import read_manifest
 from ckpt_cli.model import Component, Note
 from ckpt_cli.names import few, is_extra_state
 
@@ -53,6 +57,7 @@ def _other_files(found: Found, place: Place, component: Component) -> list[Note]
         return []
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
     folders = dict.fromkeys((place.match.root, place.home))
+    used |= {os.path.abspath(folder / name) for folder in folders for name in _merged_before(folder)}
     names = [path.name for folder in folders for path in files_in(folder, _holds_weights) if os.path.abspath(path) not in used]
     same = [name for name in dict.fromkeys(names) if SAME_WEIGHTS.fullmatch(name) and not AVERAGED.fullmatch(name) and name != SINGLE]
     others = [name for name in dict.fromkeys(names) if name not in same]
@@ -63,6 +68,14 @@ def _other_files(found: Found, place: Place, component: Component) -> list[Note]
     if same:
         notes.append(Note("info", "other-weights", f"{few(same, 3)}: weights beside those of {place.name}, which were not looked at"))
     return notes
+
+
+def _merged_before(folder: Path) -> list[str]:
+    """The files that `merge --in-place` added to a checkpoint's folder: its own weights in another form."""
+    with contextlib.suppress(CkptError):
+        manifest = read_manifest(folder)
+        return list(manifest.outputs) if manifest is not None else []
+    return []
 
 
 def _holds_weights(name: str) -> bool:

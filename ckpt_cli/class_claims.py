@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ckpt_cli.class_fit import Fit, KnownClass, claim, compared
 from ckpt_cli.config_counts import Mismatch, mismatches
-from ckpt_cli.errors import MissingTensors
+from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.findings import shape_text
 from ckpt_cli.formats.base import Naming
 from ckpt_cli.geometry import Shape
@@ -98,7 +98,7 @@ def claim_for(
         kinds = few(_grouped(foreign))
         if fit.expected is None:
             text = f"{len(foreign)} names are not among those known of {printable(kind.kind)}: {kinds}"
-            notes.append(Note("warning", "unknown-names", f"{text}; with transformers installed they are compared"))
+            notes.append(Note("warning", "unknown-names", f"{text}; they were not compared: {kind.unknown}"))
         else:
             plural = "tensor has" if len(foreign) == 1 else "tensors have"
             text = f"{len(foreign)} {plural} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
@@ -124,7 +124,18 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
 
 
 def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming) -> None:
-    """Raise MissingTensors if a loader needs tensors that nobody has; ``base`` are the names that could be taken from the base."""
+    """Raise MissingTensors if a loader needs tensors that nobody has, Inconsistent if most have other shapes than the config says.
+
+    ``base`` are the names that could be taken from the base.
+    """
+    if made.fit is not None and len(made.fit.reshaped) > made.fit.fitting:
+        (name, (wanted, held)) = next(iter(made.fit.reshaped.items()))
+        raise Inconsistent(
+            f"config.json is of another model: {len(made.fit.reshaped)} of {made.fit.expected} tensors have other shapes than it asks for",
+            tensor=name,
+            expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",
+            hint="put the config.json of this model in its place; if it came from --base, pass the model that training started from",
+        )
     if not made.lacking:
         return
     absent = _grouped(list(made.lacking))
@@ -204,9 +215,7 @@ def _unproved(absent: Mapping[str, Shape], kind: KnownClass) -> list[Note]:
     wanted = [name.replace("{}", "*") for name in absent if not name.endswith("bias")]
     if not wanted:
         return []
-    text = (
-        f"{printable(kind.kind)} usually has tensors that are not here: {few(wanted)}; with transformers installed this is compared exactly"
-    )
+    text = f"{printable(kind.kind)} usually has tensors that are not here: {few(wanted)}; nothing proves it: {kind.unknown}"
     return [Note("warning", "missing-kinds", text)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpt_cli.class_names import ClassNames, class_names, fitting_class
@@ -36,7 +36,7 @@ VALUE_HEAD = re.compile(r"v_head\..*")
 class KnownClass:
     """A model class, and what is known of its tensors: all of them with shapes, or names by pattern.
 
-    ``chosen``: the config names no class, and this one of its model type fits the tensors.
+    ``chosen``: the config names no class, and this one of its model type fits the tensors. ``unknown``: why shapes are not known.
     """
 
     kind: str
@@ -44,6 +44,7 @@ class KnownClass:
     rules: HubRules | None
     config: Config
     chosen: bool = False
+    unknown: str = ""
 
     @property
     def origin(self) -> str:
@@ -82,6 +83,7 @@ class Fit:
     reshaped: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
     prefix: str = ""
+    unknown: str = ""
 
     @property
     def faults(self) -> int:
@@ -106,13 +108,15 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
         return "there is no config.json"
     if kind is None:
         return "config.json names no architecture"
+    if not isinstance(config.get("model_type"), str):
+        return "config.json names no model_type"
     expected = expected_tensors(config)
     rules = rules_for(config)
     shipped = class_names(config) if rules is not None and not config.get("auto_map") else None
     known = shipped if isinstance(expected, str) else expected
     if known is None:
         return str(expected)
-    return KnownClass(kind, known, rules, config, chosen is not None)
+    return KnownClass(kind, known, rules, config, chosen is not None, expected if isinstance(expected, str) else "")
 
 
 def common_prefix(kind: KnownClass, shapes: Mapping[str, Shape]) -> tuple[str, str]:
@@ -163,17 +167,7 @@ def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Na
     held = inner if wrapped else dict(shapes)
     fits = [fit for naming in namings for fit in _fits(held, kind, naming)]
     best = min(fits, key=lambda fit: fit.faults)
-    return Fit(
-        best.kind,
-        best.origin,
-        best.naming,
-        best.fitting,
-        best.expected,
-        best.missing,
-        best.reshaped,
-        (*best.extra, *(heads if wrapped else ())),
-        TRL if wrapped else best.prefix,
-    )
+    return replace(best, extra=(*best.extra, *(heads if wrapped else ())), prefix=TRL if wrapped else best.prefix)
 
 
 def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Iterator[Fit]:
@@ -193,7 +187,7 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming, prefix: st
         extra = tuple(name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name))
         tied = _tied_patterns(kind, wanted)
         lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
-        return Fit(kind.kind, kind.origin, naming, len(held) - len(extra), None, lacking, {}, extra, prefix)
+        return Fit(kind.kind, kind.origin, naming, len(held) - len(extra), None, lacking, {}, extra, prefix, kind.unknown)
     native = {name: shape for name, shape in known.native.items() if name in held or name not in known.tied}
     shapes = native if naming == "native" else known.hub
     partners = {**known.tied, **{source: name for name, source in known.tied.items()}}
@@ -244,5 +238,5 @@ def claim(fit: Fit) -> str:
     whose = f"those of TRL, behind {TRL.removesuffix('.')}" if fit.prefix == TRL else NAMINGS[fit.naming]
     if fit.expected is None:
         known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known of {kind} ({fit.origin})"
-        return f"{whose}: {known}, shapes not compared"
+        return f"{whose}: {known}, shapes not compared: {fit.unknown}"
     return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"

@@ -37,6 +37,7 @@ class ConfigCheck:
     expected: int | None = None
     naming: str | None = None
     names: str | None = None
+    wrapped: bool = False
 
 
 def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) -> ConfigCheck:
@@ -62,7 +63,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     if not isinstance(kind, KnownClass):
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)
-    return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit))
+    return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), fit.prefix == TRL)
 
 
 def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:

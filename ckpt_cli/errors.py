@@ -228,7 +228,7 @@ class FindingsError(CkptError):
 
 
 class Warned(FindingsError):
-    """Warnings, which ``--strict`` takes for errors; ``warnings`` are their codes and texts."""
+    """Warnings, which ``--strict`` treats as errors; ``warnings`` are their codes and texts."""
 
     code = "strict"
 
@@ -238,8 +238,8 @@ class Warned(FindingsError):
     def of(cls, warnings: Sequence[tuple[str, str]]) -> Warned:
         """The error that these warnings, by code and text, become."""
         unique = tuple(dict.fromkeys(warnings))
-        counted = "1 warning for an error" if len(unique) == 1 else f"{len(unique)} warnings for errors"
-        error = cls(f"--strict takes {counted}", details=[f"{code}: {text}" for code, text in unique])
+        counted = "1 warning as an error" if len(unique) == 1 else f"{len(unique)} warnings as errors"
+        error = cls(f"--strict treats {counted}", details=[f"{code}: {text}" for code, text in unique])
         error.warnings = unique
         return error
 

@@ -44,7 +44,9 @@ def expected_tensors(config: Config) -> Expected | str:
     if huge is not None:
         return f"config.json asks for {huge}, which nobody builds"
     answer = asked_child("tensors", config, SCHEMA)
-    if answer is None or not answer.get("native"):
+    if answer is None:
+        return f"transformers {version} could not be asked about {printable(kind)}: its process failed"
+    if not answer.get("native"):
         return f"transformers {version} cannot build {printable(kind)} from this config"
     return Expected(
         f"transformers {answer['transformers']}",

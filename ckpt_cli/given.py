@@ -50,7 +50,7 @@ STORES = {
 """What copies from an object store, by the scheme of its addresses."""
 
 HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?P<id>[\w.-]+/[\w.-]+)", re.IGNORECASE)
-EMPTY = "an empty text is what a variable that is not set leaves; nothing was read or written"
+EMPTY = "an unset shell variable expands to an empty string; nothing was read or written"
 FLAGS = {"everything": "--all", "begin": "--from", "end": "--to", "normalize": "--no-normalize"}
 """How the command line calls fields whose names differ."""
 

@@ -241,7 +241,8 @@ def main(arguments: list[str]) -> None:
     else:
         try:
             content = ANSWERS[arguments[0]](json.loads(Path(arguments[1]).read_text()))
-        except ImportError:
+        except (ImportError, MemoryError, OSError):
+            # Nothing that the config is to blame for, so that there is no answer to keep.
             raise
         except Exception as error:  # noqa: BLE001 - whatever transformers says of a config: it has no answer
             content = {"error": type(error).__name__}

@@ -249,7 +249,8 @@ class SourceComparison(Frozen):
 class VerifyResult(Frozen):
     """What `verify` found. ``levels`` are the checks that ran; ``naming`` says with whose names the tensors were compared.
 
-    ``names`` is what came of that, in a line. ``notes`` are what opening the checkpoint, its source and the base said: a step that was
+    ``names`` is what came of that, in a line; ``wrapped``: TRL's prefix stands in front of
+    the names. ``notes`` are what opening the checkpoint, its source and the base said: a step that was
     skipped, say.
     ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_by`` the command that would merge it
     again; ``expected`` counts the tensors that the model
@@ -271,6 +272,7 @@ class VerifyResult(Frozen):
     expected: int | None = None
     naming: str | None = None
     names: str | None = None
+    wrapped: bool = False
     checksums: int = 0
     bytes_read: int = 0
     findings: tuple[Finding, ...] = ()
@@ -278,6 +280,12 @@ class VerifyResult(Frozen):
     comparison: BaseComparison | None = None
     seconds: float = 0.0
     notes: tuple[NoteInfo, ...] = ()
+
+    @property
+    def loads(self) -> bool:
+        """Whether the class that config.json names was compared, and nothing that it needs is missing."""
+        lacking = {"missing-tensor", "left-out", "missing-layers", "not-proved", "wrong-shape", "unknown-names", "prefixed-names"}
+        return self.expected is not None and self.wrapped is False and not lacking & {item.code for item in self.findings}
 
     def of_severity(self, severity: str) -> list[Finding]:
         """The findings of one severity."""

@@ -33,14 +33,13 @@ def installed_version() -> str | None:
 def asked_child(question: Question, config: Config, schema: int) -> dict[str, Any] | None:
     """What `ckpt_cli.hub_compile` answers to a question about a config, from the user's cache if it was asked before.
 
-    ``schema`` counts the forms that the answer has had. None if transformers is not installed or cannot build the model, or if
-    the config asks for more than anybody builds.
+    ``schema`` counts the forms that the answer has had. {"error": ...} if transformers cannot build the model; None if it
+    is not installed or could not be asked, or if the config asks for more than anybody builds.
     """
     version = installed_version()
     if version is None or huge_number(config) is not None:
         return None
-    content = _asked(question, json.dumps(config, sort_keys=True), f"{schema}-{version}", _cache_home())
-    return None if content is None or "error" in content else content
+    return _asked(question, json.dumps(config, sort_keys=True), f"{schema}-{version}", _cache_home())
 
 
 @lru_cache(maxsize=64)

@@ -224,6 +224,7 @@ def _report(
         expected=config.expected,
         naming=config.naming,
         names=config.names,
+        wrapped=config.wrapped,
         findings=tuple(sorted(found, key=lambda item: ("error", "warning", "info").index(item.severity))),
         seconds=time.monotonic() - started,
         **measured,

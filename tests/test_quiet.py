@@ -178,7 +178,7 @@ class TestStrict:
         assert not (tmp_path / "out").exists()
         told = call(*arguments, "--strict")
         assert told.code == 1
-        assert "error[strict]: --strict takes " in told.err
+        assert "error[strict]: --strict treats " in told.err
         assert "checkpoint-200 is " in told.err
 
     @pytest.mark.parametrize("command", COMMANDS)

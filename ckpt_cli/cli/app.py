@@ -164,7 +164,9 @@ def merge(
     ] = None,
     lora_alpha: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option("--lora-alpha", metavar="X", help="Where no file says it.", show_default=False, rich_help_panel=LORA_PANEL),
+        typer.Option(
+            "--lora-alpha", metavar="X", help="The scale alpha, if no file gives it.", show_default=False, rich_help_panel=LORA_PANEL
+        ),
     ] = None,
     key_map: options.KeyMap = None,
     ema_from_model: Annotated[bool, typer.Option("--ema-from-model", help="Write the model as EMA where a run has none.")] = False,
@@ -336,7 +338,7 @@ def average(
     type: options.Type = None,
     dtype: options.Dtype = None,
     intersect: Annotated[bool, typer.Option("--intersect", help="Average what all have alike, leave out the rest.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Take warnings for errors, such as integers that differ.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors, such as integers that differ.")] = False,
     also: options.Also = None,
     base: options.Base = None,
     carry_from_base: options.CarryFromBase = None,

@@ -82,7 +82,7 @@ Jobs = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--jobs", "-j", metavar="N", help="Worker threads.", show_default=False),
 ]
-Checksum = Annotated[bool, typer.Option("--checksum", help="Checksums of all tensors for verify, at the price of a second reading.")]
+Checksum = Annotated[bool, typer.Option("--checksum", help="Checksums of all tensors for verify, which costs a second read.")]
 AllowOverflow = Annotated[bool, typer.Option("--allow-overflow", help="Let values too large for fp16 become infinite.")]
 AllowUnequalReplicas = Annotated[
     bool, typer.Option("--allow-unequal-replicas", help="Take the lowest rank's values where replicas differ.")
@@ -101,7 +101,7 @@ Quiet = Annotated[
     ),
 ]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Take warnings for errors: exit code 1, and nothing is written.", rich_help_panel=OUTPUT_PANEL)
+    bool, typer.Option("--strict", help="Treat warnings as errors: exit code 1, and nothing is written.", rich_help_panel=OUTPUT_PANEL)
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Notes and details as well.", rich_help_panel=OUTPUT_PANEL)]
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks.", envvar="CKPT_DEBUG", rich_help_panel=OUTPUT_PANEL)]

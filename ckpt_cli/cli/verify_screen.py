@@ -72,14 +72,11 @@ def _headers(result: VerifyResult) -> str:
 
 
 def _names(result: VerifyResult) -> str:
-    if result.expected is None and result.names is not None:
+    if result.names is not None:
         return result.names
-    if result.expected is None:
-        codes = {item.code: item.message for item in result.findings}
-        why = "there is no config.json" if "no-config" in codes else codes.get("not-compared", "")
-        return "not compared with a model class" + (f": {why}" if why else "")
-    absent = sum(item.code == "missing-tensor" for item in result.findings)
-    return f"{result.naming}: {result.expected - absent} of the {text.plural(result.expected, 'tensor')} of {result.architecture}"
+    codes = {item.code: item.message for item in result.findings}
+    why = "there is no config.json" if "no-config" in codes else codes.get("not-compared", "")
+    return "not compared with a model class" + (f": {why}" if why else "")
 
 
 def source_fact(source: SourceComparison) -> str:
@@ -147,6 +144,6 @@ def _next(result: VerifyResult) -> str:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}"
     if "full" not in result.levels and not result.against:
         return f"ckpt verify {text.argument(result.path)} --full"
-    if result.architecture is not None and result.format == "safetensors":
+    if result.loads and result.format == "safetensors":
         return f'{result.architecture}.from_pretrained("{text.path(result.path)}")'
     return f"ckpt inspect {text.argument(result.path)}"

@@ -18,7 +18,7 @@ from ckpt_cli.agreeing import Agreed, agree
 from ckpt_cli.assets import CONFIG, Assets, config_notes, lacking_notes, resolve_base
 from ckpt_cli.base_checks import checked_base
 from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
-from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
+from ckpt_cli.class_claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
 from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.dtypes import Dtype
@@ -28,7 +28,7 @@ from ckpt_cli.files import Files
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.key_map import Rule, read_key_map
-from ckpt_cli.merge_plan import Base, MergeOptions, open_base
+from ckpt_cli.merge_plan import Base, MergeOptions, named_alike, open_base
 from ckpt_cli.model import Note, Tensor
 from ckpt_cli.names import few
 from ckpt_cli.opening import OpenedComponent, describe_checkpoint
@@ -343,7 +343,8 @@ def _job(
     held = base.component.tensors if base is not None and base.component is not None else None
     notes += _base_notes(sources[-1], agreed, assets, base, options) if base is not None else ()
     if held is not None and options.carry_from_base:
-        carried, more = carried_tensors({*agreed.tensors, *on_purpose}, held, options.carry_from_base)
+        alike = named_alike(held, newest, assets.config)
+        carried, more = carried_tensors({*agreed.tensors, *on_purpose}, alike, options.carry_from_base)
         agreed = replace(agreed, tensors={**agreed.tensors, **carried})
         notes += more
     if held is not None and options.dtype == BASE:
@@ -368,6 +369,7 @@ def _job(
     notes += [note for source in sources for note in source.selection.notes]
     notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
+    notes += odd_dtypes(agreed.tensors, assets.config)
     notes += lacking_notes(assets, base.folder if base is not None else None)
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
 

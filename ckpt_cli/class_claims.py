@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_cli.class_fit import Fit, KnownClass, claim, compared
 from ckpt_cli.config_counts import Mismatch, mismatches
@@ -16,13 +16,17 @@ from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.findings import shape_text
 from ckpt_cli.formats.base import Naming
 from ckpt_cli.geometry import Shape
-from ckpt_cli.model import Note
+from ckpt_cli.model import Note, Tensor
 from ckpt_cli.model_config import Config
 from ckpt_cli.names import few, foreign_names, printable
 from ckpt_cli.patterns import pattern_of, ranged
 from ckpt_cli.report import ClassComparison
 
 ADVICE = {
+    "uneven-layers": "compare it with the base (--base), which nobody could do here",
+    "odd-count": "correct config.json",
+    "other-model-type": "loaders choose by model_type: correct config.json",
+    "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",
     "extra-tensors": "--exclude leaves them out, --key-map renames them",
     "extra-layers": "restore config.json from the run",
     "extra-experts": "restore config.json from the run",
@@ -44,6 +48,7 @@ class Claim:
     notes: tuple[Note, ...]
     lacking: Mapping[str, str]
     named: str = "the model"
+    mixed: tuple[str, ...] = ()
 
     @property
     def comparison(self) -> ClassComparison | None:
@@ -93,6 +98,13 @@ def claim_for(
     else:
         lacking = {name: shape_text(shape) for name, shape in absent.items()}
     notes += _different_shapes(fit, kind)
+    mixed = tuple(name for name in fit.extra if kind.knows(name))
+    patterns = {pattern_of(name)[0] for name in (*kind.known.hub, *kind.known.native)}
+    beyond = [name for name in fit.extra if name not in mixed and fit.expected is not None and pattern_of(name)[0] in patterns]
+    if beyond:
+        text = f"{len(beyond)} tensors are of layers or experts beyond those of config.json: {few(_grouped(beyond), 3)}"
+        notes.append(Note("warning", "extra-layers", f"{text}; {ADVICE['extra-layers']}"))
+    fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond}))
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
     if foreign:
         kinds = few(_grouped(foreign))
@@ -106,7 +118,7 @@ def claim_for(
     old, new = map(printable, change)
     done = f", {old} was taken away from every name" if old else f", {new} was put in front of every name" if new else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
-    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind))
+    return Claim(text, replace(fit, extra=(*fit.extra, *mixed, *beyond)), tuple(notes), lacking, printable(kind.kind), mixed)
 
 
 def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
@@ -120,7 +132,7 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
         text = f"missing, as --allow-missing says: {few(_grouped(let_go))} of {made.named}"
         notes.append(Note("warning", "missing-allowed", text))
     lacking = {name: what for name, what in made.lacking.items() if name not in let_go}
-    return Claim(made.text, made.fit, (*made.notes, *notes), lacking, made.named)
+    return replace(made, notes=(*made.notes, *notes), lacking=lacking)
 
 
 def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming) -> None:
@@ -128,6 +140,13 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
 
     ``base`` are the names that could be taken from the base.
     """
+    if made.mixed:
+        raise Inconsistent(
+            f"{len(made.mixed)} tensors have names of another kind than the rest: as trained beside those of the hub, of {made.named}",
+            tensor=made.mixed[0],
+            expected="one kind of names; no loader takes fused and single experts together",
+            hint="leave one kind out with --exclude",
+        )
     if made.fit is not None and len(made.fit.reshaped) > made.fit.fitting:
         (name, (wanted, held)) = next(iter(made.fit.reshaped.items()))
         raise Inconsistent(
@@ -198,6 +217,19 @@ def _flags(option: str, globs: Sequence[str]) -> str:
 
 def _in(base: Collection[str], name: str) -> bool:
     return name in base or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in base))
+
+
+def odd_dtypes(tensors: Mapping[str, Tensor], config: Config) -> list[Note]:
+    """A warning about matrices of integers or complex numbers where a class has floats: codes without scales mean nothing."""
+    odd = [
+        name
+        for name, tensor in tensors.items()
+        if tensor.dtype.kind in ("int", "bool", "complex") and len(tensor.shape) > 1 and name.endswith("weight")
+    ]
+    if not odd or "quantization_config" in config:
+        return []
+    text = f"{few(odd, 3)}: {tensors[odd[0]].dtype} where a model has floats; without scales such codes mean nothing"
+    return [Note("warning", "odd-dtype", text)]
 
 
 def _has_shapes(kind: KnownClass) -> bool:

@@ -52,13 +52,14 @@ class KnownClass:
 
     def count(self, shapes: Mapping[str, Shape]) -> int:
         """How many names, in memory or on the hub, of this or of older versions of transformers, the class knows."""
-        strange = [name for name in shapes if not self._knows(name)]
+        strange = [name for name in shapes if not self.knows(name)]
         if not strange or self.rules is None:
             return len(shapes) - len(strange)
         native = native_names(shapes, self.rules)
-        return len(shapes) - sum(not self._knows(native[name]) for name in strange)
+        return len(shapes) - sum(not self.knows(native[name]) for name in strange)
 
-    def _knows(self, name: str) -> bool:
+    def knows(self, name: str) -> bool:
+        """Whether a tensor of the class has this name, in memory or on the hub."""
         if isinstance(self.known, Expected):
             return name in self.known.native or name in self.known.hub or name in self.known.tied
         pattern = pattern_of(name)[0]

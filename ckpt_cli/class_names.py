@@ -54,6 +54,11 @@ def fitting_class(config: Config, names: Iterable[str]) -> str | None:
     return max(scores)[2] if scores else None
 
 
+def types_of(kind: str) -> list[str]:
+    """The model types of which a class is, as far as the shipped file tells."""
+    return [key.removesuffix(f"/{kind}") for key in _shipped()["models"] if key.endswith(f"/{kind}")]
+
+
 def _agreement(held: set[str], known: frozenset[str]) -> int:
     """Names in common less those that only one side has; 0 or less for sets that have little in common."""
     return 2 * len(held & known) - len(held ^ known)

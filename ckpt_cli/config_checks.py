@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.assets import CONFIG, EMBEDDINGS, read_config
+from ckpt_cli.class_claims import odd_dtypes
 from ckpt_cli.class_fit import NAMINGS, TRL, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
 from ckpt_cli.config_counts import mismatches
 from ckpt_cli.dtypes import BY_TORCH
@@ -55,6 +56,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck({}, (unread("damaged-config", error, CONFIG),))
     found = [*_dtype(config, tensors)] if written else []
     found += _vocabulary(folder, tensors)
+    found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config)]
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
     known = isinstance(kind, KnownClass) and isinstance(kind.known, Expected)
@@ -112,7 +114,9 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
     for name, (wanted, stored) in fit.reshaped.items():
         found.append(finding("wrong-shape", f"{shape_text(stored)}, and the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
     patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
-    for name in fit.extra:
+    mixed = [name for name in fit.extra if kind.knows(name)]
+    found += [finding("mixed-names", "a name as trained beside those of the hub, or the other way round", tensor=name) for name in mixed]
+    for name in [name for name in fit.extra if name not in mixed]:
         if fit.prefix == TRL and VALUE_HEAD.fullmatch(name):
             found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
             continue

@@ -8,17 +8,23 @@ transformers has a place for it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.assets import EMBEDDINGS
+from ckpt_cli.class_names import types_of
 from ckpt_cli.geometry import Shape
-from ckpt_cli.model_config import Config, expert_count, layer_count, levels
+from ckpt_cli.model_config import Config, architecture, expert_count, layer_count, levels
+from ckpt_cli.names import few, printable
 
 STACK = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|h|blocks))\.(?P<number>[0-9]{1,9})\.")
 EXPERTS = re.compile(r"(?P<stack>(?:.+\.)?experts)\.(?P<number>[0-9]{1,9})\.")
 BLOCK = 4
 """Tensors that the smallest layer of a transformer has; a stack of less may be linear layers with activations between."""
+
+SCALE = re.compile(r"scale|qweight|qzeros|absmax|SCB|quant|zero_point|codebook|_packed|blocks$|lut", re.IGNORECASE)
+"""What the names of tensors beside quantised weights have in them."""
 
 LISTED = 256
 """Numbers of one gap that are listed."""
@@ -47,9 +53,27 @@ class Mismatch:
 def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool) -> list[Mismatch]:
     """Everything that config and tensors count differently; ``known``: the class was compared, which says more about all but MTP."""
     found = list(_prediction(config, shapes))
-    if not known and config and "quantization_config" not in config:
-        found += [*_layers(config, shapes), *_experts(config, shapes), *_rows(config, shapes), *_towers(config, shapes)]
+    found += [*_types(config), *_quantised(config, shapes)]
+    if not known:
+        found += [*_layers(config, shapes), *_parts(config, shapes), *_experts(config, shapes), *_towers(config, shapes)]
+    if not known and "quantization_config" not in config:
+        found += _rows(config, shapes)
     return found
+
+
+def _types(config: Config) -> Iterator[Mismatch]:
+    """Loaders choose a class by model_type, and what they build then is not the class that the config names."""
+    kind, model_type = architecture(config), config.get("model_type")
+    others = types_of(kind) if kind is not None else []
+    if others and model_type not in others and not config.get("auto_map"):
+        text = f"config.json says model_type {printable(model_type)}, and {printable(kind)} is a class of {few(others, 3)}"
+        yield Mismatch("other-model-type", text)
+
+
+def _quantised(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """Quantised weights have scales beside them, under one name or another."""
+    if config.get("quantization_config") and not any(SCALE.search(name) for name in shapes):
+        yield Mismatch("no-scales", "config.json says that weights are quantised, and no tensor has the name of a scale")
 
 
 def _prediction(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
@@ -77,22 +101,73 @@ def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> dict[s
 
 
 def _layers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """Stacks of layers: what lies between layers that are alike, and for the one of the language model, what the config counts."""
     stacks = _numbers(STACK, shapes)
+    towers = [stack for stack in stacks if any(words.search(stack) for words in TOWERS.values())]
+    models = [stack for stack in stacks if stack not in towers and stack.split(".")[-1] in ("layers", "h")]
+    named = next((level for level in levels(config) if isinstance(level.get("num_hidden_layers"), (int, float, str))), {})
+    wanted = layer_count(config) or _whole(named.get("num_hidden_layers"))
+    if named and wanted is None:
+        text = f"config.json says num_hidden_layers {printable(named['num_hidden_layers'])!r}, which is no number of layers"
+        yield Mismatch("odd-count", text)
+    counted = models[0] if len(models) == 1 and wanted is not None else None
+    predicted = any(MTP_PART.search(name) for name in shapes)
     for stack, layers in stacks.items():
+        yield from _uneven(stack, layers)
+        if stack == counted and wanted is not None:
+            if not any(max(other) + 1 == wanted == len(other) for other in stacks.values()):
+                yield from _length(stack, layers, wanted, exact=not predicted)
+            continue
         holes = _holes(layers)
         if 2 * len(holes) < len(layers):
             yield from _missing(stack, [number for number in holes if _are_alike(layers, number)], len(layers))
-    wanted = layer_count(config)
-    towers = [stack for stack in stacks if any(words.search(stack) for words in TOWERS.values())]
-    models = {stack: layers for stack, layers in stacks.items() if stack not in towers and stack.split(".")[-1] in ("layers", "h")}
-    if wanted is None or len(models) != 1 or any(max(layers) + 1 == wanted for layers in stacks.values()):
-        return
-    (stack, layers), last = next(iter(models.items())), max(next(iter(models.values())))
-    if last + 1 < wanted and last > 0 and _is_block(layers, last) and layers[last] == layers.get(last - 1):
-        text = f"config.json says {wanted} layers, and {stack} ends with layer {last}"
-        yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in range(last + 1, min(wanted, last + 1 + LISTED))))
-    elif last + 1 > wanted and not any(MTP_PART.search(name) for name in shapes):
+
+
+def _parts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """The layers of a tower against the config of the part."""
+    stacks = _numbers(STACK, shapes)
+    for key, words in TOWERS.items():
+        part = config.get(key)
+        own = [stack for stack in stacks if words.search(stack) and "merger" not in stack]
+        if isinstance(part, Mapping) and len(own) == 1:
+            wanted = next((count for name in ("depth", "num_hidden_layers", "num_layers") if (count := _whole(part.get(name)))), None)
+            if wanted is not None and len(set(map(frozenset, stacks[own[0]].values()))) == 1:
+                yield from _length(own[0], stacks[own[0]], wanted, exact=False)
+
+
+def _length(stack: str, layers: Mapping[int, set[str]], wanted: int, *, exact: bool) -> Iterator[Mismatch]:
+    """A stack that has fewer layers than the config says; ``exact``: or more."""
+    last = max(layers)
+    absent = [*_holes(layers), *range(last + 1, min(wanted, last + 1 + LISTED))]
+    if absent and last < wanted and _is_block(layers, last):
+        listed = few([str(number) for number in absent], 3)
+        text = f"config.json says {wanted} layers, and {stack} has {len(layers)}: {listed} missing"
+        yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in absent))
+    elif exact and last + 1 > wanted:
         yield Mismatch("extra-layers", f"config.json says {wanted} layers, and {stack} ends with layer {last}")
+
+
+def _uneven(stack: str, layers: Mapping[int, set[str]]) -> Iterator[Mismatch]:
+    """A few layers that lack what at least as many others have, and have nothing else instead."""
+    kinds = Counter(frozenset(leaves) for leaves in layers.values())
+    poorer = {
+        number: fuller
+        for number, leaves in sorted(layers.items())
+        if (fuller := next((kind for kind, count in kinds.most_common() if leaves < kind and count >= kinds[frozenset(leaves)]), None))
+    }
+    if poorer and (4 * len(poorer) <= len(layers) or len(layers) < BLOCK) and len(next(iter(poorer.values()))) >= BLOCK:
+        number, fuller = next(iter(poorer.items()))
+        text = f"{stack}.{number} lacks {few(sorted(fuller - layers[number]), 3)}, which {kinds[fuller]} of the {len(layers)} layers have"
+        yield Mismatch("uneven-layers", text)
+
+
+def _whole(value: object) -> int | None:
+    """A number of parts, also where a config writes it as "2" or 2.0."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
+        return int(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 10**9:
+        return int(value)
+    return value if type(value) is int else None
 
 
 def _is_block(layers: Mapping[int, set[str]], number: int) -> bool:
@@ -112,6 +187,10 @@ def _experts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
         last = max(experts)
         beyond = range(last + 1, min(wanted or 0, last + 1 + LISTED))
         yield from _missing(stack, [*_holes(experts), *beyond], len(experts))
+        every = set().union(*experts.values())
+        lost = [f"{stack}.{number}.{leaf}" for number, leaves in sorted(experts.items()) for leaf in sorted(every - leaves)]
+        if lost:
+            yield Mismatch("missing-layers", f"{few(lost, 3)}: other experts have it", tuple(lost[:LISTED]))
         if wanted is not None and last + 1 > wanted:
             yield Mismatch("extra-experts", f"config.json says {wanted} experts, and {stack} has {last + 1}")
 

@@ -13,13 +13,14 @@ from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.assets import AUXILIARY, CONFIG, config_notes, find_assets, tied_pair
 from ckpt_cli.base_checks import checked_base, config_doubt
 from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
-from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
+from ckpt_cli.class_claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.given import DtypeLike, PathLike
+from ckpt_cli.hub_names import hub_tensors
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.lora_merge import (
     ADAPTER_WEIGHTS,
@@ -34,6 +35,7 @@ from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.matching import match_base
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.model_config import Config, ties_embeddings
+from ckpt_cli.names import few
 from ckpt_cli.opening import Opened, OpenedComponent
 from ckpt_cli.placing import check_target, default_output
 from ckpt_cli.publishing import DEFAULT_SHARD_SIZE, check_writing, model_files
@@ -371,7 +373,7 @@ def _part(
     carried_names: tuple[str, ...] = ()
     if options.carry_from_base and base is not None and base.component is not None:
         there = {*selection.tensors, *selection.dropped, *selection.filtered}
-        carried, more = carried_tensors(there, base.component.tensors, options.carry_from_base)
+        carried, more = carried_tensors(there, named_alike(base.component.tensors, selection, config), options.carry_from_base)
         carried_names = tuple(carried)
         selection, notes = replace(selection, tensors={**selection.tensors, **carried}), [*notes, *more]
         for tensor in carried.values():
@@ -410,6 +412,7 @@ def _part(
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
+    notes += odd_dtypes(selection.tensors, config)
     return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names)
 
 
@@ -422,8 +425,18 @@ def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim
     claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=on_purpose, change=selection.change)
     if options.match_base:
         # The base decides what belongs to the model, also where its config has a place for more.
-        return replace(claim, lacking={})
+        text = f"{len(claim.lacking)} of the tensors of {claim.named} are missing in the base as well: {few(list(claim.lacking), 3)}"
+        notes = (*claim.notes, Note("warning", "missing-in-base", text)) if claim.lacking else claim.notes
+        return replace(claim, lacking={}, notes=notes)
     return without_allowed(claim, options.allow_missing)
+
+
+def named_alike(base: Mapping[str, Tensor], selection: Selection, config: Config) -> Mapping[str, Tensor]:
+    """The tensors of a base under the names of the hub, where the selection has these."""
+    kind = selection.kind
+    if selection.naming != "hub" or isinstance(kind, str) or kind.rules is None:
+        return base
+    return hub_tensors(base, kind.rules, config)
 
 
 def _base_notes(

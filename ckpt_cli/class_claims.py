@@ -75,7 +75,7 @@ def claim_for(
     ``change`` is the prefix of all names that was taken away for that, and the one that was added. ``on_purpose`` are names that
     filters, a key map or --intersect left out: they are not lacking.
     """
-    odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and _has_shapes(kind))
+    odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and kind.has_shapes)
     counted = {item.lacking: item.text for item in odd if item.lacking is not None}
     notes = [Note("warning", item.code, _advised(item)) for item in odd if item.lacking is None]
     if not isinstance(kind, KnownClass):
@@ -85,7 +85,7 @@ def claim_for(
         text = f"as trained: none of them is one of {printable(kind.kind)} ({kind.origin})"
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
-    if fit.expected is None:
+    if not kind.has_shapes:
         notes += _unproved(absent, kind) if fit.fitting else ()
         lacking = counted if fit.fitting else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
     else:
@@ -94,7 +94,7 @@ def claim_for(
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
     if foreign:
         kinds = few(_grouped(foreign))
-        if fit.expected is None:
+        if not kind.has_shapes:
             text = f"{len(foreign)} names are not among those known of {printable(kind.kind)}: {kinds}"
             notes.append(Note("warning", "unknown-names", f"{text}; with transformers installed they are compared"))
         else:
@@ -174,12 +174,6 @@ def _glob(names: Sequence[str]) -> str:
 
 def _in(base: Collection[str], name: str) -> bool:
     return name in base or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in base))
-
-
-def _has_shapes(kind: KnownClass) -> bool:
-    from ckpt_cli.expected_tensors import Expected
-
-    return isinstance(kind.known, Expected)
 
 
 def _advised(item: Mismatch) -> str:

@@ -65,7 +65,7 @@ def notes(result: Any) -> dict[str, str]:
 
 
 class TestAPrefix:
-    """that all names share and the class has not goes away, and that is said."""
+    """that all names share and the class does not have goes away, and that is said."""
 
     @pytest.mark.parametrize("prefix", ["net.", "model.", "policy.actor.", "student.backbone."])
     def test_of_a_wrapper(self, tmp_path: Path, prefix: str) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.cli import _run
-from ckpt_cli.cli.hints import fitting, options_of
+from ckpt_cli.cli.hints import fitting, options_by_command
 from ckpt_cli.errors import CkptError
 from tests.cli import ROOT
 
@@ -638,7 +638,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_every_command_is_known(self, command: str) -> None:
-        assert {"--json", "--strict", "--quiet", "-q"} <= options_of(command)
+        assert {"--json", "--strict", "--quiet", "-q"} <= options_by_command()[command]
 
 
 # -- all hints of the package ----------------------------------------------------------------------------------------
@@ -678,7 +678,7 @@ def test_there_are_hints_to_look_at() -> None:
 @pytest.mark.parametrize(("module", "text"), HINTS, ids=lambda value: value[:60])
 class TestEveryHint:
     def test_names_only_options_that_exist(self, module: str, text: str) -> None:
-        known = {option for command in COMMANDS for option in options_of(command)} | {"--help", "--debug"}
+        known = {option for command in COMMANDS for option in options_by_command()[command]} | {"--help", "--debug"}
         assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known
 
     def test_claims_nothing_that_nobody_checked(self, module: str, text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from ckpt_cli.assets import AUXILIARY
 from ckpt_cli.files import files_in, is_folder
-from ckpt_cli.formats.hub_folder import OPTIMIZER, PART, SINGLE
+from ckpt_cli.formats.hub_folder import OPTIMIZER, SINGLE, safetensors_part
 from ckpt_cli.formats.hub_shards import SHARD
 from ckpt_cli.found import Found, Place
 from ckpt_cli.model import Component, Note
@@ -66,7 +66,7 @@ def _other_files(found: Found, place: Place, component: Component) -> list[Note]
 
 
 def _holds_weights(name: str) -> bool:
-    if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or PART.fullmatch(name) or SHARD.fullmatch(name):
+    if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or safetensors_part(name) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:
         return True

@@ -337,7 +337,7 @@ def unreadable(error: OSError, path: str | os.PathLike[str], what: str) -> Unrea
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:
     """The content of a side file (JSON, tracker), of which so much is asked for as there is.
 
-    Raises NotFound, Unreadable, CorruptFile above ``limit`` bytes, or SourceChanged if it does not have the size that it had when it was opened.
+    Raises NotFound, Unreadable, CorruptFile above ``limit`` bytes, or SourceChanged if its size is not the one it had when it was opened.
     """
     fd, identity = _open(os.fspath(path))
     with os.fdopen(fd, "rb") as file:

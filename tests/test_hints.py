@@ -627,6 +627,9 @@ class TestOptions:
         assert fitting("choose another disk with -o, or pass --dtype bf16", "extract-state") == "choose another disk with -o"
         assert fitting("ckpt verify PATH --base DIR --plot FILE", "verify") == "ckpt verify PATH --base DIR --plot FILE"
         assert fitting("see --help", "detect") == "see --help"
+        for command in COMMANDS:
+            for program in ("aws s3 cp --recursive s3://b/x DIR", "hf download org/name --local-dir name", "rsync --whole-file a b"):
+                assert fitting(program, command) == program
         assert fitting(None, "merge") is None
 
     def test_of_adapters_alone_detect_and_inspect_say_what_merge_takes(

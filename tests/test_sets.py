@@ -172,7 +172,6 @@ class TestNames:
             "step-100-of-500.safetensors",
             "seed-2-of-3.safetensors",
         ],
-        ["model-00001-of-00001.safetensors", "pytorch_model-00001-of-00001.bin", "step-100-of-500.safetensors", "seed-2-of-3.safetensors"],
     )
     def test_whole_files_alone_in_a_folder(self, name: str, tmp_path: Path) -> None:
         ckpt_cli.merge(put(tmp_path / "folder" / name).parent, tmp_path / "out")

@@ -213,6 +213,9 @@ class TestNames:
             ("epoch_3_of_10-1-of-2.pt", "epoch_3_of_10-2-of-2.pt"),
             ("epoch_3_of_10_rank0.pt", "rank 0"),
             ("shard12.pt", "shard 12"),
+            ("rank_016.pt", "rank 16"),
+            ("model_tp_rank_16.pt", "rank 16"),
+            ("model-fsdp-rank16.bin", "rank 16"),
         ],
     )
     def test_counters_hide_no_parts(self, name: str, missing: str, tmp_path: Path) -> None:

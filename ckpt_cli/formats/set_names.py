@@ -108,6 +108,9 @@ SCRIPT = "zero_to_fp32.py"
 OUT_OF_SCRIPT = re.compile(r"layer_|expp_|mp_rank_0*[1-9]|.*_mp_rank_0*[1-9]", re.ASCII)
 
 ONE_WRITER = re.compile(r"world[-_]?size[-_]?0*1(?!\d)", re.ASCII | re.IGNORECASE)
+OF_PROCESSES = re.compile(r"(?<![a-z])(tp|pp|dp|ep|cp|sp|mp|ddp|fsdp|zero|local|global|world)[-_]rank[-_. ]?$", re.IGNORECASE)
+"""Ranks that are no decomposition's."""
+
 ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
 """In names of adapters, "rank32" is mostly the rank of the factors."""
 
@@ -195,8 +198,8 @@ def part_of(path: Path) -> Part | None:
                                                                               decides (``consolidated.00.pth``)
     "N of M" (`OF`)          always                                           M is 1; after a `COUNTER` (``epoch_3_of_10``),
                                                                               unless as transformers writes it (`NUMBERED`)
-    a rank (`RANK`)          below `SMALL`, or beside a neighbour             larger and by itself (``svd_rank_64.pt``);
-                                                                              of LoRA factors; ``world_size_1``
+    a rank (`RANK`)          below `SMALL`, padded with 0, of parallelism     larger and by itself (``svd_rank_64.pt``);
+                             (``tp_rank``), or beside a neighbour             of LoRA factors; ``world_size_1``
     other marks (`MARKS`)    always                                           of LoRA factors; ``world_size_1``
     weak marks (`WEAK`)      beside a neighbour (``gpu0.pt``, ``gpu1.pt``)    otherwise (``layers12.pt``, ``layers24.pt``)
     the folder               ``mp_rank_00/`` always; ``rank0/`` beside a      files of `BY_CONTENT`
@@ -338,7 +341,10 @@ def _counts(name: str) -> Iterator[re.Match[str]]:
 
 def _counts_alone(part: Part) -> bool:
     """Whether a mark without a neighbour is one: not a weak one, nor a rank that is rather that of a decomposition."""
-    return part.kind is not WEAK and (part.kind is not RANK or part.number < SMALL or part.count is not None)
+    if part.kind is not RANK or part.place is None:
+        return part.kind is not WEAK
+    padded = part.path.name[part.place[0]] == "0"
+    return part.number < SMALL or padded or bool(OF_PROCESSES.search(part.path.name, 0, part.place[0]))
 
 
 def _says_otherwise(part: Part) -> bool:

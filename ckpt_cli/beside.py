@@ -11,7 +11,7 @@ from pathlib import Path
 from ckpt_cli.assets import AUXILIARY
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files import files_in, is_folder
-from ckpt_cli.formats.hub_folder import OPTIMIZER, PART, SINGLE
+from ckpt_cli.formats.hub_folder import OPTIMIZER, SINGLE, safetensors_part
 from ckpt_cli.formats.hub_shards import SHARD
 from ckpt_cli.found import Found, Place
 from ckpt_cli.manifest import read_manifest
@@ -79,7 +79,7 @@ def _merged_before(folder: Path) -> list[str]:
 
 
 def _holds_weights(name: str) -> bool:
-    if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or PART.fullmatch(name) or SHARD.fullmatch(name):
+    if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or safetensors_part(name) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:
         return True

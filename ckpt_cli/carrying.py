@@ -33,7 +33,7 @@ def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: S
 
 
 def dtypes_of_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> tuple[dict[str, Dtype], list[Note]]:
-    """The dtype of each tensor that the base has as well, for ``--dtype base``; others keep theirs, which is told.
+    """The dtype of each tensor that the base has as well, for ``--dtype base``; others keep theirs, which is reported.
 
     Raises Inconsistent where no cast leads from one to the other.
     """

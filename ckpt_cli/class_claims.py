@@ -82,7 +82,7 @@ def claim_for(
     ``change`` is the prefix of all names that was taken away for that, and the one that was added. ``on_purpose`` are names that
     filters, a key map or --intersect left out: they are not lacking.
     """
-    odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and _has_shapes(kind))
+    odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and kind.has_shapes)
     counted = {glob: item.text for item in odd for glob in item.lacking}
     notes = [Note("warning", item.code, _advised(item)) for item in odd if not item.lacking]
     if not isinstance(kind, KnownClass):
@@ -92,7 +92,7 @@ def claim_for(
         text = f"as trained: none of them is one of {printable(kind.kind)} ({kind.origin})"
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
-    if fit.expected is None:
+    if not kind.has_shapes:
         notes += _unproved(absent, kind) if fit.fitting else ()
         lacking = counted if fit.fitting else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
     else:
@@ -108,7 +108,7 @@ def claim_for(
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
     if foreign:
         kinds = few(_grouped(foreign))
-        if fit.expected is None:
+        if not kind.has_shapes:
             text = f"{len(foreign)} names are not among those known of {printable(kind.kind)}: {kinds}"
             notes.append(Note("warning", "unknown-names", f"{text}; they were not compared: {kind.unknown}"))
         else:
@@ -230,12 +230,6 @@ def odd_dtypes(tensors: Mapping[str, Tensor], config: Config) -> list[Note]:
         return []
     text = f"{few(odd, 3)}: {tensors[odd[0]].dtype} where a model has floats; without scales such codes mean nothing"
     return [Note("warning", "odd-dtype", text)]
-
-
-def _has_shapes(kind: KnownClass) -> bool:
-    from ckpt_cli.expected_tensors import Expected
-
-    return isinstance(kind.known, Expected)
 
 
 def _advised(item: Mismatch) -> str:

@@ -7,7 +7,7 @@ The class is asked about by way of transformers (names and shapes, `expected_ten
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -50,6 +50,11 @@ class KnownClass:
     def origin(self) -> str:
         return self.known.origin
 
+    @property
+    def has_shapes(self) -> bool:
+        """Whether all tensors are known, with their shapes; otherwise only names by pattern are."""
+        return isinstance(self.known, Expected)
+
     def count(self, shapes: Mapping[str, Shape]) -> int:
         """How many names, in memory or on the hub, of this or of older versions of transformers, the class knows."""
         strange = [name for name in shapes if not self.knows(name)]
@@ -73,6 +78,10 @@ class Fit:
     ``expected`` counts the tensors of the class that a file must have (None: only names by pattern were compared), ``fitting`` how
     many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``extra`` has
     no place in the class. Of patterns, ``missing`` are those that no tensor has, with an empty shape.
+
+    Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
+    what a wrapper (TRL's) put in front of the model's names, ``doubles`` the base model's prefix that is there once too often,
+    ``lacks`` that prefix where the file has none.
     """
 
     kind: str
@@ -83,8 +92,15 @@ class Fit:
     missing: Mapping[str, Shape] = field(default_factory=dict)
     reshaped: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
-    prefix: str = ""
+    wrapper: str = ""
+    doubles: str = ""
+    lacks: str = ""
     unknown: str = ""
+
+    def name_in(self, names: Container[str], name: str) -> str:
+        """What a file with these ``names`` calls a tensor that the comparison calls ``name``."""
+        other = self.wrapper + self.doubles + name.removeprefix(self.lacks)
+        return other if other in names else name
 
     @property
     def faults(self) -> int:
@@ -168,19 +184,18 @@ def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Na
     held = inner if wrapped else dict(shapes)
     fits = [fit for naming in namings for fit in _fits(held, kind, naming)]
     best = min(fits, key=lambda fit: fit.faults)
-    return replace(best, extra=(*best.extra, *(heads if wrapped else ())), prefix=TRL if wrapped else best.prefix)
+    return replace(best, extra=(*best.extra, *heads), wrapper=TRL) if wrapped else best
 
 
 def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Iterator[Fit]:
     if naming == "older":
         older = shapes if kind.rules is None else renamed_for_hub(shapes, kind.rules)
-        for held, prefix in _older_forms(older, kind.known.prefix):
-            yield _fit(held, kind, "older", prefix)
+        yield from _older_fits(older, kind)
     else:
-        yield _fit(shapes, kind, naming, "")
+        yield _fit(shapes, kind, naming)
 
 
-def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming, prefix: str) -> Fit:
+def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Fit:
     known = kind.known
     if isinstance(known, ClassNames):
         wanted = known.native if naming == "native" else known.hub
@@ -188,7 +203,8 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming, prefix: st
         extra = tuple(name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name))
         tied = _tied_patterns(kind, wanted)
         lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
-        return Fit(kind.kind, kind.origin, naming, len(held) - len(extra), None, lacking, {}, extra, prefix, kind.unknown)
+        count = len(held) - len(extra)
+        return Fit(kind.kind, kind.origin, naming, count, None, lacking, {}, extra, unknown=kind.unknown)
     native = {name: shape for name, shape in known.native.items() if name in held or name not in known.tied}
     shapes = native if naming == "native" else known.hub
     partners = {**known.tied, **{source: name for name, source in known.tied.items()}}
@@ -200,7 +216,7 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming, prefix: st
     reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
     places = {*shapes, *known.tied}
     extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
-    return Fit(kind.kind, kind.origin, naming, len(shapes) - len(missing) - len(reshaped), len(shapes), missing, reshaped, extra, prefix)
+    return Fit(kind.kind, kind.origin, naming, len(shapes) - len(missing) - len(reshaped), len(shapes), missing, reshaped, extra)
 
 
 def _tied_patterns(kind: KnownClass, wanted: frozenset[str]) -> set[str]:
@@ -209,20 +225,18 @@ def _tied_patterns(kind: KnownClass, wanted: frozenset[str]) -> set[str]:
     return {name for name in wanted if any(re.fullmatch(target, name.replace("{}", "0")) for target in expressions)}
 
 
-def _older_forms(shapes: Mapping[str, Shape], prefix: str) -> Iterator[tuple[Mapping[str, Shape], str]]:
-    """The same under other names that loaders of transformers understand, and the prefix that was in the way or lacking.
-
-    With or without the prefix of the base model, and TensorFlow's words.
-    """
+def _older_fits(shapes: Mapping[str, Shape], kind: KnownClass) -> Iterator[Fit]:
+    """Comparisons under other names that loaders of transformers understand: TensorFlow's words, the base model's prefix more or less."""
     words = {name: re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{WORDS[m[1]]}", name) for name in shapes}
-    start = f"{prefix}."
-    for renamed, changed in (
-        (words, ""),
-        ({name: f"{start}{new}" for name, new in words.items()}, f"-{start}"),
-        ({name: new.removeprefix(start) for name, new in words.items()}, f"+{start}"),
+    start = f"{kind.known.prefix}."
+    for renamed, lacks, doubles in (
+        (words, "", ""),
+        ({name: f"{start}{new}" for name, new in words.items()}, start, ""),
+        ({name: new.removeprefix(start) for name, new in words.items()}, "", start),
     ):
         if len(set(renamed.values())) == len(shapes):
-            yield {renamed[name]: shape for name, shape in shapes.items()}, changed
+            fit = _fit({renamed[name]: shape for name, shape in shapes.items()}, kind, "older")
+            yield replace(fit, lacks=lacks, doubles=doubles)
 
 
 def _matches(expressions: tuple[str, ...], name: str) -> bool:
@@ -236,7 +250,7 @@ def claim(fit: Fit) -> str:
     """What the comparison allows to say about names, in numbers."""
     kind = printable(fit.kind)
     others = f", {len(fit.extra)} others" if fit.extra else ""
-    whose = f"those of TRL, behind {TRL.removesuffix('.')}" if fit.prefix == TRL else NAMINGS[fit.naming]
+    whose = f"those of TRL, behind {fit.wrapper.removesuffix('.')}" if fit.wrapper else NAMINGS[fit.naming]
     if fit.expected is None:
         known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known of {kind} ({fit.origin})"
         return f"{whose}: {known}, shapes not compared: {fit.unknown}"

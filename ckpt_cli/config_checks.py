@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_cli.assets import CONFIG, EMBEDDINGS, read_config
 from ckpt_cli.class_claims import odd_dtypes
-from ckpt_cli.class_fit import NAMINGS, TRL, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
+from ckpt_cli.class_fit import NAMINGS, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
 from ckpt_cli.config_counts import mismatches
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
@@ -59,13 +59,13 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config)]
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
-    known = isinstance(kind, KnownClass) and isinstance(kind.known, Expected)
+    known = isinstance(kind, KnownClass) and kind.has_shapes
     for item in mismatches(config, shapes, known=known):
         found += [finding(item.code, item.text, tensor=glob) for glob in item.lacking or (None,)]
     if not isinstance(kind, KnownClass):
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)
-    return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), fit.prefix == TRL)
+    return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
 
 
 def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
@@ -98,12 +98,12 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
     if change[0] and change[0] != f"{kind.known.prefix}.":
         fit = compared({changed_prefix(name, change): shape for name, shape in shapes.items()}, kind)
         whole = f"without it {fit.fitting} of {fit.expected or len(shapes)} fit {printable(kind.kind)}"
-        return fit, [finding("prefixed-names", f"every name begins with {change[0]}, which the class has not; {whole}")]
+        return fit, [finding("prefixed-names", f"every name begins with {change[0]}, which the class does not have; {whole}")]
     fit = compared(shapes, kind)
     if not fit.fitting:
         return fit, [finding("unknown-names", f"none of {len(shapes)} names is one of {printable(kind.kind)} ({kind.origin})")]
     found = []
-    if fit.expected is None:
+    if not kind.has_shapes:
         absent = [name.replace("{}", "*") for name in fit.missing if not name.endswith("bias")]
         found += [finding("not-proved", f"{printable(kind.kind)} usually has it ({fit.origin})", tensor=name) for name in absent]
     else:
@@ -117,20 +117,20 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
     mixed = [name for name in fit.extra if kind.knows(name)]
     found += [finding("mixed-names", "a name as trained beside those of the hub, or the other way round", tensor=name) for name in mixed]
     for name in [name for name in fit.extra if name not in mixed]:
-        if fit.prefix == TRL and VALUE_HEAD.fullmatch(name):
+        if fit.wrapper and VALUE_HEAD.fullmatch(name):
             found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
             continue
-        code = "extra-layer" if fit.expected is not None and pattern_of(name)[0] in patterns else "extra-tensor"
-        held = shapes.get(name, shapes.get(fit.prefix + name))
+        code = "extra-layer" if kind.has_shapes and pattern_of(name)[0] in patterns else "extra-tensor"
+        held = shapes.get(fit.name_in(shapes, name))
         shown = f" (shape {shape_text(held)})" if held is not None else ""
-        what = "the class has none of this name" if fit.expected is not None else "not among the names known of the class"
+        what = "the class has none of this name" if kind.has_shapes else "not among the names known of the class"
         found.append(finding(code, f"{what}{shown}", tensor=name))
     if isinstance(kind.known, Expected) and fit.naming != "native":
         tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub]
         partners = {name: kind.known.tied[name] for name in tied}
         found += [finding("tied-stored", f"the config ties it to {other}", tensor=name, partner=other) for name, other in partners.items()]
-    if fit.naming == "older" and fit.prefix.startswith("+"):
-        text = f"all begin with {fit.prefix[1:]} once too often: transformers mends that, engines that take names literally do not"
+    if fit.doubles:
+        text = f"all begin with {fit.doubles} once too often: transformers mends that, engines that take names literally do not"
         found.append(finding("doubled-prefix", text))
     return fit, found
 

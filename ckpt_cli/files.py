@@ -3,7 +3,7 @@
 A *source* has a ``size``, an ``identity`` and ``read_at(offset, buffer)``. Files are opened read-only, must be regular
 files (a FIFO would hang, a device never end), and must not change while they are in use.
 
-Only what the system says is not there (ENOENT, ENOTDIR) is absent. Every other error while looking is told with the path: what
+Only what the system says is not there (ENOENT, ENOTDIR) is absent. Every other error while looking is reported with the path: what
 cannot be looked at may hold anything.
 """
 
@@ -337,7 +337,7 @@ def unreadable(error: OSError, path: str | os.PathLike[str], what: str) -> Unrea
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:
     """The content of a side file (JSON, tracker), of which so much is asked for as there is.
 
-    Raises NotFound, Unreadable, CorruptFile above ``limit`` bytes, or SourceChanged if it has not the size that it had when it was opened.
+    Raises NotFound, Unreadable, CorruptFile above ``limit`` bytes, or SourceChanged if its size is not the one it had when it was opened.
     """
     fd, identity = _open(os.fspath(path))
     with os.fdopen(fd, "rb") as file:

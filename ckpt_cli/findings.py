@@ -61,7 +61,7 @@ KINDS: dict[str, Kind] = {
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
     ),
-    "prefixed-names": Kind("error", "headers", "all names begin with a prefix that the model class has not: loaders find no tensor", AGAIN),
+    "prefixed-names": Kind("error", "headers", "all names begin with a prefix that the class does not have: loaders find no tensor", AGAIN),
     "unknown-names": Kind("error", "headers", "no tensor has a name that the model class knows", "rename them: ckpt merge --key-map"),
     "doubled-prefix": Kind("warning", "headers", "all names have the prefix of the base model once too often", AGAIN),
     "not-proved": Kind(

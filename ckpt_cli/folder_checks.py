@@ -12,7 +12,7 @@ from pathlib import Path
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
 from ckpt_cli.files import Files, files_in, is_file, read_small, status_of, stays_inside
 from ckpt_cli.findings import finding, unread
-from ckpt_cli.formats.hub_folder import EMA, FORMAT, INDEX, SINGLE, described_entry
+from ckpt_cli.formats.hub_folder import EMA, FORMAT, INDEX, SINGLE, described_entry, safetensors_part
 from ckpt_cli.formats.hub_shards import SHARD
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.registry import recognise
@@ -28,8 +28,6 @@ from ckpt_cli.side_checks import check_beside
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
-PART = re.compile(r"(?P<stem>.+)-[0-9]+-of-(?P<parts>[0-9]{1,9})\.safetensors", re.ASCII)
-
 OTHER_FORMAT = re.compile(r"pytorch_model.*\.bin|tf_model\.h5|.*\.gguf|flax_model\.msgpack|consolidated.*\.pth", re.ASCII)
 
 
@@ -58,7 +56,7 @@ def is_model_folder(path: Path) -> bool:
     """Whether a folder holds weights as loaders read them, or says that it did when it was written."""
     names = [entry.name for entry in files_in(path, lambda name: name.endswith((SUFFIX, INDEX_SUFFIX)) or name == MANIFEST)]
     weights = [name for name in names if name.endswith((SUFFIX, INDEX_SUFFIX)) and not SHARD.fullmatch(name)]
-    usual = any(name.endswith(INDEX_SUFFIX) or name in (SINGLE, EMA) or PART.fullmatch(name) for name in weights)
+    usual = any(name.endswith(INDEX_SUFFIX) or name in (SINGLE, EMA) or safetensors_part(name) for name in weights)
     if not usual and any(match.format != FORMAT for match in recognise(path)):
         # A value head or an adapter beside pytorch_model.bin, or files of ranks, is not the model.
         weights = []
@@ -96,14 +94,14 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     found += [finding("stale-file", "belongs to no index, and loaders may read it", file=name) for name in stale]
     parts: dict[str, list[str]] = {}
     for name in alone:
-        part = PART.fullmatch(name)
-        if part is None or int(part["parts"]) == 1:
+        part = safetensors_part(name)
+        if part is None or part.parts == 1:
             refused = part_error(folder / name) or share_error(headers[name] or {}, folder / name)
             if refused is not None:
                 found.append(finding("part-of-set", _told(refused), file=name))
             sets.append(_set(_name_of(name, SUFFIX), None, folder, [name], headers, found))
         elif name not in stale:
-            parts.setdefault(part["stem"], []).append(name)
+            parts.setdefault(part.stem, []).append(name)
     for stem, members in parts.items():
         index_name = f"{stem}{INDEX_SUFFIX}"
         if index_name not in broken and not any(item.file == index_name for item in found):
@@ -129,8 +127,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
 
 
 def _count(member: str) -> int:
-    part = PART.fullmatch(member)
-    return int(part["parts"]) if part else 1
+    part = safetensors_part(member)
+    return part.parts if part else 1
 
 
 def _told(error: CkptError) -> str:
@@ -235,10 +233,10 @@ def _is_stale(name: str, names: Sequence[str], indexes: set[str], manifest: Mani
     """Whether a file that no index lists looks like one that loaders would read: a part, or the single file beside an index."""
     if manifest is not None and name in (*manifest.outputs, *manifest.side_files):
         return False
-    part = PART.fullmatch(name)
+    part = safetensors_part(name)
     if part is None:
         return f"{name.removesuffix(SUFFIX)}{INDEX_SUFFIX}" in indexes
-    return manifest is not None or f"{part['stem']}{INDEX_SUFFIX}" in indexes or f"{part['stem']}{SUFFIX}" in names
+    return manifest is not None or f"{part.stem}{INDEX_SUFFIX}" in indexes or f"{part.stem}{SUFFIX}" in names
 
 
 def _set(
@@ -263,16 +261,16 @@ def _set(
 
 def wanted_index(file: str) -> str:
     """The index that a part should have; the name itself for other files."""
-    part = PART.fullmatch(file)
-    return f"{part['stem']}{INDEX_SUFFIX}" if part else file
+    part = safetensors_part(file)
+    return f"{part.stem}{INDEX_SUFFIX}" if part else file
 
 
 def _name_of(file: str, suffix: str) -> str:
     """What a component is called: as its file, but for those with usual names."""
     usual = {INDEX: "model", SINGLE: "model", EMA: "ema"}
     stem = file.removesuffix(suffix)
-    part = PART.fullmatch(file)
-    return usual.get(file) or (part["stem"] if part else stem)
+    part = safetensors_part(file)
+    return usual.get(file) or (part.stem if part else stem)
 
 
 def _rank(weights: WeightSet, manifest: Manifest | None) -> tuple[bool, int, str]:

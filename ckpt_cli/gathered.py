@@ -97,7 +97,7 @@ def two_of_one_name(names: Sequence[str], final: str) -> Inconsistent:
 
 
 def checked_axis(tensor: Tensor, dim: int, least: int = 1) -> int:
-    """A dimension counted from the front. Raises Inconsistent if the tensor has not got it, or fewer than ``least`` dimensions."""
+    """A dimension counted from the front. Raises Inconsistent if the tensor lacks it, or fewer than ``least`` dimensions."""
     rank = len(tensor.shape)
     if rank < least or not -rank <= dim < rank:
         wanted = max(least, dim + 1 if dim >= 0 else -dim)

@@ -90,7 +90,7 @@ def path_text(value: object, option: str = "PATH", *, output: bool = False) -> s
     """The same as text, as it was given: a trailing slash or "./" stays."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        raise UsageError(f"{option} is a {type(value).__name__}, not a path", expected="a str or an os.PathLike[str]", hint=None)
+        raise _wrong(value, option, "a path")
     if not text.strip():
         raise UsageError(f"{option} is empty", expected="a path", hint=EMPTY)
     if "\0" in text:
@@ -139,14 +139,14 @@ def _refuse_address(text: str, option: str, output: bool) -> None:
     scheme = found["scheme"].lower() if found is not None else "https"
     if scheme == "file" and found is not None:
         local = "/" + unquote(found["rest"].removeprefix("localhost/"))
-        raise UsageError(f"{option} is an address, and a path is wanted", path=text, hint=f"write it as {local}")
+        raise UsageError(f"{option} is a file:// address, and ckpt takes paths", path=text, hint=f"write it as {local}")
     if hub is not None and os.path.lexists(text):
         return
     if output:
         hint = "write to a local folder, and copy that there"
     elif hub is not None:
         name = hub["id"]
-        rest = f"then pass --base {name}" if option == "--base" else f"--local-dir {name.split('/')[1]}"
+        rest = f"then pass {name}" if option == "--base" else f"--local-dir {name.split('/')[1]}"
         hint = f"download it first: hf download {name}{',' if option == '--base' else ''} {rest}"
     elif scheme in STORES and found is not None and len(found["slashes"]) == 2:
         hint = f"copy it to a local disk first: {STORES[scheme]} {shlex.quote(text)} DIR"
@@ -154,8 +154,10 @@ def _refuse_address(text: str, option: str, output: bool) -> None:
         hint = "copy it to a local disk first"
     else:
         hint = "download it first, or mount it as a folder"
+    # As the names of the letters are spoken.
+    article = "an" if scheme[0] in "aefhilmnorsx" else "a"
     raise UsageError(
-        f"{option} is an address of {scheme}://, and ckpt {'writes' if output else 'reads'} local files only", path=text, hint=hint
+        f"{option} is {article} {scheme}:// address, and ckpt {'writes' if output else 'reads'} local files only", path=text, hint=hint
     )
 
 
@@ -188,7 +190,7 @@ def int_of(value: object, option: str) -> int | None:
 def progress_of(value: Progress | None) -> Progress | None:
     """Something that can be told how far work is, or None. Raises UsageError."""
     if value is not None and not all(callable(getattr(value, name, None)) for name in ("start", "advance", "finish")):
-        raise UsageError(f"progress is a {type(value).__name__}", expected="an object with the methods start, advance and finish")
+        raise _wrong(value, "progress", "an object with the methods start, advance and finish")
     return value
 
 
@@ -269,12 +271,14 @@ def _option(name: str, value: object, hint: Any) -> Any:
     choices = [kind for kind in kinds if kind is not types.NoneType]
     if value is None:
         if types.NoneType not in kinds:
-            raise _wrong(value, option, getattr(hint, "__name__", str(hint)))
+            raise _wrong(value, option, _wanted(hint))
         return None
     if name == "dtype":
         return dtype_of(value)
     if name == "max_shard_size":
         return bytes_of(value, option)
+    if name == "sample" and isinstance(value, str):
+        return parse_share(value)
     if any(get_origin(choice) is os.PathLike for choice in choices):
         return path_text(value, option)
     return _typed(value, option, choices[0])
@@ -286,7 +290,7 @@ def _typed(value: object, option: str, kind: Any) -> Any:
         return _several(value, option, get_args(kind)[0])
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise UsageError(f"unknown choice of {option} {value}", expected=", ".join(get_args(kind)))
+            raise UsageError(f"{value} is not a choice for {option}", expected=", ".join(get_args(kind)))
         return value
     if kind is str:
         return text_of(value, option)
@@ -310,12 +314,19 @@ def _several(value: object, option: str, kind: type) -> tuple[Any, ...]:
 
 
 def _float_of(value: object, option: str) -> float:
-    if isinstance(value, str):
-        return parse_share(value)
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
         raise _wrong(value, option, "a number")
     return float(value)
 
 
+def _wanted(kind: Any) -> str:
+    """What an option of this type takes, in words."""
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
+    if get_origin(kind) is tuple:
+        return "a list"
+    return "True or False" if kind is bool else f"{'an' if kind is int else 'a'} {kind.__name__}"
+
+
 def _wrong(value: object, option: str, expected: str) -> CkptError:
-    return UsageError(f"{option} is {'None' if value is None else f'a {type(value).__name__}'}", expected=expected)
+    return UsageError(f"{option} must be {expected}, not {'None' if value is None else type(value).__name__}")

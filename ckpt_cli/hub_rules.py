@@ -63,10 +63,6 @@ class HubRules:
     tied: Mapping[str, str]
     ties: bool
 
-    @property
-    def changes_names(self) -> bool:
-        return bool(self.conversions or self.renamings)
-
 
 def rules_for(config: Config) -> HubRules | None:
     """The rules of the architecture that a config names; None if neither the shipped file nor transformers knows it."""

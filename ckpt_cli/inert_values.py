@@ -173,7 +173,7 @@ class ValueReader:
         if dtype is None or not isinstance(data, bytes) or not _is_shape(shape):
             return Unrepresented("a numpy array of objects")
         if math.prod(shape) * dtype.itemsize != len(data) or len(data) > self._left:
-            raise CorruptFile("a numpy array has not the size that its shape says")
+            raise CorruptFile("a numpy array does not have the size that its shape says")
         self._left -= len(data)
         if swapped:
             size = dtype.itemsize

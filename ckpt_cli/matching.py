@@ -64,7 +64,7 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
         )
     if extra and not drop_extra:
         raise Inconsistent(
-            f"the run has {len(extra)} tensors that the base has not: {few(extra)}",
+            f"the run has {len(extra)} tensors that the base lacks: {few(extra)}",
             expected="only tensors of the base",
             hint="pass --drop-extra to leave them out",
         )

@@ -93,7 +93,7 @@ def check_recorded(names: Mapping[int, str], slots: Slots, path: Path, model: Op
     unknown = sorted(name for name in clean.values() if name not in shapes)
     if unknown:
         raise Inconsistent(
-            f"the optimizer names parameters that the model has not: {few(unknown)}",
+            f"the optimizer names parameters that the model lacks: {few(unknown)}",
             path=path,
             hint="the optimizer may be of another model",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import component_names, expanded, locate, step_of, with_ema_of_model
 from ckpt_cli.model import Component, Note
 from ckpt_cli.model_config import architecture, layer_count
+
+MAX_OTHERS = 3
+"""How many other steps are looked into, for a hint: each takes as long as describing a checkpoint."""
 
 FETCH = "get the file from the node that wrote it, or pass that node's folder with --also"
 
@@ -192,14 +196,15 @@ def _helps(error: CkptError) -> bool:
 
 
 def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool]) -> Found | None:
-    """The newest other step of the run that is whole."""
+    """The newest other step of the run that is whole, of the first few whose files are all there by name; None if none of these is."""
     siblings = target.checkpoints
     if found.step is not None and (target.run is None or len(siblings) <= 1):
         try:
             siblings = locate(found.path.parent).checkpoints
         except CkptError:
             return None  # only asked for the hint
-    return next((other for other in reversed(siblings) if other.path != found.path and is_whole(other)), None)
+    others = (other for other in reversed(siblings) if other.path != found.path and step_info(other).problem is None)
+    return next(filter(is_whole, itertools.islice(others, MAX_OTHERS)), None)
 
 
 def bare_notes(target: Target, counts: Callable[[int], bool]) -> list[Note]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from ckpt_cli.class_fit import KnownClass, changed_prefix, common_prefix, known_class
-from ckpt_cli.errors import Inconsistent, NotFound, Unsupported, UsageError
+from ckpt_cli.errors import Inconsistent, NotFound, Unsupported
 from ckpt_cli.formats.base import Naming
 from ckpt_cli.hub_names import hub_tensors, unknown_operations
 from ckpt_cli.hub_rules import rules_for
@@ -83,8 +83,6 @@ def select_tensors(
             dropped[short] = "left out by the key map"
         else:
             native[new] = component.tensors[old]
-    if names not in get_args(Naming):
-        raise UsageError(f"unknown kind of names {names}", expected=", ".join(get_args(Naming)))
     kept_adapters = adapters and has_adapters(native)
     change = ("", "")
     kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})

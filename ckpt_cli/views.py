@@ -62,7 +62,7 @@ def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """
     _check_grid(tensor)
     if sorted(order) != [*range(len(tensor.shape))]:
-        raise Inconsistent(f"shape {list(tensor.shape)} has not the {len(order)} dimensions that are exchanged", tensor=tensor.name)
+        raise Inconsistent(f"shape {list(tensor.shape)} lacks the {len(order)} dimensions that are exchanged", tensor=tensor.name)
 
     def turned(values: Shape) -> Shape:
         return tuple(values[i] for i in order)
@@ -230,7 +230,7 @@ def _with(values: Shape, axis: int, value: int) -> Shape:
 def reshaped(tensor: Tensor, shape: Shape) -> Tensor:
     """Another shape for the same elements in the same order, as ``torch.reshape``."""
     if math.prod(shape) != tensor.numel:
-        raise Inconsistent(f"shape {list(tensor.shape)} has not as many elements as {list(shape)}", tensor=tensor.name)
+        raise Inconsistent(f"shape {list(tensor.shape)} does not have as many elements as {list(shape)}", tensor=tensor.name)
     return replace(tensor, shape=shape, own_grid=tensor.grid, alias_of=None)
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.class_fit import KnownClass, known_class
+from ckpt_cli.class_fit import KnownClass, compared, known_class
 from ckpt_cli.class_names import FILE, class_names, fitting_class
 from ckpt_cli.config_counts import mismatches
 from ckpt_cli.errors import IncompleteError, MissingTensors, NotFound, UsageError
@@ -68,7 +68,7 @@ def notes(result: Any) -> dict[str, str]:
 
 
 class TestAPrefix:
-    """that all names share and the class has not goes away, and that is said."""
+    """that all names share and the class does not have goes away, and that is said."""
 
     @pytest.mark.parametrize("prefix", ["net.", "model.", "policy.actor.", "student.backbone."])
     def test_of_a_wrapper(self, tmp_path: Path, prefix: str) -> None:
@@ -120,6 +120,37 @@ class TestAPrefix:
         save_file({prefix + name: tensor for name, tensor in tensors.items()}, saved / "model.safetensors")
         found = {item.code: item for item in ckpt_cli.verify(saved).findings if item.severity != "info"}
         assert {name: item.severity for name, item in found.items()} == {code: severity}
+
+    @pytest.mark.parametrize("prefix", ["model.", "pretrained_model."])
+    def test_hides_no_shape_of_extra_tensors(self, tmp_path: Path, prefix: str) -> None:
+        """Extras are shown with their shapes, under whatever prefix the file has them."""
+        saved, tensors = saved_by(tmp_path)
+        held = {prefix + name: tensor for name, tensor in {**tensors, "extra.weight": torch.ones(3, 5)}.items()}
+        head = {"v_head.summary.weight": torch.ones(1, 8)} if prefix == "pretrained_model." else {}
+        save_file({**held, **head}, saved / "model.safetensors")
+        (extra,) = (item for item in ckpt_cli.verify(saved).findings if item.tensor == "extra.weight")
+        assert (extra.code, extra.message) == ("extra-tensor", "the class has none of this name (shape 3 x 5)")
+
+    def test_is_named_by_what_it_is(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        kind = known_class(json.loads((saved / "config.json").read_text()), shapes)
+        assert isinstance(kind, KnownClass)
+        assert kind.has_shapes
+        inner = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+        forms = {
+            "as it is": (shapes, ("", "", "")),
+            "doubled": ({f"model.{name}": shape for name, shape in shapes.items()}, ("", "model.", "")),
+            "lacking": (inner, ("", "", "model.")),
+            "wrapped": (
+                {**{f"pretrained_model.{name}": shape for name, shape in shapes.items()}, "v_head.summary.weight": (1, 8)},
+                ("pretrained_model.", "", ""),
+            ),
+        }
+        for form, (held, expected) in forms.items():
+            fit = compared(held, kind)
+            assert (fit.wrapper, fit.doubles, fit.lacks) == expected, form
+            assert fit.name_in(held, "model.norm.weight") in held, form
 
     def test_goes_also_where_transformers_cannot_be_asked(self, tmp_path: Path, alone: None) -> None:
         saved, tensors = saved_by(tmp_path)

@@ -204,27 +204,28 @@ class TestFoldersOfTheEnvironment:
         assert resolve_base("org/name") == cache / "snapshots" / ("0" * 40)
 
 
+ADDRESSES = [
+    ("s3://bucket/run", "aws s3 cp --recursive s3://bucket/run"),
+    ("gs://bucket/run", "gcloud storage cp --recursive gs://bucket/run"),
+    ("az://container/run", "azcopy copy"),
+    ("abfss://container@account/run", "azcopy copy"),
+    ("hdfs://host/run", "hdfs dfs -get"),
+    ("hf://org/name", "hf download org/name --local-dir name"),
+    ("https://huggingface.co/org/name/tree/main", "hf download org/name --local-dir name"),
+    ("huggingface.co/org/name", "hf download org/name --local-dir name"),
+    ("https://example.org/model.safetensors", "download it first"),
+    ("http://example.org/model.safetensors", "download it first"),
+    ("S3://bucket/run", "aws s3 cp"),
+    ("sftp://host/run", "mount it"),
+    ("file:///data/my%20run", "write it as /data/my run"),
+    ("file://localhost/data/run", "write it as /data/run"),
+    ("file:/data/run", "write it as /data/run"),
+]
+"""Addresses, and what is advised instead of giving them."""
+
+
 class TestAddresses:
-    @pytest.mark.parametrize(
-        ("address", "advice"),
-        [
-            ("s3://bucket/run", "aws s3 cp --recursive s3://bucket/run"),
-            ("gs://bucket/run", "gcloud storage cp --recursive gs://bucket/run"),
-            ("az://container/run", "azcopy copy"),
-            ("abfss://container@account/run", "azcopy copy"),
-            ("hdfs://host/run", "hdfs dfs -get"),
-            ("hf://org/name", "hf download org/name --local-dir name"),
-            ("https://huggingface.co/org/name/tree/main", "hf download org/name --local-dir name"),
-            ("huggingface.co/org/name", "hf download org/name --local-dir name"),
-            ("https://example.org/model.safetensors", "download it first"),
-            ("http://example.org/model.safetensors", "download it first"),
-            ("S3://bucket/run", "aws s3 cp"),
-            ("sftp://host/run", "mount it"),
-            ("file:///data/my%20run", "write it as /data/my run"),
-            ("file://localhost/data/run", "write it as /data/run"),
-            ("file:/data/run", "write it as /data/run"),
-        ],
-    )
+    @pytest.mark.parametrize(("address", "advice"), ADDRESSES)
     def test_of_inputs_have_an_answer_of_their_own(self, address: str, advice: str) -> None:
         for call in (
             lambda: ckpt_cli.detect(address),
@@ -241,6 +242,21 @@ class TestAddresses:
             ckpt_cli.detect(address)
         assert advice in (caught.value.hint or "")
 
+    @pytest.mark.parametrize(("address", "advice"), ADDRESSES)
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_have_the_same_answer_on_the_command_line(self, command: str, address: str, advice: str, tmp_path: Path) -> None:
+        if command == "average":
+            outcome = ckpt("average", address, address, "-o", tmp_path / "out")
+        else:
+            outcome = ckpt(*line(command, "RUN", address, tmp_path, tmp_path / "out"))
+        assert outcome.code == 2
+        assert advice in outcome.err.partition("  hint: ")[2]
+
+    def test_are_named_by_their_scheme(self) -> None:
+        for address, said in (("s3://b/x", "an s3://"), ("gs://b/x", "a gs://"), ("hf://o/n", "an hf://"), ("wasb://b/x", "a wasb://")):
+            with pytest.raises(UsageError, match=f"PATH is {said} address"):
+                ckpt_cli.detect(address)
+
     @pytest.mark.parametrize("address", ["s3://bucket/out", "gs://bucket/out", "hf://org/name", "https://example.org/out"])
     def test_of_outputs_make_no_folder(self, address: str, run: Path, tmp_path: Path) -> None:
         before = tree(tmp_path)
@@ -256,7 +272,9 @@ class TestAddresses:
     def test_a_base_on_the_hub_is_named_by_its_id(self) -> None:
         with pytest.raises(UsageError) as caught:
             ckpt_cli.merge(".", base="hf://org/name")
-        assert "--base org/name" in (caught.value.hint or "")
+        assert "hf download org/name, then pass org/name" in (caught.value.hint or "")
+        for command in (["merge", "."], ["verify", "."], ["inspect", "."], ["average", ".", ".", "-o", "out"]):
+            assert "hint: download it first: hf download org/name, then pass org/name" in ckpt(*command, "--base", "hf://org/name").err
 
     @pytest.mark.parametrize("name", ["a:b", "c:", "s3", "run:/x", "epoch=1-step=2.ckpt", "./s3:/x", "http"])
     def test_names_with_colons_are_names(self, name: str) -> None:

@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
+from ckpt_cli import opening
 from ckpt_cli.cli import _run
-from ckpt_cli.cli.hints import fitting, options_of
+from ckpt_cli.cli.hints import fitting, options_by_command
 from ckpt_cli.errors import CkptError
 from tests.cli import ROOT
 
@@ -616,6 +617,45 @@ class TestVerify:
         assert _run(line.removeprefix("next: ckpt ").split()) == 0
 
 
+class TestOtherSteps:
+    """Looking for a step that a hint can name takes no longer for a run of hundreds."""
+
+    @pytest.mark.parametrize(("whole", "looked_into"), [((), 3), ((9,), 1), ((7,), 3), ((6,), 3)])
+    def test_few_are_looked_into(self, whole: tuple[int, ...], looked_into: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for step in range(1, 11):
+            folder = tmp_path / "run" / f"checkpoint-{step}"
+            folder.mkdir(parents=True)
+            save_file(W, folder / "model.safetensors", {"format": "pt"})
+            if step not in whole:
+                (folder / "model.safetensors").write_bytes(b"x" * 100)
+        seen: list[str] = []
+        describe_place = opening.describe_place
+
+        def counted(found: Any, *rest: Any) -> Any:
+            seen.append(found.path.name)
+            return describe_place(found, *rest)
+
+        monkeypatch.setattr(opening, "describe_place", counted)
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.merge(tmp_path / "run", tmp_path / "out", step=10)
+        assert len(seen) == 1 + looked_into
+        proposed = [step for step in whole if step >= 7]
+        assert ("which is whole" in str(caught.value.hint)) == bool(proposed)
+        for step in proposed:
+            assert str(caught.value.hint).endswith(f"pass --step {step}, which is whole")
+            ckpt_cli.merge(tmp_path / "run", tmp_path / "out", step=step)
+
+    def test_those_that_lack_files_by_name_are_not_among_them(self, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
+        for step in range(101, 120):
+            folder = Path(shutil.copytree(run / "checkpoint-200", run / f"checkpoint-{step}"))
+            (folder / "pytorch_model_fsdp_0" / "model_world_size_4_rank_1.pt").unlink()
+        (run / "checkpoint-200" / "pytorch_model_fsdp_0" / "model_world_size_4_rank_2.pt").unlink()
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.merge(run, tmp_path / "out", step=200)
+        assert str(caught.value.hint).endswith("pass --step 100, which is whole")
+
+
 class TestOptions:
     """Errors of reading are shared: a hint names no option that the command lacks."""
 
@@ -627,6 +667,9 @@ class TestOptions:
         assert fitting("choose another disk with -o, or pass --dtype bf16", "extract-state") == "choose another disk with -o"
         assert fitting("ckpt verify PATH --base DIR --plot FILE", "verify") == "ckpt verify PATH --base DIR --plot FILE"
         assert fitting("see --help", "detect") == "see --help"
+        for command in COMMANDS:
+            for program in ("aws s3 cp --recursive s3://b/x DIR", "hf download org/name --local-dir name", "rsync --whole-file a b"):
+                assert fitting(program, command) == program
         assert fitting(None, "merge") is None
 
     def test_of_adapters_alone_detect_and_inspect_say_what_merge_takes(
@@ -638,7 +681,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_every_command_is_known(self, command: str) -> None:
-        assert {"--json", "--strict", "--quiet", "-q"} <= options_of(command)
+        assert {"--json", "--strict", "--quiet", "-q"} <= options_by_command()[command]
 
 
 # -- all hints of the package ----------------------------------------------------------------------------------------
@@ -678,7 +721,7 @@ def test_there_are_hints_to_look_at() -> None:
 @pytest.mark.parametrize(("module", "text"), HINTS, ids=lambda value: value[:60])
 class TestEveryHint:
     def test_names_only_options_that_exist(self, module: str, text: str) -> None:
-        known = {option for command in COMMANDS for option in options_of(command)} | {"--help", "--debug"}
+        known = {option for command in COMMANDS for option in options_by_command()[command]} | {"--help", "--debug"}
         assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known
 
     def test_claims_nothing_that_nobody_checked(self, module: str, text: str) -> None:

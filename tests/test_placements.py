@@ -99,7 +99,7 @@ def local_part(laid: Laid, mesh: Mesh, rank: int) -> torch.Tensor:
 
 
 def _take(tensor: torch.Tensor, axis: int, held: Any) -> torch.Tensor:
-    """``index_select``, which torch has not for every dtype."""
+    """``index_select``, which torch lacks for some dtype."""
     raw = tensor.contiguous().view(torch.uint8).reshape(*tensor.shape, tensor.element_size())
     return raw.index_select(axis, torch.from_numpy(held)).view(tensor.dtype).squeeze(-1)
 

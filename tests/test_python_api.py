@@ -109,14 +109,45 @@ class TestValues:
     def test_a_value_of_another_type_is_named(self, options: dict[str, Any], run: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             ckpt_cli.merge(run, tmp_path / "out", **options)
-        assert caught.value.expected
+        assert caught.value.expected or " must be " in caught.value.message
         assert f"--{next(iter(options)).replace('_', '-')}" in str(caught.value) or "not a size" in str(caught.value)
         assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"overwrite": 1}, "--overwrite must be True or False, not int"),
+            ({"dry_run": None}, "--dry-run must be True or False, not None"),
+            ({"base": 5}, "--base must be a path, not int"),
+            ({"jobs": "2"}, "--jobs must be an int, not str"),
+            ({"include": [5]}, "--include must be a str, not int"),
+            ({"shard_order": None}, "--shard-order must be auto or "),
+            ({"names": "foo"}, "foo is not a choice for --names"),
+            ({"lora": "foo"}, "foo is not a choice for --lora"),
+            ({"lora_alpha": "abc"}, "--lora-alpha must be a number, not str"),
+            ({"lora_alpha": "5%"}, "--lora-alpha must be a number, not str"),
+            ({"progress": 3}, "progress must be an object with the methods start, advance and finish, not int"),
+        ],
+        ids=repr,
+    )
+    def test_what_is_wrong_is_said_in_words(self, options: dict[str, Any], said: str, run: Path, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            ckpt_cli.merge(run, tmp_path / "out", **options)
+        assert said in caught.value.message
+
+    def test_only_a_sample_is_a_share(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(run, tmp_path / "out")
+        assert ckpt_cli.verify(tmp_path / "out", full=True, sample="5%").exit_code == 0
+        with pytest.raises(UsageError, match="the share is not a number"):
+            ckpt_cli.verify(tmp_path / "out", full=True, sample="abc")
+        for name in ("decay", "half_life"):
+            with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must be a number, not str"):
+                ckpt_cli.average(run, tmp_path / "average", everything=True, **{name: "5%"})  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("path", [None, 5, b"run", ["run"]], ids=repr)
     @pytest.mark.parametrize("command", [ckpt_cli.merge, ckpt_cli.detect, ckpt_cli.inspect, ckpt_cli.verify, ckpt_cli.extract_state])
     def test_what_is_no_path(self, command: Callable[..., Any], path: Any) -> None:
-        with pytest.raises(UsageError, match="PATH is a"):
+        with pytest.raises(UsageError, match=r"PATH must be a path, not (None|int|bytes|list)"):
             command(path)
 
     @pytest.mark.parametrize("odd", [0, -1, 1.5, "x", b"x", "\ud800", "\0", {}, [1], float("nan"), object()], ids=repr)

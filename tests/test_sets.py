@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, IncompleteError, PartOfSet, Undecidable, Unsupported
-from ckpt_cli.formats.set_names import part_error, part_of, unlisted_parts
+from ckpt_cli.formats.set_names import part_error, part_name, part_of, unlisted_parts
 from tests.cli import ckpt
 from tests.tensors import load
 
@@ -143,6 +143,18 @@ class TestNames:
             "sharded8x.safetensors",
             "mp_rank_00_model_states.pt",
             "consolidated.00.pth",
+            "epoch_3_of_10.pt",
+            "epoch3of10.pt",
+            "model-epoch-3-of-10.safetensors",
+            "step-100-of-500.safetensors",
+            "global_step_1_of_2.bin",
+            "fold_1_of_5.pth",
+            "seed-2-of-3.pt",
+            "best-1-of-3.pt",
+            "ckpt.2.of.4.pt",
+            "model-rank16.pt",
+            "svd_rank_64.pt",
+            "layers12.pt",
         ],
     )
     def test_whole_files_stay_readable(self, name: str, tmp_path: Path) -> None:
@@ -152,7 +164,15 @@ class TestNames:
         assert ckpt_cli.detect(path).exit_code == 0
         assert ckpt_cli.verify(path).exit_code == 0
 
-    @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "pytorch_model-00001-of-00001.bin"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "model-00001-of-00001.safetensors",
+            "pytorch_model-00001-of-00001.bin",
+            "step-100-of-500.safetensors",
+            "seed-2-of-3.safetensors",
+        ],
+    )
     def test_whole_files_alone_in_a_folder(self, name: str, tmp_path: Path) -> None:
         ckpt_cli.merge(put(tmp_path / "folder" / name).parent, tmp_path / "out")
         assert load(tmp_path / "out").keys() == WEIGHTS.keys()
@@ -162,6 +182,51 @@ class TestNames:
             first = put(tmp_path / name.format("00"))
             put(tmp_path / name.format("01"))
             refused_everywhere(first, tmp_path, 4, name.format("01"))
+
+    @pytest.mark.parametrize(
+        "names", [("svd_rank_64.pt", "svd_rank_128.pt"), ("layers12.pt", "layers24.pt"), ("fold_1_of_5.pth", "fold_2_of_5.pth")]
+    )
+    def test_models_that_differ_in_a_number_are_whole(self, names: tuple[str, ...], tmp_path: Path) -> None:
+        for name in names:
+            put(tmp_path / "folder" / name)
+        for name in names:
+            ckpt_cli.merge(tmp_path / "folder" / name, tmp_path / f"{name}.out")
+            assert load(tmp_path / f"{name}.out").keys() == WEIGHTS.keys()
+        if "rank" in names[0]:
+            for rank in (64, 128):
+                put(tmp_path / f"rank{rank}" / "model.pt")
+            assert part_error(tmp_path / "rank64" / "model.pt") is None
+
+    @pytest.mark.parametrize(
+        "names", [("rank_12.pt", "rank_13.pt"), ("rank16.pt", "rank0.pt"), ("layers.12.pt", "layers.11.pt"), ("host9.bin", "host10.bin")]
+    )
+    def test_a_neighbour_makes_it_a_set(self, names: tuple[str, ...], tmp_path: Path) -> None:
+        for name in names:
+            put(tmp_path / "folder" / name)
+        refused_everywhere(tmp_path / "folder" / names[0], tmp_path, 4)
+
+    @pytest.mark.parametrize(
+        ("name", "missing"),
+        [
+            ("checkpoint-00001-of-00002.safetensors", "checkpoint-00002-of-00002.safetensors"),
+            ("best-00002-of-00002.bin", "best-00001-of-00002.bin"),
+            ("epoch_3_of_10-1-of-2.pt", "epoch_3_of_10-2-of-2.pt"),
+            ("epoch_3_of_10_rank0.pt", "rank 0"),
+            ("shard12.pt", "shard 12"),
+            ("rank_016.pt", "rank 16"),
+            ("model_tp_rank_16.pt", "rank 16"),
+            ("model-fsdp-rank16.bin", "rank 16"),
+        ],
+    )
+    def test_counters_hide_no_parts(self, name: str, missing: str, tmp_path: Path) -> None:
+        refused_everywhere(put(tmp_path / "folder" / name), tmp_path, 4, missing)
+
+    def test_what_the_name_of_a_part_says(self) -> None:
+        assert part_name("model-00002-of-00003.safetensors") == ("model", 2, 3, ".safetensors")
+        assert part_name("pytorch_model-00001-of-00001.bin") == ("pytorch_model", 1, 1, ".bin")
+        assert part_name("model.fp16-1-of-2.safetensors") == ("model.fp16", 1, 2, ".safetensors")
+        for name in ("model.safetensors", "model-1-of-2.pt", "step-100-of-500.safetensors", f"model-1-of-{'9' * 200}.bin", "-1-of-2.bin"):
+            assert part_name(name) is None
 
     def test_numbers_without_end_are_no_sets(self, tmp_path: Path) -> None:
         for name in (f"rank{'9' * 300}.pt", f"model-1-of-{'9' * 200}.safetensors", "shard2147483647.pt", "rank999999999999.pt"):
@@ -307,12 +372,22 @@ class TestHints:
         assert error is not None
         assert error.expected == "the whole set; not here: x-rank-0-of-4.pth, x-rank-1-of-4.pth, x-rank-3-of-4.pth"
 
-    def test_renaming_is_only_advised_for_the_first_part(self, tmp_path: Path) -> None:
-        zero, three = part_error(put(tmp_path / "a" / "rank0.pt")), part_error(put(tmp_path / "b" / "rank3.pt"))
-        assert zero is not None
-        assert three is not None
-        assert "without a number" in str(zero.hint)
-        assert "without a number" not in str(three.hint)
+    RENAMING = "if it is a whole model, rename it without the number"
+
+    @pytest.mark.parametrize("name", ["rank0.pt", "rank3.pt", "model.part1.safetensors", "x_1of3.pt", "variant-2-of-3.safetensors"])
+    def test_renaming_is_advised_for_a_file_without_siblings(self, name: str, tmp_path: Path) -> None:
+        path = put(tmp_path / name)
+        error = part_error(path)
+        assert error is not None
+        assert str(error.hint).endswith(self.RENAMING)
+        ckpt_cli.merge(path.rename(path.with_name(f"model{path.suffix}")), tmp_path / "out")
+
+    def test_renaming_is_not_advised_for_what_is_certainly_a_part(self, tmp_path: Path) -> None:
+        put(tmp_path / "ranks" / "rank4.pt")
+        for name in ("ranks/rank3.pt", "a/model-00002-of-00003.safetensors", "b/model0-mp8.safetensors", "mp_rank_01/model.pt"):
+            error = part_error(put(tmp_path / name))
+            assert error is not None
+            assert "rename" not in str(error.hint), name
 
     def test_the_command_line_says_it(self, tmp_path: Path) -> None:
         done = ckpt("merge", put(tmp_path / "rank0.pt"), "-o", tmp_path / "out")

@@ -147,7 +147,7 @@ def merge(
     ] = False,
     carry_from_base: options.CarryFromBase = None,
     drop_extra: Annotated[
-        bool, typer.Option("--drop-extra", help="Leave out tensors that the base has not.", rich_help_panel=BASE_PANEL)
+        bool, typer.Option("--drop-extra", help="Leave out tensors that the base lacks.", rich_help_panel=BASE_PANEL)
     ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare the values with the base as well.", rich_help_panel=BASE_PANEL)
@@ -338,7 +338,7 @@ def average(
     type: options.Type = None,
     dtype: options.Dtype = None,
     intersect: Annotated[bool, typer.Option("--intersect", help="Average what all have alike, leave out the rest.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors, such as integers that differ.")] = False,
+    strict: options.Strict = False,
     also: options.Also = None,
     base: options.Base = None,
     carry_from_base: options.CarryFromBase = None,

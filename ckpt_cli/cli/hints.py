@@ -16,28 +16,29 @@ MERGING = ("detect", "inspect", "verify", "average")
 def fitting(hint: str | None, command: str) -> str | None:
     """A hint that the user of a command can follow, None where there is none.
 
-    Reading is shared by all commands, so that an error may name an option of another one. A hint that says a whole command is
-    left as it is.
+    Reading is shared by all commands, so that an error may name an option of another one. Options that no command of ckpt has
+    belong to other programs (``aws s3 cp --recursive``). A hint that says a whole command is left as it is.
     """
     if hint is None or "ckpt " in hint:
         return hint
-    own = options_of(command) - ELSEWHERE.get(command, frozenset()) | {"--help"}
-    foreign = [name for name in dict.fromkeys(OPTION.findall(hint)) if name not in own]
+    options = options_by_command()
+    own = options.get(command, frozenset()) - ELSEWHERE.get(command, frozenset()) | {"--help"}
+    known = frozenset().union(*options.values())
+    foreign = [name for name in dict.fromkeys(OPTION.findall(hint)) if name in known and name not in own]
     if not foreign:
         return hint
-    if command in MERGING and options_of("merge").issuperset(foreign):
+    if command in MERGING and options["merge"].issuperset(foreign):
         return f"ckpt merge has {' and '.join(foreign)} for this: {hint}"
     # What does not need the option is still true.
     rest = [part for part in hint.split(", or ") if not any(name in part for name in foreign)]
     return ", or ".join(rest) or None
 
 
-def options_of(command: str) -> frozenset[str]:
-    """The options of a command, as they are typed."""
+def options_by_command() -> Mapping[str, frozenset[str]]:
+    """The options of each command, as they are typed."""
     import typer.main
 
     from ckpt_cli.cli.app import app
 
-    group = typer.main.get_command(app)
-    found = getattr(group, "commands", {}).get(command)
-    return frozenset(name for parameter in (found.params if found is not None else ()) for name in parameter.opts)
+    listed = getattr(typer.main.get_command(app), "commands", {})
+    return {name: frozenset(option for parameter in found.params for option in parameter.opts) for name, found in listed.items()}

@@ -107,7 +107,7 @@ def _check_present(name: str, held: Mapping[int, Local], lacking: Sequence[RankS
         ):
             continue
         raise Inconsistent(
-            f"rank {min(held)} has this tensor, rank {state.rank} has not",
+            f"rank {min(held)} has this tensor, rank {state.rank} lacks it",
             tensor=name,
             path=state.path,
             hint="files of two saves may have been mixed",

@@ -260,7 +260,7 @@ class LocalReader:
             tensor = self.file.tensor(fields.get("tensor"))
             _, box = _shard_metadata(fields.get("metadata"), shape)
             if tensor is None or tensor.shape != box.extent:
-                raise Inconsistent("a shard's tensor has not the size that its metadata says")
+                raise Inconsistent("a shard's tensor does not have the size that its metadata says")
             shards.append((tensor, box))
         return ShardedLocal(shape, tuple(shards), everywhere)
 

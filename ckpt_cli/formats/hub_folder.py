@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from ckpt_cli.files import Files, Source, entries_in, files_in, is_file
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.file_groups import split_average
 from ckpt_cli.formats.set_contents import refuse_shard
-from ckpt_cli.formats.set_names import lost_part
+from ckpt_cli.formats.set_names import PartName, lost_part, part_name
 from ckpt_cli.formats.torch_files import holds_torch_model
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.geometry import contiguous_strides, whole
@@ -29,7 +28,6 @@ OPTIMIZER = "optimizer.safetensors"
 """What `extract-state` writes: no model."""
 
 INDEX_SUFFIX = ".safetensors.index.json"
-PART = re.compile(r"(?P<stem>.+)-[0-9]+-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
 
 
 class HubFolder:
@@ -55,10 +53,9 @@ class HubFolder:
         alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != OPTIMIZER]
         if len(alone) == 1 and not matches and _is_whole(alone[0].name) and not holds_torch_model(path):
             return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}")]
-        parts = [entry for entry in entries_in(path) if PART.fullmatch(entry.name)]
-        if parts:
-            fields = PART.fullmatch(parts[0].name)
-            index = f"{fields['stem'] if fields else 'model'}{INDEX_SUFFIX}"
+        named = [(entry, part) for entry in entries_in(path) if (part := safetensors_part(entry.name)) is not None]
+        if named:
+            parts, index = [entry for entry, _ in named], f"{named[0][1].stem}{INDEX_SUFFIX}"
             trouble: IncompleteError = MissingShard(
                 f"{index} is missing; {len(parts)} parts without it prove nothing",
                 path=path / index,
@@ -93,7 +90,7 @@ class HubFolder:
             unlisted = [
                 entry.name
                 for entry in entries_in(first.parent)
-                if (fields := PART.fullmatch(entry.name)) and fields["stem"] == stem and entry.name not in names
+                if (part := safetensors_part(entry.name)) is not None and part.stem == stem and entry.name not in names
             ]
             if unlisted:
                 hint = "move it away if it is of an older save"
@@ -126,8 +123,14 @@ def entry_leaf(entry: Entry) -> Leaf:
 
 
 def _is_whole(name: str) -> bool:
-    fields = PART.fullmatch(name)
-    return fields is None or fields["parts"].lstrip("0") == "1"
+    part = safetensors_part(name)
+    return part is None or part.parts == 1
+
+
+def safetensors_part(name: str) -> PartName | None:
+    """What the name of a part in safetensors says; None for other names."""
+    part = part_name(name)
+    return part if part is not None and part.suffix == ".safetensors" else None
 
 
 def described_entry(entry: Entry, source: Source) -> Tensor:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from ckpt_cli.errors import CkptError, PartOfSet
 from ckpt_cli.files import entries_in, is_file, read_small
@@ -25,6 +26,8 @@ INDEX_SUFFIX = ".index.json"
 MAX_DIGITS = 12
 MAX_PARTS = 1 << 20
 SHOWN = 5
+SMALL = 8
+"""Numbers below are those of ranks, alone as well: what else is called a rank (of a decomposition) is mostly larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,16 @@ WHOLE_NAMES = (
     _kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
 )
 
-OF = _kind(r"(?<!\d)(?<!top)(?<!top[-_])(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
+OF = _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
+COUNTER = re.compile(
+    r"(?<![a-z])(epochs?|steps?|folds?|seeds?|runs?|iter(ation)?s?|rounds?|checkpoints?|ckpts?|trials?|best|top)[-_. ]?", re.IGNORECASE
+)
+"""Words before "N of M" that make it a place in time or among equals, each of which is whole."""
+
+NUMBERED = re.compile(r"-\d{5}-of-\d{5}(?!\d)", re.ASCII)
+"""How transformers and accelerate number parts, whatever stands before."""
+
+PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,12})-of-(?P<parts>\d{1,12})(?P<suffix>\.safetensors|\.bin)", re.ASCII)
 RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
 SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
 MARKS = (
@@ -81,7 +93,7 @@ WEAK = _kind(
     "files that differ in a number",
     "part",
 )
-"""Marks that count only where another number stands beside it."""
+"""Marks that count only beside a sibling with a neighbouring number, or number 0."""
 
 RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", re.ASCII)
 """``mp_rank_00_001``, ``tp_rank_00_pp_rank_000``: where Megatron and NeMo put the file of one rank."""
@@ -96,6 +108,9 @@ SCRIPT = "zero_to_fp32.py"
 OUT_OF_SCRIPT = re.compile(r"layer_|expp_|mp_rank_0*[1-9]|.*_mp_rank_0*[1-9]", re.ASCII)
 
 ONE_WRITER = re.compile(r"world[-_]?size[-_]?0*1(?!\d)", re.ASCII | re.IGNORECASE)
+OF_PROCESSES = re.compile(r"(?<![a-z])(tp|pp|dp|ep|cp|sp|mp|ddp|fsdp|zero|local|global|world)[-_]rank[-_. ]?$", re.IGNORECASE)
+"""Ranks that are no decomposition's."""
+
 ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
 """In names of adapters, "rank32" is mostly the rank of the factors."""
 
@@ -108,13 +123,26 @@ NO_MODEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a set: its number, how many there are (None: unknown), and its siblings that are there, by number."""
+    """One file of a set: its number, how many there are (None: unknown), and its siblings that are there, by number.
+
+    ``place``: where the number stands in the name.
+    """
 
     path: Path
     kind: SetKind
     number: int
     count: int | None
     siblings: Mapping[int, Path]
+    place: tuple[int, int] | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.siblings) == 1
+
+    @property
+    def has_neighbour(self) -> bool:
+        """Whether number 0 is there, or one next to this: not so for models of ranks 64 and 128, or with 12 and 24 layers."""
+        return not self.is_alone and any(number in self.siblings for number in (0, self.number - 1, self.number + 1))
 
     @property
     def is_indexed(self) -> bool:
@@ -134,6 +162,23 @@ class Part:
         return tuple(islice((number for number in range(first, last) if number not in self.siblings), SHOWN + 1))
 
 
+class PartName(NamedTuple):
+    """The fields of ``model-00002-of-00003.safetensors``."""
+
+    stem: str
+    part: int
+    parts: int
+    suffix: str
+
+
+def part_name(name: str) -> PartName | None:
+    """What the name of a part of a Hugging Face model says; None for other names."""
+    fields = PART_NAME.fullmatch(name)
+    if fields is None or not any(found.start("part") == fields.start("part") for found in _counts(name)):
+        return None
+    return PartName(fields["stem"], int(fields["part"]), int(fields["parts"]), fields["suffix"])
+
+
 def lost_part(paths: Sequence[Path]) -> PartOfSet | None:
     """Why files called "N of M" are no model: some are missing, or they are such as no index belongs to. None if only that is missing."""
     part = part_of(paths[0])
@@ -141,7 +186,28 @@ def lost_part(paths: Sequence[Path]) -> PartOfSet | None:
 
 
 def part_of(path: Path) -> Part | None:
-    """The set that a file is one of, by its name and those beside it; None for what may be a whole model."""
+    """The set that a file is one of, by its name and those beside it; None for what may be a whole model.
+
+    The first of these that applies decides:
+
+    =======================  ===============================================  =========================================
+    what                     is a part                                        is not
+    =======================  ===============================================  =========================================
+    ``zero/<name>/fp32.pt``  always: one parameter (`UNIVERSAL`)
+    names of one program     always (`WHOLE_NAMES`)                           "1 in all"; number 0 alone, where content
+                                                                              decides (``consolidated.00.pth``)
+    "N of M" (`OF`)          always                                           M is 1; after a `COUNTER` (``epoch_3_of_10``),
+                                                                              unless as transformers writes it (`NUMBERED`)
+    a rank (`RANK`)          below `SMALL`, padded with 0, of parallelism     larger and by itself (``svd_rank_64.pt``);
+                             (``tp_rank``), or beside a neighbour             of LoRA factors; ``world_size_1``
+    other marks (`MARKS`)    always                                           of LoRA factors; ``world_size_1``
+    weak marks (`WEAK`)      beside a neighbour (``gpu0.pt``, ``gpu1.pt``)    otherwise (``layers12.pt``, ``layers24.pt``)
+    the folder               ``mp_rank_00/`` always; ``rank0/`` beside a      files of `BY_CONTENT`
+                             neighbour with a file of the same name
+    =======================  ===============================================  =========================================
+
+    A neighbour has number 0 or the next one in either direction. What a file says itself comes after its name (`set_contents`).
+    """
     folder = path.parent
     if UNIVERSAL.fullmatch(path.name) and folder.parent.name == "zero":
         return Part(path, SetKind(UNIVERSAL, "a DeepSpeed universal checkpoint", "parameter"), 0, None, {0: path})
@@ -150,7 +216,7 @@ def part_of(path: Path) -> Part | None:
         if fields:
             part = _part(path, kind, fields)
             return None if kind.content_decides and part.number == 0 and len(part.siblings) == 1 else part if part.count != 1 else None
-    counts = [_part(path, OF, fields) for fields in OF.regex.finditer(path.name) if len(fields["part"]) <= MAX_DIGITS]
+    counts = [_part(path, OF, fields) for fields in _counts(path.name) if len(fields["part"]) <= MAX_DIGITS]
     several = next((part for part in counts if part.count != 1), None)
     if several is not None:
         return several
@@ -160,7 +226,7 @@ def part_of(path: Path) -> Part | None:
         if fields is None or len(fields["part"]) > MAX_DIGITS:
             continue
         part = _part(path, kind, fields)
-        if part.count != 1 and not _says_otherwise(part) and (kind is not WEAK or len(part.siblings) > 1):
+        if part.count != 1 and not _says_otherwise(part) and (part.has_neighbour or _counts_alone(part)):
             return part
     if path.name in BY_CONTENT:
         return None
@@ -178,7 +244,7 @@ def _part_of_folders(path: Path) -> Part | None:
             part = _part(folder, kind, fields)
             like = {number: sibling / path.name for number, sibling in part.siblings.items() if is_file(sibling / path.name)}
             found = Part(path, SetKind(RANK_FOLDER, f"folders like {folder.name}", kind.unit), part.number, None, like)
-            if len(like) > 1 and not _says_otherwise(replace(part, path=folder / path.name)):
+            if found.has_neighbour and not _says_otherwise(replace(part, path=folder / path.name)):
                 return found
     return None
 
@@ -229,7 +295,7 @@ def unlisted_parts(files: Iterable[str]) -> list[str]:
     """Parts that names such as "x-00001-of-00003.bin" speak of and that are not among the files; of each set the first one."""
     sets: dict[tuple[str, str, int, int], set[int]] = {}
     for name in {file.rpartition("/")[2] for file in files}:
-        for fields in OF.regex.finditer(name):
+        for fields in _counts(name):
             (start, stop), count = fields.span("part"), int(fields["parts"][:MAX_DIGITS])
             if stop - start <= MAX_DIGITS and int(fields["part"]) <= count <= MAX_PARTS:
                 sets.setdefault((name[:start], name[stop:], stop - start, count), set()).add(int(fields["part"]))
@@ -262,7 +328,23 @@ def _part(path: Path, kind: SetKind, fields: re.Match[str]) -> Part:
     count = int(text[:MAX_DIGITS]) if text else None
     if ONE_WRITER.search(path.name) and kind.unit == "rank":
         count = 1
-    return Part(path, kind, number, count, {number: path, **siblings})
+    return Part(path, kind, number, count, {number: path, **siblings}, (start, stop))
+
+
+def _counts(name: str) -> Iterator[re.Match[str]]:
+    """Where a name says "N of M", N being no count of epochs and the like."""
+    for fields in OF.regex.finditer(name):
+        start = fields.start("part")
+        if NUMBERED.match(name, max(start - 1, 0)) or not any(word.end() == start for word in COUNTER.finditer(name, 0, start)):
+            yield fields
+
+
+def _counts_alone(part: Part) -> bool:
+    """Whether a mark without a neighbour is one: not a weak one, nor a rank that is rather that of a decomposition."""
+    if part.kind is not RANK or part.place is None:
+        return part.kind is not WEAK
+    padded = part.path.name[part.place[0]] == "0"
+    return part.number < SMALL or padded or bool(OF_PROCESSES.search(part.path.name, 0, part.place[0]))
 
 
 def _says_otherwise(part: Part) -> bool:
@@ -272,10 +354,9 @@ def _says_otherwise(part: Part) -> bool:
 
 
 def _sibling_name(part: Part, number: int) -> str:
-    fields = part.kind.regex.search(part.path.name)
-    if fields is None or "part" not in part.kind.regex.groupindex:
+    if part.place is None:
         return f"{part.kind.unit} {number}"
-    start, stop = fields.span("part")
+    start, stop = part.place
     width = stop - start if part.path.name[start] == "0" else 0
     return f"{part.path.name[:start]}{number:0{width}d}{part.path.name[stop:]}"
 
@@ -290,13 +371,13 @@ def _hint(part: Part, missing: Sequence[str]) -> str:
         return deepspeed_hint(part.path.parent)
     if part.is_indexed:
         what = "the other files and the index" if missing else "the index that belongs to these files"
-        return f"get {what} from where the model came from"
-    alone = len(part.siblings) == 1 and part.count is None
-    if alone and part.number > 0 and part.kind.unit == "part":
-        return "get the other files; if this one is a whole model, give it a name without the number"
-    if alone and not missing and part.number == 0:
-        return "if one process wrote all of it, give the file a name without a number, such as model.pt"
-    return "put the set together with the program that wrote it, and save one state dict"
+        advice = f"get {what} from where the model came from"
+    elif part.is_alone and part.count is None and part.number > 0 and part.kind.unit == "part":
+        advice = "get the other files"
+    else:
+        advice = "put the set together with the program that wrote it, and save one state dict"
+    certain = part.place is None or NUMBERED.search(part.path.name) or (part.kind is not OF and part.count is not None)
+    return f"{advice}; if it is a whole model, rename it without the number" if part.is_alone and not certain else advice
 
 
 def deepspeed_hint(folder: Path) -> str:

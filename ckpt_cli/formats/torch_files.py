@@ -21,7 +21,7 @@ from ckpt_cli.formats.file_groups import (
     without_averages,
 )
 from ckpt_cli.formats.set_contents import refuse_part
-from ckpt_cli.formats.set_names import lost_part
+from ckpt_cli.formats.set_names import PartName, lost_part, part_name
 from ckpt_cli.formats.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
@@ -32,10 +32,6 @@ from ckpt_cli.torchfile import TorchFile
 
 FORMAT = "torch-file"
 INDEX = "pytorch_model.bin.index.json"
-PART = re.compile(r".+-[0-9]+-of-[0-9]+\.bin", re.ASCII)
-ONE = re.compile(r".+-0*1-of-0*1\.bin", re.ASCII)
-"""The only part is the whole model."""
-
 KNOWN = re.compile(
     r"pytorch_model\.bin|pytorch_model_fsdp(_[0-9]+)?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
     r"|(model|checkpoint|model_best)\.pth\.tar|model_optim_rng\.pt|consolidated\.0+\.pth",
@@ -63,10 +59,10 @@ class TorchFiles:
             return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
         if is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
-        listed = files_in(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or PART.fullmatch(name))
+        listed = files_in(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or _part(name))
         found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]
-        parts = [] if found else [entry for entry in listed if PART.fullmatch(entry.name)]
-        if not found and (len(parts) == 1 and ONE.fullmatch(parts[0].name)):
+        parts = [] if found else [entry for entry in listed if _part(entry.name)]
+        if len(parts) == 1 and (only := _part(parts[0].name)) is not None and only.parts == 1:
             found, parts = parts, []
         if not found and not parts:
             found = [entry for entry in listed if entry.name == ADAPTER]
@@ -129,7 +125,12 @@ class TorchFiles:
 
 def holds_torch_model(folder: Path) -> bool:
     """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
-    return is_file(folder / INDEX) or bool(files_in(folder, lambda name: KNOWN.fullmatch(name) or PART.fullmatch(name)))
+    return is_file(folder / INDEX) or bool(files_in(folder, lambda name: KNOWN.fullmatch(name) or _part(name)))
+
+
+def _part(name: str) -> PartName | None:
+    part = part_name(name)
+    return part if part is not None and part.suffix == ".bin" else None
 
 
 def _component(path: Path) -> str:

@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
-from ckpt_cli.files import Files, entries_in, is_there
+from ckpt_cli.files import Files, entries_in, is_file, is_there
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
-from ckpt_cli.formats.state_dict import EXTRA_STATE
 from ckpt_cli.model import Component, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, few, is_extra_state, printable
 
@@ -100,11 +99,11 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
     """Warnings about entries beside weights that are no tensors. Raises Unsupported, or MissingShard, where that would lose weights."""
     notes = []
     for name, thing in group.objects.items():
-        if name.endswith(EXTRA_STATE):
+        if is_extra_state(name):
             continue
         # Nothing tells a trainer's state from weights in a folder without groups.
         stray = group.writer == FLAT
-        if thing.stored is None or not reader.path(thing.stored.file).is_file():
+        if thing.stored is None or not is_file(reader.path(thing.stored.file)):
             if not stray:
                 file = thing.stored.file if thing.stored else None
                 raise MissingShard(

@@ -93,7 +93,7 @@ def open_source(
     places = {place.name for found in target.checkpoints for place in found.places}
     if component is not None and component not in places:
         # It may be one of several in a folder or a file, which names alone do not tell.
-        places |= {place.name for place in expanded(target.checkpoints[-1]).places}
+        places |= {place.name for place in expanded(target.checkpoints[-1], files).places}
     wanted = type or (component if component in places else "both" if component == "model+ema" else None)
     ema_from_model = manifest is not None and manifest.options.get("ema_from_model") is True
     return open_checkpoint(

@@ -10,6 +10,7 @@ from ckpt_cli.assets import AUXILIARY
 from ckpt_cli.files import files_in, is_folder
 from ckpt_cli.formats.hub_folder import OPTIMIZER, PART, SINGLE
 from ckpt_cli.formats.hub_shards import SHARD
+from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.found import Found, Place
 from ckpt_cli.model import Component, Note
 from ckpt_cli.names import few, is_extra_state
@@ -31,7 +32,6 @@ WEIGHTS = re.compile(
 """Names of pickles that hold weights; other pickles in a checkpoint are training state."""
 
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
-NO_WEIGHTS = re.compile(r"(optim|extra_state|scheduler|rng|random|training_args|data|scaler|sampler|train).*", re.ASCII)
 
 
 def left_out_notes(found: Found, place: Place, component: Component) -> tuple[Note, ...]:
@@ -66,7 +66,7 @@ def _other_files(found: Found, place: Place, component: Component) -> list[Note]
 
 
 def _holds_weights(name: str) -> bool:
-    if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or PART.fullmatch(name) or SHARD.fullmatch(name):
+    if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or PART.fullmatch(name) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:
         return True

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unreadable, Unsupported, UsageError
-from ckpt_cli.files import entries_in, folders_in, is_file, is_folder, read_small, status_of
+from ckpt_cli.files import Files, entries_in, folders_in, is_file, is_folder, read_small, status_of
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.nodes import complement
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
@@ -110,13 +110,13 @@ def _locate(given: Path, step: int | None) -> Target:
     )
 
 
-def expanded(found: Found) -> Found:
+def expanded(found: Found, files: Files) -> Found:
     """The checkpoint with the state dicts inside of each component as components: a DCP folder may hold several."""
     places = list(found.places)
     taken = {place.name for place in places}
     for place in found.places:
         try:
-            names = groups(place.match)
+            names = groups(place.match, files)
         except CkptError as error:
             # What it holds is not known; whoever asks for a component of it is told why.
             if place.match.trouble is None:

@@ -78,7 +78,7 @@ def open_checkpoint(
             hint = _step_hint(listed, target, also, located) if _is_whole(listed, type, files, base, shard_order) else None
             target.check_readable(since(listed), hint)
         try:
-            found = expanded(listed)
+            found = expanded(listed, files)
             if ema_from_model:
                 found = with_ema_of_model(found)
             components = tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
@@ -223,7 +223,7 @@ def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Ta
 def _is_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> bool:
     """Whether the components of another step that ``type`` means can be read and are complete."""
     try:
-        found = expanded(found)
+        found = expanded(found, files)
         return all(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
     except CkptError:
         return False

@@ -48,7 +48,7 @@ class Dcp:
             )
         return [Match(FORMAT, "model", folder, items or tuple(found), "torch DCP", trouble=trouble)]
 
-    def groups(self, match: Match) -> list[str]:
+    def groups(self, match: Match, files: Files) -> list[str]:
         """The groups of tensors in the folder that may be weights, the main one first."""
         return [group.name for group in groups_of(read_catalog(match.root, *match.more_roots))] if match.trouble is None else []
 

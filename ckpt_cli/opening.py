@@ -17,7 +17,7 @@ from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.found import Found, Place, Target
 from ckpt_cli.frameworks import framework_of
-from ckpt_cli.locate import component_names, expanded, locate, step_of, with_ema_of_model
+from ckpt_cli.locate import called_ema, component_names, expanded, locate, step_of, with_ema_of_model
 from ckpt_cli.model import Component, Note
 from ckpt_cli.model_config import architecture, layer_count
 
@@ -97,6 +97,8 @@ def open_checkpoint(
         newer = since(found) if step is None and target.run is not None else lambda _: False
         notes = bare_notes(target, newer)
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
+        if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
+            notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} is an average by its name, and was taken"))
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)

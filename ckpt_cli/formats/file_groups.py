@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,8 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         own = key if NAME.fullmatch(key) and key not in taken else f"average_{len(groups)}"
         name = "ema" if "ema" not in taken and "ema" in key.lower() else own
         groups.append(_group_beside(name, key, node, *named_tensors(node)))
-    for key, node in _others(way):
+    known = {id(node) for each in (entries, *(group.known for group in groups)) for node in each.values()}
+    for key, node in _others(way, known):
         taken = {component, *(group.name for group in groups)}
         name = key if NAME.fullmatch(key) and key not in taken else f"other_{len(groups)}"
         groups.append(_group_beside(name, key, node, *named_tensors(node)))
@@ -146,7 +147,9 @@ def without_averages(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     """
     kept: dict[Any, Any] = {}
     for key, node in entries.items():
-        if (key in MODEL_KEYS and as_dict(node) is not None) or is_average(key, node) or _is_state_dict(key, node):
+        if (key in MODEL_KEYS and as_dict(node) is not None) or is_average(key, node):
+            continue
+        if key not in HOLDERS and _is_state_dict(key, node):
             continue
         inner = as_dict(node) if key in HOLDERS else None
         kept[key] = node if inner is None else {name: _without(each) for name, each in inner.items() if not is_average(name, each)}
@@ -176,11 +179,11 @@ def _averages(way: Way) -> Iterator[tuple[str, Any]]:
     yield from found.items()
 
 
-def _others(way: Way) -> Iterator[tuple[str, Any]]:
-    """Other state dicts beside the model: a teacher, a discriminator, a value head."""
+def _others(way: Way, known: Container[int]) -> Iterator[tuple[str, Any]]:
+    """Other state dicts beside the model: a teacher, a discriminator, a value head. ``known``: ids of other groups' tensors."""
     for level in way.beside[:-1]:
         for key, node in level.items():
-            if not is_average(key, node) and _is_state_dict(key, node):
+            if not is_average(key, node) and _is_state_dict(key, node, known):
                 yield key, node
 
 
@@ -188,11 +191,11 @@ def _is_no_model(key: object) -> bool:
     return is_state_key(key) or is_record_key(key)
 
 
-def _is_state_dict(key: object, node: Any) -> bool:
+def _is_state_dict(key: object, node: Any, known: Container[int] = ()) -> bool:
     """Whether something beside a model holds weights by name: no optimizer or the like, and matrices where the key speaks of numbers."""
     if not isinstance(key, str) or is_state_key(key) or as_dict(node) is None:
         return False
-    inner = named_tensors(node)[0] or {}
+    inner = {name: each for name, each in (named_tensors(node)[0] or {}).items() if id(each) not in known}
     least = 2 if is_record_key(key) else 1
     return not is_optimizer(inner) and any(isinstance(name, str) and (dimensions_of(each) or 0) >= least for name, each in inner.items())
 

@@ -16,14 +16,14 @@ FILE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 STATE = re.compile(
-    r".*optimi[sz]er.*|(.*[._-])?optims?([._-].*|[a-z0-9])?|(.*[._-])?opts?([._-]?(states?([._-].*)?|[a-z0-9]))?|"
-    r".*scheduler.*|(.*[._-])?(lr_?)?scheds?([._-].*)?|(.*[._-])?rngs?([._-].*|states?)?|"
+    r".*optimi[sz]er.*|(.*[._-])?optims?([._-].*|[a-z0-9])?|(.*[._-])?opts?([._-]?states?([._-].*)?|[._-][a-z0-9]|(?-i:[A-Z0-9]))?|"
+    r"(.*[._-])?lr_?sched.*|sched(ulers?)?([._-].*)?|(.*[._-])?rngs?([._-].*|states?)?|"
     r"(.*[._-])?random([._-]?(states?|rngs?|generators?|seeds?)([._-].*)?)?|(.*[._-])?data_?loaders?([._-].*)?",
     re.IGNORECASE,
 )
 TRAINER = re.compile(r"callbacks|loops|extra_state|train(er)?_state", re.IGNORECASE)
 RECORD = re.compile(
-    r".*scaler.*|train.*|args|config|hyper_parameters|data.*|loss.*|step|global_step|epoch|iteration|best.*",
+    r".*scaler.*|.*sched.*|.*rng.*|.*random.*|train.*|args|config|hyper_parameters|data.*|loss.*|step|global_step|epoch|iteration|best.*",
     re.IGNORECASE,
 )
 

@@ -75,9 +75,13 @@ class Dcp:
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         others = [other.name for other in groups if other.name != group.name]
-        if others and match.group is None and group.writer in ("", FLAT):
-            text = f"the folder also holds tensors of {few(others)}, which are not in this component: see --type"
-            notes.append(Note("warning", "other-groups", text))
+        if others and match.group is None:
+            if group.writer in ("", FLAT):
+                text = f"the folder also holds tensors of {few(others)}, which are not in this component: see --type"
+                notes.append(Note("warning", "other-groups", text))
+            else:
+                listed = [f"{name} (--type {name})" for name in others]
+                notes.append(Note("info", "other-components", f"the folder also holds {few(listed)}"))
         if unused:
             notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1

@@ -538,12 +538,10 @@ class TestExtraState:
         dcp.save({"model": held}, checkpoint_id=tmp_path / "run", no_dist=True)
         self.check(tmp_path / "run", tmp_path / "out")
 
-    def test_of_a_dcp_folder_with_the_names_of_megatron(self, tmp_path: Path, kind: str) -> None:
+    def test_of_a_dcp_folder_in_parts(self, tmp_path: Path, kind: str) -> None:
         import torch.distributed.checkpoint as dcp
 
-        held = {
-            f"{name}/shard_0_1" if "_extra" in name else name: value for name, value in with_state(kind).items() if name != "_extra_state"
-        }
+        held = {name.replace("_state", "_state/part_0"): value for name, value in with_state(kind).items() if name != "_extra_state"}
         dcp.save({"model": held}, checkpoint_id=tmp_path / "run", no_dist=True)
         ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
         assert differences(load(tmp_path / "out"), MODEL) == []

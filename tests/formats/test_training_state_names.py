@@ -19,8 +19,8 @@ def test_examples_of_the_modules() -> None:
     "name",
     [
         "optim_world_size_4_rank_0.pt", "optimizer_0.bin", "distrib_optim.pt", "extra_state_rank_0.pt", "scheduler.bin", "lr_scheduler.pt",
-        "rng_state_0.pth", "random_states_0.pkl", "training_args.bin", "data.pt", "data_0.pt", "data_status.pt", "dataloader.pt", "scaler.pt",
-        "sampler_1.bin", "losses.pt", "metrics.pt", "log.pt", "stats_rank_0.pt", "trainer_state.json", "train_state.pt",
+        "rng_state_0.pth", "random_states_0.pkl", "training_args.bin", "data.pt", "data_0.pt", "data_status.pt", "dataloader.pt",
+        "scaler.pt", "sampler_1.bin", "losses.pt", "metrics.pt", "log.pt", "stats_rank_0.pt", "trainer_state.json", "train_state.pt",
     ],
 )  # fmt: skip
 def test_files_of_training_state(name: str) -> None:
@@ -36,8 +36,8 @@ def test_files_that_may_be_weights(name: str) -> None:
     "key",
     [
         "optim", "opt", "opt_state", "optG", "opt_d", "optimizer_states", "generator_optimizer", "Optimiser", "base_optim", "lr_scheduler",
-        "lr_schedulers", "scheduler", "sched", "rng", "rng_state", "cuda_rng_state_all", "random_states", "numpy_random_state", "dataloader",
-        "train_dataloader", "data_loader_state",
+        "lr_schedulers", "scheduler", "sched", "rng", "rng_state", "cuda_rng_state_all", "random_states", "numpy_random_state",
+        "dataloader", "train_dataloader", "data_loader_state",
     ],
 )  # fmt: skip
 def test_keys_of_training_state(key: str) -> None:

@@ -353,7 +353,11 @@ class TestWhatLiesBesideTheModel:
 
     @pytest.mark.parametrize(
         "beside",
-        [{"trainer": {"critic": AVERAGE}}, {"replay": [torch.ones(3, 3)]}, {"callbacks": {"x": {"buffer": torch.ones(3, 3)}}}],
+        [
+            {"trainer": {"adam": {"exp_avg": torch.ones(2)}, "critic": AVERAGE}},
+            {"replay": [torch.ones(3, 3)]},
+            {"callbacks": {"x": {"buffer": torch.ones(3, 3)}}},
+        ],
         ids=["a dict of state dicts", "a list", "a callback"],
     )
     def test_is_named_where_it_is_no_state_dict(self, tmp_path: Path, form: str, beside: dict[str, Any]) -> None:
@@ -372,6 +376,13 @@ class TestWhatLiesBesideTheModel:
         run = self.save(form, {"state_dict": MODEL, "model": AVERAGE}, tmp_path / "run")
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert "model (--type other_0)" in self.notes(result)["other-components"]
+        ckpt_cli.merge(run, tmp_path / "other", type="other_0")
+        assert differences(load(tmp_path / "other"), AVERAGE) == []
+
+    @pytest.mark.parametrize("key", ["all", "both", "main", "regular", "a name"])
+    def test_has_a_name_that_can_be_asked_for(self, tmp_path: Path, form: str, key: str) -> None:
+        run = self.save(form, {"model": MODEL, key: AVERAGE}, tmp_path / "run")
+        assert f"{key} (--type other_0)" in self.notes(ckpt_cli.merge(run, tmp_path / "out"))["other-components"]
         ckpt_cli.merge(run, tmp_path / "other", type="other_0")
         assert differences(load(tmp_path / "other"), AVERAGE) == []
 

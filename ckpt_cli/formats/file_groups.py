@@ -29,6 +29,9 @@ from ckpt_cli.pickle_nodes import as_dict, describe
 from ckpt_cli.torchfile import TorchFile
 
 HOLDERS = ("callbacks", "extra_state")
+MEANT = ("all", "both", "main", "regular")
+"""What ``--type`` gives a meaning of its own."""
+
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 
@@ -60,7 +63,7 @@ def groups_of(file: TorchFile, component: str, reader: LocalReader) -> tuple[Way
     A component that is no "ema" means the model: which group is wanted is chosen afterwards.
     """
     main = "ema" if component == "ema" else "model"
-    way = way_down(file.root, EMA_KEYS if main == "ema" else MODEL_KEYS, reader)
+    way = way_down(file.root, (*EMA_KEYS, *MODEL_KEYS) if main == "ema" else MODEL_KEYS, reader)
     return way, file_groups(way, main)
 
 
@@ -78,13 +81,13 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         return [FileGroup(component, "", split[0], above), FileGroup("ema", "", split[1], above)]
     groups: list[FileGroup] = []
     for key, node in averages.items():
-        taken = {component, *(group.name for group in groups)}
+        taken = {component, *MEANT, *(group.name for group in groups)}
         own = key if NAME.fullmatch(key) and key not in taken else f"average_{len(groups)}"
         name = "ema" if "ema" not in taken and "ema" in key.lower() else own
         groups.append(_group_beside(name, key, node, *named_tensors(node)))
     known = {id(node) for each in (entries, *(group.known for group in groups)) for node in each.values()}
     for key, node in _others(way, known):
-        taken = {component, *(group.name for group in groups)}
+        taken = {component, *MEANT, *(group.name for group in groups)}
         name = key if NAME.fullmatch(key) and key not in taken else f"other_{len(groups)}"
         groups.append(_group_beside(name, key, node, *named_tensors(node)))
     rest = {key: node for key, node in entries.items() if key not in averages or averages[key] is not node}

@@ -38,8 +38,8 @@ def is_optimizer(entries: Mapping[Any, Any]) -> bool:
     """Whether a dict is an optimizer's state by what is in it: parameter groups, or slots per parameter, numbered or named."""
     if "param_groups" in entries and "state" in entries:
         return True
-    first = next((inner for node in entries.values() if (inner := pairs_of(node))), {})
-    return any(isinstance(slot, str) and slot in SLOTS for slot in first)
+    inner = [pairs for node in entries.values() if (pairs := pairs_of(node))]
+    return bool(inner) and all(any(isinstance(slot, str) and slot in SLOTS for slot in pairs) for pairs in inner)
 
 
 class MatrixSearch:

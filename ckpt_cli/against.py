@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from ckpt_cli.adapter_checks import scales
 from ckpt_cli.errors import CorruptFile, Unreadable, UsageError
-from ckpt_cli.files import ABSENT, Files, is_there
+from ckpt_cli.files import Files, is_there, status_of
 from ckpt_cli.findings import finding
 from ckpt_cli.formats.base import LoraMode, Naming, ShardOrder
 from ckpt_cli.formats.hub_folder import FORMAT
@@ -93,7 +93,7 @@ def open_source(
     places = {place.name for found in target.checkpoints for place in found.places}
     if component is not None and component not in places:
         # It may be one of several in a folder or a file, which names alone do not tell.
-        places |= {place.name for place in expanded(target.checkpoints[-1]).places}
+        places |= {place.name for place in expanded(target.checkpoints[-1], files).places}
     wanted = type or (component if component in places else "both" if component == "model+ema" else None)
     ema_from_model = manifest is not None and manifest.options.get("ema_from_model") is True
     return open_checkpoint(
@@ -168,13 +168,13 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
     for source in listed if isinstance(listed, list) else []:
         if isinstance(source, dict) and isinstance(source.get("path"), str):
             try:
-                status = os.stat(source["path"])
-            except (OSError, ValueError) as error:
-                gone = isinstance(error, (*ABSENT, ValueError))
-                what = "is not where it was" if gone else f"cannot be looked at: {getattr(error, 'strerror', error)}"
-                found.append(finding("changed-source", what, file=source["path"]))
+                status = status_of(source["path"])
+            except Unreadable as error:
+                found.append(finding("changed-source", error.message, file=source["path"]))
                 continue
-            if (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
+            if status is None:
+                found.append(finding("changed-source", "is not where it was", file=source["path"]))
+            elif (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
                 found.append(finding("changed-source", "has another size or time than when it was merged", file=source["path"]))
     return found
 

@@ -25,9 +25,11 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import NonFinite, UsageError, within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files
+from ckpt_cli.formats.averages import is_average_name
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.key_map import Rule, read_key_map
+from ckpt_cli.locate import called_ema
 from ckpt_cli.merge_plan import Base, MergeOptions, named_alike, open_base
 from ckpt_cli.model import Note, Tensor
 from ckpt_cli.names import few
@@ -411,10 +413,11 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
     names = list(dict.fromkeys(component.name for component in components))
     if len(names) > 1:
         notes.append(Note("warning", "mixed-components", f"components of different names are averaged: {few(names)}"))
-    if method == "posthoc-ema" and names != ["ema"]:
-        ema = "pass --type ema, or " if all(opened.found.place("ema") is not None for opened in snapshots.opened) else ""
+    plain = [name for name in names if not is_average_name(name)]
+    if method == "posthoc-ema" and plain:
+        ema = "pass --type ema, or " if all(called_ema(opened.found) is not None for opened in snapshots.opened) else ""
         raise UsageError(
-            f"the method posthoc-ema combines averages that training saved, and this is {few([n for n in names if n != 'ema'])}",
+            f"the method posthoc-ema combines averages that training saved, and this is {few(plain)}",
             hint=f"{ema}use another method for plain weights",
         )
 

@@ -13,6 +13,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files import files_in, is_folder
 from ckpt_cli.formats.hub_folder import OPTIMIZER, SINGLE, safetensors_part
 from ckpt_cli.formats.hub_shards import SHARD
+from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.found import Found, Place
 from ckpt_cli.manifest import read_manifest
 from ckpt_cli.model import Component, Note
@@ -35,7 +36,6 @@ WEIGHTS = re.compile(
 """Names of pickles that hold weights; other pickles in a checkpoint are training state."""
 
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
-NO_WEIGHTS = re.compile(r"(optim|extra_state|scheduler|rng|random|training_args|data|scaler|sampler|train).*", re.ASCII)
 
 
 def left_out_notes(found: Found, place: Place, component: Component) -> tuple[Note, ...]:
@@ -79,7 +79,7 @@ def _merged_before(folder: Path) -> list[str]:
 
 
 def _holds_weights(name: str) -> bool:
-    if NO_WEIGHTS.fullmatch(name) or name in (OPTIMIZER, AUXILIARY) or safetensors_part(name) or SHARD.fullmatch(name):
+    if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or safetensors_part(name) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:
         return True

@@ -165,7 +165,8 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
     first_error: CkptError | None = None
     for listed in reversed(target.checkpoints):
         try:
-            found = expanded(listed)
+            with Files() as files:
+                found = expanded(listed, files)
             names = component_names(found, type)
         except (Unreadable, LfsPointer):
             raise

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from ckpt_cli.errors import CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable
 
@@ -38,6 +38,10 @@ HINTS = {
     errno.ESTALE: "the file system was mounted anew or the file replaced: run the command again",
 }
 """What helps against an error of the system. Of EIO and others nobody knows it."""
+
+Parsed = TypeVar("Parsed")
+MAX_PARSED = 2
+"""Files that are kept as they were parsed: a pickle of many tensors takes some memory."""
 
 LFS_START = b"version https://git-lfs.github.com/spec/"
 LFS_SIZE = 1024
@@ -199,6 +203,7 @@ class Files:
         self._sources: dict[str, FileSource] = {}
         self._idle: OrderedDict[str, int] = OrderedDict()
         self._busy: dict[str, list[int]] = {}
+        self._parsed: OrderedDict[tuple[Identity, object], Any] = OrderedDict()
 
     def source(self, path: str | os.PathLike[str]) -> FileSource:
         """The source of ``path``; the same object for the same path. Raises NotFound or Unreadable."""
@@ -210,6 +215,20 @@ class Files:
                 self._idle[name] = fd
                 self._trim()
             return self._sources[name]
+
+    def parsed(self, path: str | os.PathLike[str], parse: Callable[[FileSource], Parsed]) -> Parsed:
+        """What ``parse`` makes of a file. The last few are kept: what a file holds is often asked right before it is described."""
+        source = self.source(path)
+        key = (source.identity, parse)
+        with self._lock:
+            made: Parsed | None = self._parsed.pop(key, None)
+        if made is None:
+            made = parse(source)
+        with self._lock:
+            self._parsed[key] = made
+            while len(self._parsed) > MAX_PARSED:
+                self._parsed.popitem(last=False)
+        return made
 
     @contextmanager
     def descriptor(self, source: FileSource) -> Iterator[int]:

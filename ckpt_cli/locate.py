@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unreadable, Unsupported, UsageError
-from ckpt_cli.files import entries_in, folders_in, is_file, is_folder, read_small, status_of
+from ckpt_cli.files import Files, entries_in, folders_in, is_file, is_folder, read_small, status_of
+from ckpt_cli.formats.averages import is_average_name
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.nodes import complement
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
@@ -110,13 +111,13 @@ def _locate(given: Path, step: int | None) -> Target:
     )
 
 
-def expanded(found: Found) -> Found:
+def expanded(found: Found, files: Files) -> Found:
     """The checkpoint with the state dicts inside of each component as components: a DCP folder may hold several."""
     places = list(found.places)
     taken = {place.name for place in places}
     for place in found.places:
         try:
-            names = groups(place.match)
+            names = groups(place.match, files)
         except CkptError as error:
             # What it holds is not known; whoever asks for a component of it is told why.
             if place.match.trouble is None:
@@ -136,23 +137,30 @@ def expanded(found: Found) -> Found:
 def with_ema_of_model(found: Found) -> Found:
     """The checkpoint with its main component under the name "ema" as well, if it has no EMA of its own."""
     model = found.places[0]
-    if found.place("ema") is not None:
+    if called_ema(found) is not None:
         return found
     return replace(found, places=(*found.places, replace(model, name="ema")))
+
+
+def called_ema(found: Found) -> str | None:
+    """The component that ``--type ema`` means: the one of that name, or the only one whose name is an average's."""
+    there = [place.name for place in found.places]
+    averages = ["ema"] if "ema" in there else [name for name in there if is_average_name(name)]
+    return averages[0] if len(averages) == 1 else None
 
 
 def component_names(found: Found, wanted: str | None) -> list[str]:
     """The components that ``--type`` means. Raises NotFound with the list of those that are there."""
     there = [place.name for place in found.places]
-    main = there[0]
+    main, ema = there[0], called_ema(found) or "ema"
     if wanted is None:
         return [main]
     if wanted == "all":
         return there
     if wanted == "both":
-        names = list(dict.fromkeys((main, "ema")))
+        names = list(dict.fromkeys((main, ema)))
     else:
-        name = SYNONYMS.get(wanted, wanted)
+        name = ema if wanted == "ema" else SYNONYMS.get(wanted, wanted)
         names = [main if name == "model" and "model" not in there and main != "ema" else name]
     for name in names:
         if name not in there:

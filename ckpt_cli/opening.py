@@ -18,7 +18,7 @@ from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.found import Found, Place, Target
 from ckpt_cli.frameworks import framework_of
-from ckpt_cli.locate import component_names, expanded, locate, step_of, with_ema_of_model
+from ckpt_cli.locate import called_ema, component_names, expanded, locate, step_of, with_ema_of_model
 from ckpt_cli.model import Component, Note
 from ckpt_cli.model_config import architecture, layer_count
 
@@ -82,7 +82,7 @@ def open_checkpoint(
             hint = _step_hint(listed, target, also, located) if _is_whole(listed, type, files, base, shard_order) else None
             target.check_readable(since(listed), hint)
         try:
-            found = expanded(listed)
+            found = expanded(listed, files)
             if ema_from_model:
                 found = with_ema_of_model(found)
             components = tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
@@ -101,6 +101,8 @@ def open_checkpoint(
         newer = since(found) if step is None and target.run is not None else lambda _: False
         notes = bare_notes(target, newer)
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
+        if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
+            notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} is an average by its name, and was taken"))
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
@@ -228,7 +230,7 @@ def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Ta
 def _is_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> bool:
     """Whether the components of another step that ``type`` means can be read and are complete."""
     try:
-        found = expanded(found)
+        found = expanded(found, files)
         return all(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
     except CkptError:
         return False

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, NotFound, Unsupported
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, NotFound, NotRecognised, Unsupported
 from ckpt_cli.report import MergeResult
+from ckpt_cli.torchfile import TorchFile
 from tests.architectures import MODELS, build
 from tests.cli import ckpt
 from tests.tensors import differences, load
@@ -291,6 +292,223 @@ class TestOtherAverages:
         assert differences(load(tmp_path / "out"), dict(model.state_dict())) == []
 
 
+SLOTS = {"state": {0: {"exp_avg": torch.ones(2, 3)}}, "param_groups": [{"lr": 0.1}]}
+QUIET: dict[str, Any] = {
+    "optimizer": SLOTS,
+    "muon": SLOTS,
+    "ema_optimizer": SLOTS,
+    "adam": {0: {"exp_avg": torch.ones(2, 3)}},
+    "opt_g": {"a.weight": torch.ones(2, 3)},
+    "lr_scheduler": {"last": torch.ones(2)},
+    "cuda_rng": [torch.ones(9, dtype=torch.uint8)],
+    "random_states": {"cpu": torch.ones(9, dtype=torch.uint8)},
+    "train_dataloader": {"buffer": torch.ones(3, 3)},
+    "callbacks": {"Timer": {"seconds": torch.tensor(3.0), "losses": torch.ones(3)}},
+    "grad_scaler": {"scale": torch.tensor(1.0)},
+    "metrics": {"accuracy": torch.tensor(0.5)},
+    "train_losses": {"values": torch.ones(5)},
+}
+
+
+@pytest.mark.parametrize("form", ["file", "ranks"])
+class TestWhatLiesBesideTheModel:
+    """One content has one answer, as one file and as files of ranks."""
+
+    def save(self, form: str, content: Any, folder: Path, ranks: int = 2) -> Path:
+        folder.mkdir(parents=True)
+        if form == "file":
+            torch.save(content, folder / "model.pt")
+            return folder / "model.pt"
+        for rank in range(ranks):
+            torch.save(content, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
+        return folder
+
+    def notes(self, result: MergeResult) -> dict[str, str]:
+        return {note.code: note.text for note in result.checkpoint.notes}
+
+    def test_is_named_or_a_component(self, tmp_path: Path, form: str) -> None:
+        run = self.save(form, {"model": MODEL, "ema": AVERAGE, "queue": torch.zeros(5, 5)}, tmp_path / "run")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert self.notes(result)["other-components"].endswith("also holds ema (--type ema)")
+        assert self.notes(result)["beside-weights"].endswith(": queue")
+        assert "beside-weights" in codes(result, "warning")
+        assert differences(load(tmp_path / "out"), MODEL) == []
+        ckpt_cli.merge(run, tmp_path / "ema", type="ema")
+        assert differences(load(tmp_path / "ema"), AVERAGE) == []
+        assert [component.name for component in ckpt_cli.detect(run).checkpoint.components] == ["model", "ema"]
+        assert ckpt_cli.verify(tmp_path / "ema", against=run).exit_code == 0
+        ckpt_cli.average([run, run], tmp_path / "mean", type="ema")
+        assert differences(load(tmp_path / "mean"), AVERAGE) == []
+        with pytest.raises(CkptError, match="queue"):
+            ckpt_cli.merge(run, tmp_path / "strict", strict=True)
+
+    @pytest.mark.parametrize("key", ["best_model_state", "loss", "data", "train", "optimal_model", "extra_state", "random_features"])
+    def test_is_a_component_whatever_it_is_called(self, tmp_path: Path, form: str, key: str) -> None:
+        other = {"weight": torch.ones(9, 9)}
+        run = self.save(form, {"model": MODEL, key: other}, tmp_path / "run")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert f"--type {key}" in self.notes(result)["other-components"]
+        ckpt_cli.merge(run, tmp_path / "other", type=key)
+        assert differences(load(tmp_path / "other"), other) == []
+
+    @pytest.mark.parametrize(
+        "beside",
+        [
+            {"trainer": {"adam": {"exp_avg": torch.ones(2)}, "critic": AVERAGE}},
+            {"replay": [torch.ones(3, 3)]},
+            {"callbacks": {"x": {"buffer": torch.ones(3, 3)}}},
+        ],
+        ids=["a dict of state dicts", "a list", "a callback"],
+    )
+    def test_is_named_where_it_is_no_state_dict(self, tmp_path: Path, form: str, beside: dict[str, Any]) -> None:
+        run = self.save(form, {"model": MODEL, **beside}, tmp_path / "run")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert self.notes(result)["beside-weights"].endswith(f": {next(iter(beside))}")
+        assert differences(load(tmp_path / "out"), MODEL) == []
+
+    def test_is_told_on_every_level(self, tmp_path: Path, form: str) -> None:
+        inner = {"state_dict": MODEL, "ema": AVERAGE, "queue": torch.ones(3, 3)}
+        run = self.save(form, {"model": inner, "queue": 3, "ema": {"x.weight": torch.ones(7, 7)}}, tmp_path / "run")
+        said = self.notes(ckpt_cli.merge(run, tmp_path / "out"))
+        assert said["beside-weights"].endswith(": ema, queue")
+
+    def test_of_two_usual_names_both_are_told(self, tmp_path: Path, form: str) -> None:
+        run = self.save(form, {"state_dict": MODEL, "model": AVERAGE}, tmp_path / "run")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert "model (--type other_0)" in self.notes(result)["other-components"]
+        ckpt_cli.merge(run, tmp_path / "other", type="other_0")
+        assert differences(load(tmp_path / "other"), AVERAGE) == []
+
+    @pytest.mark.parametrize("key", ["all", "both", "main", "regular", "a name"])
+    def test_has_a_name_that_can_be_asked_for(self, tmp_path: Path, form: str, key: str) -> None:
+        run = self.save(form, {"model": MODEL, key: AVERAGE}, tmp_path / "run")
+        assert f"{key} (--type other_0)" in self.notes(ckpt_cli.merge(run, tmp_path / "out"))["other-components"]
+        ckpt_cli.merge(run, tmp_path / "other", type="other_0")
+        assert differences(load(tmp_path / "other"), AVERAGE) == []
+
+    def test_is_quiet_about_training_state(self, tmp_path: Path, form: str) -> None:
+        run = self.save(form, {"model": MODEL, **QUIET}, tmp_path / "run")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert not codes(result) & {"other-components", "beside-weights"}
+        assert [component.name for component in ckpt_cli.detect(run).checkpoint.components] == ["model"]
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            {"checkpoint": {"model": {"module": MODEL}}},
+            {"a": {"b": {"c": {"d": MODEL}}}},
+            {"run": {"net": MODEL, "optimizer": SLOTS}, "step": torch.tensor(3), "counters": {"seen": torch.tensor(4)}},
+        ],
+        ids=["usual names below", "four levels", "counters beside it"],
+    )
+    def test_the_only_group_is_found_however_deep(self, tmp_path: Path, form: str, content: Any) -> None:
+        run = self.save(form, content, tmp_path / "run")
+        assert not codes(ckpt_cli.merge(run, tmp_path / "out"), "warning") & {"beside-weights"}
+        assert differences(load(tmp_path / "out"), MODEL) == []
+
+    def test_an_average_below_the_only_group(self, tmp_path: Path, form: str) -> None:
+        run = self.save(form, {"checkpoint": {"net": MODEL, "ema": AVERAGE}}, tmp_path / "run")
+        ckpt_cli.merge(run, tmp_path / "out", type="ema")
+        assert differences(load(tmp_path / "out"), AVERAGE) == []
+
+    def test_two_groups_below_the_only_one_are_refused(self, tmp_path: Path, form: str) -> None:
+        run = self.save(form, {"checkpoint": {"left": MODEL, "right": AVERAGE}}, tmp_path / "run")
+        with pytest.raises(CkptError, match="left, right"):
+            ckpt_cli.merge(run, tmp_path / "out")
+
+    def test_an_entry_that_is_none_stays_a_leaf(self, tmp_path: Path, form: str) -> None:
+        run = self.save(form, {"model": {**MODEL, "nothing": None}, "ema": AVERAGE}, tmp_path / "run")
+        assert "nothing" in [leaf.name for leaf in ckpt_cli.inspect(run).checkpoint.components[0].leaves]
+
+
+class TestRanksThatHoldDifferentThings:
+    def save(self, folder: Path, *contents: Any) -> Path:
+        folder.mkdir()
+        for rank, content in enumerate(contents):
+            torch.save(content, folder / f"model_world_size_{len(contents)}_rank_{rank}.pt")
+        return folder
+
+    def test_a_component_that_a_rank_lacks_is_refused(self, tmp_path: Path) -> None:
+        run = self.save(tmp_path / "run", {"model": MODEL, "ema": AVERAGE}, {"model": MODEL})
+        assert "other-components" in codes(ckpt_cli.merge(run, tmp_path / "out"), "warning")
+        with pytest.raises(Inconsistent, match="rank 1 holds no ema"):
+            ckpt_cli.merge(run, tmp_path / "ema", type="ema")
+
+    def test_an_average_is_never_put_together_with_a_model(self, tmp_path: Path) -> None:
+        run = self.save(tmp_path / "run", {"model": MODEL}, {"ema": AVERAGE, "step": 3})
+        with pytest.raises(Inconsistent, match="rank 1 holds no model"):
+            ckpt_cli.merge(run, tmp_path / "out")
+
+    def test_a_matrix_beside_one_of_them_is_told(self, tmp_path: Path) -> None:
+        run = self.save(tmp_path / "run", {"model": MODEL}, {"model": MODEL, "queue": torch.ones(3, 3)})
+        assert "beside-weights" in codes(ckpt_cli.merge(run, tmp_path / "out"), "warning")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+class TestAnAverageOfADcpFolder:
+    def save(self, folder: Path, content: Any) -> Path:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(content, checkpoint_id=folder, no_dist=True)
+        return folder
+
+    @pytest.mark.parametrize("key", ["ema", "model_ema", "ema_model", "swa_model"])
+    def test_is_what_type_ema_means(self, tmp_path: Path, key: str) -> None:
+        run = self.save(tmp_path / "run", {"model": MODEL, key: AVERAGE})
+        assert f"{key} (--type {key})" in str(ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes)
+        result = ckpt_cli.merge(run, tmp_path / "ema", type="ema")
+        assert differences(load(tmp_path / "ema"), AVERAGE) == []
+        assert ("ema-by-name" in codes(result)) == (key != "ema")
+        assert ckpt_cli.verify(tmp_path / "ema", against=run).exit_code == 0
+        assert [output.component for output in ckpt_cli.merge(run, tmp_path / "all", type="both").outputs] == ["model", key]
+        ckpt_cli.merge(run, tmp_path / "from", type="ema", ema_from_model=True)
+        assert differences(load(tmp_path / "from"), AVERAGE) == []
+
+    def test_is_asked_for_by_name_where_there_are_several(self, tmp_path: Path) -> None:
+        run = self.save(tmp_path / "run", {"model": MODEL, "ema_fast": AVERAGE, "ema_slow": AVERAGE})
+        with pytest.raises(NotFound, match="no component ema"):
+            ckpt_cli.merge(run, tmp_path / "out", type="ema")
+
+    def test_in_a_callback_is_offered_and_counters_are_not(self, tmp_path: Path) -> None:
+        counters = {"callbacks": {"Timer": {"seconds": torch.tensor(3.0)}}, "train_state": {"step": torch.tensor(3)}}
+        run = self.save(tmp_path / "run", {"model": MODEL, **counters})
+        assert [component.name for component in ckpt_cli.detect(run).checkpoint.components] == ["model"]
+        run = self.save(tmp_path / "other", {"model": MODEL, "callbacks": {"EMA": {"ema_weights": AVERAGE}}})
+        assert [component.name for component in ckpt_cli.detect(run).checkpoint.components] == ["model", "ema_weights"]
+
+
+STATE_FILES = ("lr_scheduler.pt", "trainer_state.pt", "sampler.bin", "metrics.pt", "loss-00001-of-00002.pt", "distrib_optim.pt")
+WEIGHT_FILES = ("loss_0.31.pt", "trainable_params.bin", "data2vec_base.pt", "random_init.pt", "logits_model.pt", "trained.pt")
+
+
+class TestFilesCalledLikeTrainingState:
+    @pytest.mark.parametrize("name", STATE_FILES)
+    def test_are_no_model(self, tmp_path: Path, name: str) -> None:
+        torch.save({"_schedulers": [], "x": torch.ones(2), "y": torch.ones(1)}, tmp_path / name)
+        with pytest.raises(NotRecognised):
+            ckpt_cli.detect(tmp_path / name)
+
+    @pytest.mark.parametrize("name", WEIGHT_FILES)
+    def test_are_told_from_weights_with_such_a_beginning(self, tmp_path: Path, name: str) -> None:
+        torch.save(MODEL, tmp_path / name)
+        ckpt_cli.merge(tmp_path / name, tmp_path.with_name("out") / name)
+        assert differences(load(tmp_path.with_name("out") / name), MODEL) == []
+
+    def test_and_weights_with_such_a_beginning_are_told_beside_a_model(self, tmp_path: Path) -> None:
+        folder = hub_folder(tmp_path / "run")
+        torch.save(MODEL, folder / "trainable_params.bin")
+        assert "trainable_params.bin" in str(ckpt_cli.merge(folder, tmp_path / "out").checkpoint.notes)
+
+
+def test_a_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"model": MODEL, "ema": AVERAGE}, tmp_path / "model.pt")
+    read: list[object] = []
+    parse = TorchFile._read
+    monkeypatch.setattr(TorchFile, "_read", lambda file: read.append(file) or parse(file))
+    ckpt_cli.detect(tmp_path / "model.pt")
+    assert len(read) == 1
+
+
 def with_state(kind: str) -> dict[str, Any]:
     content = io.BytesIO()
     torch.save({"scale_fwd": torch.ones(3)}, content)
@@ -330,6 +548,14 @@ class TestExtraState:
         held = {name: value for name, value in with_state(kind).items() if name != "_extra_state"}
         dcp.save({"model": held}, checkpoint_id=tmp_path / "run", no_dist=True)
         self.check(tmp_path / "run", tmp_path / "out")
+
+    def test_of_a_dcp_folder_in_parts(self, tmp_path: Path, kind: str) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        held = {name.replace("_state", "_state/part_0"): value for name, value in with_state(kind).items() if name != "_extra_state"}
+        dcp.save({"model": held}, checkpoint_id=tmp_path / "run", no_dist=True)
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+        assert differences(load(tmp_path / "out"), MODEL) == []
 
     def test_of_safetensors(self, tmp_path: Path, kind: str) -> None:
         held = {name: value for name, value in with_state("tensor").items() if isinstance(value, torch.Tensor)}

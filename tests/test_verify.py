@@ -582,6 +582,15 @@ class TestWhatIsSaid:
         moved = source.rename(tmp_path / "elsewhere")
         assert codes(ckpt_cli.verify(out, against=moved)) == {"changed-source"}
 
+    def test_of_a_source_that_cannot_be_looked_at_is_no_absence(self, run: Path, tmp_path: Path) -> None:
+        source = Path(shutil.copytree(run / "global_step_1", tmp_path / "global_step_1"))
+        out = ckpt_cli.merge(source, tmp_path / "out").outputs[0].output
+        moved = source.rename(tmp_path / "elsewhere")
+        source.symlink_to(source)
+        found = ckpt_cli.verify(out, against=moved).findings
+        assert {item.code for item in found} == {"changed-source"}
+        assert all("cannot be looked at" in item.message for item in found)
+
     def test_of_a_flipped_bit_says_how_many_elements_and_where(self, out: Path, run: Path) -> None:
         change(owner(out, QUERY), lambda held: held[QUERY][5, 7].add_(1.0))
         (item,) = ckpt_cli.verify(out, against=run / "global_step_1").findings

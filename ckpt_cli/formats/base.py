@@ -67,7 +67,7 @@ class Reader(Protocol):
         """The components that ``path`` (a folder or a file) holds directly, from names alone. Never raises for content."""
         ...
 
-    def groups(self, match: Match) -> list[str]:
+    def groups(self, match: Match, files: Files) -> list[str]:
         """The names of the state dicts inside of a match, the main one first; for most formats there is only that one."""
         ...
 

@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
-from ckpt_cli.files import Files, entries_in, is_there
+from ckpt_cli.files import Files, entries_in, is_file, is_there
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
-from ckpt_cli.formats.state_dict import EXTRA_STATE
 from ckpt_cli.model import Component, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, few, is_extra_state, printable
 
@@ -49,7 +48,7 @@ class Dcp:
             )
         return [Match(FORMAT, "model", folder, items or tuple(found), "torch DCP", trouble=trouble)]
 
-    def groups(self, match: Match) -> list[str]:
+    def groups(self, match: Match, files: Files) -> list[str]:
         """The groups of tensors in the folder that may be weights, the main one first."""
         return [group.name for group in groups_of(read_catalog(match.root, *match.more_roots))] if match.trouble is None else []
 
@@ -76,9 +75,13 @@ class Dcp:
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         others = [other.name for other in groups if other.name != group.name]
-        if others and match.group is None and group.writer in ("", FLAT):
-            text = f"the folder also holds tensors of {few(others)}, which are not in this component: see --type"
-            notes.append(Note("warning", "other-groups", text))
+        if others and match.group is None:
+            if group.writer in ("", FLAT):
+                text = f"the folder also holds tensors of {few(others)}, which are not in this component: see --type"
+                notes.append(Note("warning", "other-groups", text))
+            else:
+                listed = [f"{name} (--type {name})" for name in others]
+                notes.append(Note("info", "other-components", f"the folder also holds {few(listed)}"))
         if unused:
             notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
@@ -100,11 +103,11 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
     """Warnings about entries beside weights that are no tensors. Raises Unsupported, or MissingShard, where that would lose weights."""
     notes = []
     for name, thing in group.objects.items():
-        if name.endswith(EXTRA_STATE):
+        if is_extra_state(name):
             continue
         # Nothing tells a trainer's state from weights in a folder without groups.
         stray = group.writer == FLAT
-        if thing.stored is None or not reader.path(thing.stored.file).is_file():
+        if thing.stored is None or not is_file(reader.path(thing.stored.file)):
             if not stray:
                 file = thing.stored.file if thing.stored else None
                 raise MissingShard(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.formats.dcp_megatron import refuse_megatron
 from ckpt_cli.formats.dcp_metadata import Catalog, CatalogObject, CatalogTensor
+from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,6 @@ MODELS = (
     Rule(("fsdp_checkpoint", "model"), "RLinf"),
     Rule(("model",), "accelerate, Lightning Fabric, OLMo-core, VeOmni"),
 )
-NO_WEIGHTS = re.compile(
-    r"optim(izer)?s?(_.*)?|optimizer_states?|lr_schedulers?|schedulers?|dataloader|train_state|trainer_state|rng(_.*)?|loops|callbacks|extra_state"
-)
-"""Groups beside a model that hold no weights."""
-
 CONTAINER = re.compile(r"app(_state)?|state|trainer|model_state|state_dict|model|module|model_state_dict|checkpoint|ckpt")
 """Keys above a state dict that do not say which model it is."""
 
@@ -71,6 +67,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
             found.append(_group(catalog, "model", rule.writer, inside, _only_state_dict(inside, rule.prefix), rule.wrapper))
             taken |= set(inside)
             break
+    kept = {below for tensor in catalog.tensors.values() if len(tensor.shape) > 1 for below in _of_trainer(tensor)}
     nested = [
         (prefix, inside)
         for top in dict.fromkeys(tensor.path[0] for tensor in catalog.tensors.values() if len(tensor.path) > 1)
@@ -78,7 +75,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
             {
                 key: tensor
                 for key, tensor in catalog.tensors.items()
-                if key not in taken and _is_below(tensor, (top,)) and not any(map(NO_WEIGHTS.fullmatch, tensor.path[:-1]))
+                if key not in taken and _is_below(tensor, (top,)) and not _is_training_state(tensor, kept)
             },
             (top,),
         )
@@ -94,12 +91,33 @@ def groups_of(catalog: Catalog) -> list[Group]:
             named.append(_group(catalog, name, "", inside, prefix))
     # Groups with matrices come first: of two groups, counters are not the model either.
     found += sorted(named, key=lambda group: (not _has_matrix(group.tensors), _rank(group.name)))
-    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not NO_WEIGHTS.fullmatch(t.path[0].split(".")[0])}
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not _is_flat_state(t)}
     if flat:
         first = (not found or found[0].writer == "") and not _is_loose(flat, named)
         group = _group(catalog, "model" if first and "model" not in names else "flat", FLAT, flat, ())
         found = [group, *found] if first else [*found, group]
     return found
+
+
+def _is_training_state(tensor: CatalogTensor, kept: Container[Path]) -> bool:
+    """Whether a tensor is an optimizer's or the like by the keys above it, or one of a trainer's, of those that hold no matrix."""
+    return any(map(is_state_key, tensor.path[:-1])) or any(below not in kept for below in _of_trainer(tensor))
+
+
+def _is_of_trainer(key: str) -> bool:
+    return is_state_key(key) or is_trainer_key(key)
+
+
+def _is_flat_state(tensor: CatalogTensor) -> bool:
+    first = tensor.path[0].split(".")[0]
+    return is_state_key(first) or (is_trainer_key(first) and len(tensor.shape) < 2)
+
+
+def _of_trainer(tensor: CatalogTensor) -> list[Path]:
+    """The paths down to the keys above a tensor under which trainers keep their own."""
+    if any(map(is_state_key, tensor.path[:-1])):
+        return []
+    return [tensor.path[: depth + 1] for depth, key in enumerate(tensor.path[:-1]) if is_trainer_key(key)]
 
 
 def _has_matrix(tensors: Mapping[str, CatalogTensor]) -> bool:
@@ -165,5 +183,5 @@ def _group(
     beside = {key: thing for key, thing in catalog.objects.items() if thing.path[:depth] == prefix}
     if not prefix:
         # What lies one level down is another group's, and some objects beside the weights are a trainer's.
-        beside = {key: thing for key, thing in beside.items() if len(thing.path) == 1 and not NO_WEIGHTS.fullmatch(thing.path[0])}
+        beside = {key: thing for key, thing in beside.items() if len(thing.path) == 1 and not _is_of_trainer(thing.path[0])}
     return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()}, beside)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, MissingShard, reading
 from ckpt_cli.files import Files, Source, entries_in, files_in, is_file
+from ckpt_cli.formats.averages import split_average
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.file_groups import split_average
 from ckpt_cli.formats.set_contents import refuse_shard
 from ckpt_cli.formats.set_names import PartName, lost_part, part_name
 from ckpt_cli.formats.torch_files import holds_torch_model
@@ -65,14 +65,13 @@ class HubFolder:
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]
         return matches
 
-    def groups(self, match: Match) -> list[str]:
+    def groups(self, match: Match, files: Files) -> list[str]:
         """The model, and an average of its weights that lies in the same files under a prefix (latent diffusion: ``model_ema.*``)."""
         if match.trouble is not None or match.component != "model":
             return [match.component]
         first = match.files[0]
-        with Files() as files:
-            names = read_weight_map(first, ".safetensors") if first.suffix == ".json" else read_header(files.source(first)).entries
-            split = split_average(dict.fromkeys(name if isinstance(name, str) else name.name for name in names))
+        names = read_weight_map(first, ".safetensors") if first.suffix == ".json" else read_header(files.source(first)).entries
+        split = split_average(dict.fromkeys(name if isinstance(name, str) else name.name for name in names))
         return [match.component] if split is None else [match.component, "ema"]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:

@@ -53,7 +53,7 @@ class HubShards:
         error = MissingShard(trouble, path=folder, hint=hint) if trouble else None
         return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=error)]
 
-    def groups(self, match: Match) -> list[str]:
+    def groups(self, match: Match, files: Files) -> list[str]:
         return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
@@ -15,7 +15,7 @@ from ckpt_cli.files import Files, FileSource, entries_in, is_file
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import MAX_RANKS, Match, ReadOptions, missing_of
 from ckpt_cli.formats.dtensor import DistributedLocal, LocalReader, ShardedLocal
-from ckpt_cli.formats.file_groups import MODEL_KEYS, model_entries
+from ckpt_cli.formats.file_groups import chosen_group, groups_of, notes_of_group
 from ckpt_cli.formats.set_contents import refuse_part
 from ckpt_cli.formats.state_dict import left_out_notes, read_state
 from ckpt_cli.model import Component, Leaf, Mesh, Note
@@ -67,11 +67,19 @@ class RankShards:
             worlds.setdefault(pattern, []).append(world)
         return [_match(path, pattern, sizes, {size: found[pattern, size] for size in sizes}) for pattern, sizes in worlds.items()]
 
-    def groups(self, match: Match) -> list[str]:
-        return [match.component]
+    def groups(self, match: Match, files: Files) -> list[str]:
+        """The state dicts in a rank's file: those of all ranks have the same, which is checked where they are read."""
+        if match.trouble is not None:
+            return [match.component]
+        path = match.ranks[min(match.ranks)]
+        file = files.parsed(path, TorchFile)
+        with reading(path):
+            return [group.name for group in groups_of(file, match.component, LocalReader(file, min(match.ranks)))[1]]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        states = [self._read(rank, path, files) for rank, path in sorted(match.ranks.items())]
+        main = match.group or self.groups(match, files)[0]
+        read = [self._read(rank, path, files, match, main) for rank, path in sorted(match.ranks.items())]
+        states = [state for state, _ in read]
         world_size = match.world_size
         if world_size is None:
             _refuse_unproven(states)
@@ -84,7 +92,8 @@ class RankShards:
             if error.expected is None and missing:
                 error.expected = str(match.root / _name_of(match, missing[0]))
             raise
-        notes = (
+        all_notes = (
+            *_notes_of_ranks([notes for _, notes in read]),
             *assembled.notes,
             *left_out_notes(leaf for state in states for leaf in state.leaves),
             *_age_notes([files.source(path) for path in match.ranks.values()]),
@@ -100,20 +109,37 @@ class RankShards:
             missing_ranks=missing,
             mesh=mesh,
             leaves=states[0].leaves if states else (),
-            notes=notes,
+            notes=all_notes,
             writer=match.evidence,
         )
 
-    def _read(self, rank: int, path: Path, files: Files) -> RankState:
-        source = files.source(path)
-        file = TorchFile(source)
+    def _read(self, rank: int, path: Path, files: Files, match: Match, main: str) -> tuple[RankState, list[Note]]:
+        file = files.parsed(path, TorchFile)
         with reading(path):
             refuse_part(file, path)
             reader = LocalReader(file, rank)
-            entries, above = model_entries(file.root, MODEL_KEYS, reader)
-            held, leaves = read_state(entries, reader, path)
-            beside = tuple(Leaf(str(key), describe(value)) for key, value in above.items())
-        return RankState(rank, path, held, (*beside, *leaves), file.fingerprint)
+            way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader)
+            group = chosen_group(groups, match.group)
+            if group.name != main:
+                raise Inconsistent(f"the file of rank {rank} holds no {main}, which that of another rank holds", path=path)
+            held, leaves = read_state(group.entries, reader, path)
+            beside = tuple(Leaf(str(key), describe(value)) for key, value in group.beside.items())
+            notes = notes_of_group("the file of each rank", way, groups, group)
+        return RankState(rank, path, held, (*beside, *leaves), file.fingerprint), notes
+
+
+def _component(path: Path) -> str:
+    """The component that the name of a rank's file says."""
+    pattern = _pattern(path.name)
+    return "model" if pattern is None else pattern.component
+
+
+def _notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
+    """What is said of all ranks' files, once; what is not said of every one is a warning: some lack what others hold."""
+    said = dict.fromkeys(note for each in notes for note in each)
+    shared = {note for note in said if all(note in each for each in notes)}
+    partly = (replace(note, level="warning", text=note.text.replace("the file of each rank", "the file of some rank")) for note in said)
+    return [note if note in shared else other for note, other in zip(said, partly, strict=True)]
 
 
 def _refuse_unproven(states: list[RankState]) -> None:

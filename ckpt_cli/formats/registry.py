@@ -72,9 +72,9 @@ def _doubted(match: Match) -> Match:
     return match if alone is None else replace(match, trouble=part_error(alone))
 
 
-def groups(match: Match) -> list[str]:
+def groups(match: Match, files: Files) -> list[str]:
     """The names of the state dicts inside of a match, the main one first."""
-    return _reader(match).groups(match)
+    return _reader(match).groups(match, files)
 
 
 def _reader(match: Match) -> Reader:

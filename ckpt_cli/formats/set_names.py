@@ -114,12 +114,6 @@ OF_PROCESSES = re.compile(r"(?<![a-z])(tp|pp|dp|ep|cp|sp|mp|ddp|fsdp|zero|local|
 ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
 """In names of adapters, "rank32" is mostly the rank of the factors."""
 
-NO_MODEL = re.compile(
-    r"(optim|extra_state|scheduler|lr_|rng|random_|training_args|data|scaler|sampler|loss|metric|stats|log|distrib_optim|trainer).*",
-    re.ASCII | re.IGNORECASE,
-)
-"""Names of files with other things than weights."""
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

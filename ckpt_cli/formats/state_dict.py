@@ -17,9 +17,6 @@ from ckpt_cli.pickle_nodes import Call, Global, Persistent, below, describe
 MAX_SETTING = 4096
 """Bytes of an entry that may be a setting; more are data."""
 
-EXTRA_STATE = "_extra_state"
-"""What TransformerEngine keeps beside weights: state, no weight."""
-
 FLAT_PARAMETER = re.compile(r"(.*\.)?(_?flat_param(_[0-9]+)?|.*_flat_param)")
 """What FSDP and fairscale call a module's parameters in one vector."""
 
@@ -56,7 +53,7 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
                     expected="a flat dict of tensors",
                     hint="save the state dict that is in it on its own",
                 )
-        leaves.append(Leaf(checked, describe(node), _is_array(node) and not checked.endswith(EXTRA_STATE)))
+        leaves.append(Leaf(checked, describe(node), _is_array(node)))
     _refuse_flat_parameters(held)
     if not held:
         raise CorruptFile("the state dict holds no tensor", expected="a dict of tensors")

@@ -12,17 +12,15 @@ from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dtensor import LocalReader
 from ckpt_cli.formats.file_groups import (
-    EMA_KEYS,
-    MODEL_KEYS,
-    FileGroup,
     chosen_group,
-    file_groups,
-    model_entries,
+    groups_of,
+    notes_of_group,
     without_averages,
 )
 from ckpt_cli.formats.set_contents import refuse_part
 from ckpt_cli.formats.set_names import PartName, lost_part, part_name
 from ckpt_cli.formats.state_dict import left_out_notes, read_state
+from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.formats.weight_index import check_members, read_weight_map
 from ckpt_cli.inert_values import ValueReader
 from ckpt_cli.model import Component, Leaf, Note
@@ -40,9 +38,6 @@ KNOWN = re.compile(
 ADAPTER = "adapter_model.bin"
 """PEFT's adapter, in the form from before safetensors."""
 
-NO_MODEL = re.compile(r"(optim|extra_state|scheduler|rng_state|random_states|training_args|data|scaler).*", re.ASCII)
-"""Names of files with other things than weights."""
-
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 
 
@@ -55,7 +50,7 @@ class TorchFiles:
         if is_file(path):
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
-            wanted = path.name.endswith(SUFFIXES) and not NO_MODEL.fullmatch(path.name)
+            wanted = path.name.endswith(SUFFIXES) and not is_state_file(path.name)
             return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
         if is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
@@ -87,13 +82,14 @@ class TorchFiles:
                 matches.append(Match(FORMAT, component, path, tuple(files), files[0].name, trouble=several if len(files) > 1 else None))
         return matches
 
-    def groups(self, match: Match) -> list[str]:
+    def groups(self, match: Match, files: Files) -> list[str]:
         """The model of a file, and the averages that a trainer keeps beside it."""
         first = match.files[0]
         if match.trouble is not None or first.name == INDEX:
             return [match.component]
-        with Files() as files, reading(first):
-            return [group.name for group in _groups(TorchFile(files.source(first)), match.component)]
+        file = files.parsed(first, TorchFile)
+        with reading(first):
+            return [group.name for group in groups_of(file, match.component, LocalReader(file, 0))[1]]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
@@ -137,30 +133,16 @@ def _component(path: Path) -> str:
     return "ema" if path.name == "ema.pt" else "model"
 
 
-def _groups(file: TorchFile, component: str) -> list[FileGroup]:
-    """The state dicts of a file. A name that is no group's means the component that the file's own name says."""
-    main = "ema" if component == "ema" else "model"
-    entries, above = model_entries(file.root, EMA_KEYS if main == "ema" else MODEL_KEYS, LocalReader(file, 0))
-    return file_groups(file.root, component, entries, above)
-
-
 def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[RankState, list[Leaf]]:
-    file = TorchFile(files.source(path))
+    file = files.parsed(path, TorchFile)
     reader = LocalReader(file, 0)
     with reading(path):
         refuse_part(file, path)
-        groups = _groups(file, _component(path) if match.group is not None else match.component)
+        way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader)
         group = chosen_group(groups, match.group)
         held, leaves = read_state(group.entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]
-    others = [f"{other.name} (--type {other.name})" for other in groups if other is not group] if group is groups[0] else []
-    passed = [str(key) for key, value in group.beside.items() if (local := reader.read(value)) is not None and len(local.shape) > 1]
-    if group.why is not None:
-        notes.append(Note("warning", "averaged", group.why))
-    if others:
-        notes.append(Note("info", "other-components", f"{path.name} also holds {few(others)}"))
-    if passed:
-        notes.append(Note("warning", "beside-weights", f"left out, since they lie beside the state dict: {few(passed)}"))
+        notes += notes_of_group(path.name, way, groups, group)
     return RankState(0, path, held), [*beside, *leaves]
 
 

@@ -13,7 +13,8 @@ from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.files import Files, files_in, folders_in, is_file, is_folder
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.set_contents import MEGATRON
-from ckpt_cli.formats.set_names import NO_MODEL, SUFFIXES, deepspeed_hint, error_of, part_of, unread_sets
+from ckpt_cli.formats.set_names import SUFFIXES, deepspeed_hint, error_of, part_of, unread_sets
+from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.model import Component
 
 FORMAT = "unread"
@@ -48,13 +49,13 @@ class Unread:
                 hint = f"{hint}; or pass {path / STAGE_0_TO_2}, the weights in the dtype of the training" if whole else hint
             trouble = Unsupported(text, path=path, hint=hint)
             return [Match(FORMAT, "model", path, tuple(path / name for name in sharded), "DeepSpeed", trouble=trouble)]
-        wanted = [name for name in sorted(names)[:MAX_NAMES] if not NO_MODEL.match(name)]
+        wanted = [name for name in sorted(names)[:MAX_NAMES] if not is_state_file(name)]
         part = next((found for name in wanted if (found := part_of(path / name)) is not None), None)
         if part is None:
             return []
         return [Match(FORMAT, "model", path, tuple(part.siblings.values()), "a set of files", trouble=error_of(part))]
 
-    def groups(self, match: Match) -> list[str]:
+    def groups(self, match: Match, files: Files) -> list[str]:
         return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:

@@ -1,0 +1,56 @@
+"""Names that training state has: of files, and of keys in files and DCP folders. Elsewhere nobody lists such names.
+
+Names only say where no model is looked for first. A dict that holds a matrix is told wherever it is, unless it is an optimizer's or a
+dataloader's.
+"""
+
+from __future__ import annotations
+
+import re
+
+FILE = re.compile(
+    r"(distrib_)?optim.*|extra_state.*|(lr_?)?sched.*|rng.*|random_(states?|rng|generators?).*|training_args.*|(grad_?)?scaler.*|"
+    r"data([._-].*|[0-9]*\.[a-z]+|_?loaders?.*|sets?[._-].*)?|"
+    r"(lr|loss(es)?|metrics?|stats|logs?|train|trainer|samplers?)"
+    r"([_-]?[0-9]*(\.[a-z]+)*|[_-]([0-9]+[_-]of|states?|history|values|world|rank|shard|node|[tdpem]p)[._-].*)",
+    re.ASCII | re.IGNORECASE,
+)
+STATE = re.compile(
+    r".*optimi[sz]er.*|(.*[._-])?optims?([._-].*|[a-z0-9])?|(.*[._-])?opts?([._-]?states?([._-].*)?|[._-][a-z0-9]|(?-i:[A-Z0-9]))?|"
+    r"(.*[._-])?lr_?sched.*|sched(ulers?)?([._-].*)?|(.*[._-])?rngs?([._-].*|states?)?|"
+    r"(.*[._-])?random([._-]?(states?|rngs?|generators?|seeds?)([._-].*)?)?|(.*[._-])?data_?loaders?([._-].*)?",
+    re.IGNORECASE,
+)
+TRAINER = re.compile(r"callbacks|loops|extra_state|train(er)?_state", re.IGNORECASE)
+RECORD = re.compile(
+    r".*scaler.*|.*sched.*|.*rng.*|.*random.*|train.*|args|config|hyper_parameters|data.*|loss.*|step|global_step|epoch|iteration|best.*",
+    re.IGNORECASE,
+)
+
+
+def is_state_file(name: str) -> bool:
+    """Whether a file's name is that of training state.
+
+    >>> is_state_file("lr_scheduler.pt"), is_state_file("loss_0.31.pt"), is_state_file("trainable_params.bin")
+    (True, False, False)
+    """
+    return FILE.fullmatch(name) is not None
+
+
+def is_state_key(key: object) -> bool:
+    """Whether something is an optimizer, a scheduler, random states or a dataloader by its key: never weights, whatever is in it.
+
+    >>> is_state_key("generator_optimizer"), is_state_key("optimal_model")
+    (True, False)
+    """
+    return isinstance(key, str) and STATE.fullmatch(key) is not None
+
+
+def is_trainer_key(key: object) -> bool:
+    """Whether a key is one under which trainers keep counters, and now and then an average."""
+    return isinstance(key, str) and TRAINER.fullmatch(key) is not None
+
+
+def is_record_key(key: object) -> bool:
+    """Whether a key is one under which numbers are: a dict there is a state dict only if it holds a matrix."""
+    return isinstance(key, str) and (is_trainer_key(key) or RECORD.fullmatch(key) is not None)

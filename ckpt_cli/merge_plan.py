@@ -366,6 +366,7 @@ def _part(
         exclude=options.exclude,
         allow_unequal_replicas=options.allow_unequal_replicas,
         adapters=options.lora == "keep",
+        live=component.live,
     )
     notes = [*lora_notes, *selection.notes, *_base_notes(component, chosen, selection, base, options)]
     carried_names: tuple[str, ...] = ()

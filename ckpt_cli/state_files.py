@@ -52,7 +52,7 @@ PATTERNS: dict[str, Kind] = {
     rf"(dataloader_state/)?dataloader_state_world_size_(?P<world>[0-9]+)_rank_{RANK}\.pt": "copied",
     rf"dataloader/rank_{RANK}\.pt": "copied",
 }
-"""Names below a folder, as expressions for whole paths; a ``group`` of data parallel ranks shares a file, so there may be fewer than ranks."""
+"""Names below a folder, as expressions for whole paths. A ``group`` of data parallel ranks shares a file: there may be fewer than ranks."""
 
 
 @dataclass(frozen=True, slots=True)

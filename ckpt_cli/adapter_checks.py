@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckpt_cli.adapters import CONFIG, adapter_facts
+from ckpt_cli.adapters import CONFIG, AdapterFacts, adapter_facts
+from ckpt_cli.assets import find_assets
 from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.findings import finding, unread
-from ckpt_cli.lora import adapted_name, adapter_rank, is_of_experts, layout_doubt, pattern_key
-from ckpt_cli.lora_names import parse_peft
+from ckpt_cli.lora import adapted_name, adapter_rank, is_of_experts, lacks_base, layout_doubt, pattern_key
+from ckpt_cli.lora_merge import saved_names
+from ckpt_cli.lora_names import PeftState, parse_peft
+from ckpt_cli.lora_whole import lacking_parts
 from ckpt_cli.model import Tensor
 from ckpt_cli.report import Finding
 
@@ -28,6 +31,7 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
             key = pattern_key(adapter, adapted_name(adapter, state.tensors), facts)
             facts.check_rank(key, rank)
             facts.scale(key, rank)
+        found += _lacking(state, facts, homes)
         doubt = layout_doubt(state, facts)
         found += [finding("expert-layout", doubt, file=CONFIG)] if doubt is not None else []
     except Unsupported as error:
@@ -37,6 +41,18 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
     except CkptError as error:
         return [unread("damaged-adapter", error, CONFIG)]
     return found
+
+
+def _lacking(state: PeftState, facts: AdapterFacts, homes: Sequence[Path]) -> Iterator[Finding]:
+    """Parts of the adapter that are missing, by its config and the weights beside it."""
+    try:
+        config = find_assets(homes).config
+    except CkptError:
+        config = {}  # a finding of its own where the model's config counts
+    base = {} if lacks_base(state) else state.tensors
+    for lacking in lacking_parts(state, facts, saved_names(state), config, base):
+        code = "damaged-adapter" if lacking.sure else "partial-adapter"
+        yield finding(code, lacking.text, tensor=lacking.tensor, file=CONFIG)
 
 
 def no_factors(folder: Path) -> list[Finding]:

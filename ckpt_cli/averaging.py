@@ -323,6 +323,7 @@ def _job(
                 include=options.include,
                 exclude=options.exclude,
                 allow_unequal_replicas=options.allow_unequal_replicas,
+                live=component.live,
             ),
         )
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)

@@ -83,6 +83,12 @@ KINDS: dict[str, Kind] = {
         "info", "headers", "the class has this tensor, and it was left out on purpose (--include, --exclude, --allow-missing)"
     ),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not belong together", "export the adapter again"),
+    "partial-adapter": Kind(
+        "warning",
+        "headers",
+        "layers without LoRA factors, and nothing says that they were left out",
+        "look for the adapter's other files",
+    ),
     "expert-layout": Kind("warning", "headers", "nothing says how Unsloth laid out lora_B of fused experts: the shapes are equal"),
     "config-dtype": Kind(
         "error", "headers", "config.json names another dtype than most weights have: loaders cast to it", "correct the dtype in config.json"

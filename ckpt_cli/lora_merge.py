@@ -25,6 +25,7 @@ from ckpt_cli.lora import (
     pattern_key,
 )
 from ckpt_cli.lora_names import PREFIX, PeftState, has_adapters, parse_peft
+from ckpt_cli.lora_whole import check_whole
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.model_config import Config, architecture, ties_embeddings
 from ckpt_cli.opening import OpenedComponent
@@ -94,7 +95,7 @@ def with_adapters_fused(
     component = opened.component
     state = parse_peft(component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
-    notes = list(facts.notes)
+    notes, saved = list(facts.notes), saved_names(state)
     if "quantization_config" in opened.assets.config:
         hint = "pass --lora export, and fuse it with PEFT"
         raise Unsupported("the config says that the model is quantised: LoRA cannot be fused into it", path=component.root, hint=hint)
@@ -110,6 +111,7 @@ def with_adapters_fused(
             )
         state = on_base(state, _as_in_memory(base.tensors, opened.assets.config))
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
+    notes += check_whole(state, facts, saved, opened.assets.config, state.tensors)
     state = replace(state, tensors=_with_ties(state.tensors, opened.assets.config))
     result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
     notes += _layout_notes(state, facts)
@@ -125,8 +127,11 @@ def _with_ties(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tenso
     return {**tensors, pair[0]: replace(tensors[pair[0]], alias_of=tensors[pair[1]].name)}
 
 
-def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | None) -> Exported:
-    """The adapters of a component as PEFT stores them. Raises what `parse_peft` and `adapter_facts` raise, Undecidable without alpha."""
+def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | None, reference: Component | None = None) -> Exported:
+    """The adapters of a component as PEFT stores them; with a ``reference``, the base, they must be whole for it.
+
+    Raises what `parse_peft`, `adapter_facts` and `check_whole` raise, Undecidable without alpha.
+    """
     state = parse_peft(opened.component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
     config = opened.assets.config
@@ -141,9 +146,11 @@ def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | N
     dora = any(adapter.magnitude is not None for adapter in state.adapters)
     bias = any(adapter.bias is not None for adapter in state.adapters)
     named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
-    content = peft_config(facts, ranks, _saved(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
+    content = peft_config(facts, ranks, saved_names(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
     info = _info("exported", facts, ranks, scales, dora=dora)
-    return Exported(_exported(state), content, info, (*facts.notes, *_layout_notes(state, facts, exported=True)))
+    weights = state.tensors if not lacks_base(state) else _as_in_memory(reference.tensors, config) if reference is not None else {}
+    whole = check_whole(state, facts, saved_names(state), config, weights)
+    return Exported(_exported(state), content, info, (*facts.notes, *whole, *_layout_notes(state, facts, exported=True)))
 
 
 def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = False) -> list[Note]:
@@ -179,7 +186,7 @@ def exported_scales(opened: OpenedComponent, alpha: float | None) -> dict[str, f
     return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
 
 
-def _saved(state: PeftState) -> tuple[str, ...]:
+def saved_names(state: PeftState) -> tuple[str, ...]:
     """Tensors that were trained as a whole: as PEFT marks them, or all that lie beside adapters without a base."""
     return state.saved or (tuple(state.tensors) if lacks_base(state) else ())
 

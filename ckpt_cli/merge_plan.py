@@ -299,7 +299,8 @@ def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base:
 
 def _adapter_part(component: OpenedComponent, base: Base | None, options: MergeOptions) -> tuple[Part, bytes]:
     """The adapters of a component, planned, and their config."""
-    adapter = exported_adapter(component, os.path.abspath(base.folder) if base is not None else None, options.lora_alpha)
+    folder = os.path.abspath(base.folder) if base is not None else None
+    adapter = exported_adapter(component, folder, options.lora_alpha, base.component if base is not None else None)
     selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), (), (), {}, PEFT, "native")
     claim = Claim("those of PEFT's adapter files", None, (), {})
     made = plan.make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS)
@@ -366,6 +367,7 @@ def _part(
         exclude=options.exclude,
         allow_unequal_replicas=options.allow_unequal_replicas,
         adapters=options.lora == "keep",
+        live=component.live,
     )
     notes = [*lora_notes, *selection.notes, *_base_notes(component, chosen, selection, base, options)]
     carried_names: tuple[str, ...] = ()

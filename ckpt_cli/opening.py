@@ -19,8 +19,9 @@ from ckpt_cli.formats.registry import describe
 from ckpt_cli.found import Found, Place, Target
 from ckpt_cli.frameworks import framework_of
 from ckpt_cli.locate import called_ema, component_names, expanded, locate, step_of, with_ema_of_model
-from ckpt_cli.model import Component, Note
+from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.model_config import architecture, layer_count
+from ckpt_cli.tying import Live
 
 MAX_OTHERS = 3
 """How many other steps are looked into, for a hint: each takes as long as describing a checkpoint."""
@@ -30,13 +31,17 @@ FETCH = "get the file from the node that wrote it, or pass that node's folder wi
 
 @dataclass(frozen=True, slots=True)
 class OpenedComponent:
-    """A component that was read and tiles exactly, with the assets that belong to it; ``homes`` are the folders of its side files."""
+    """A component that was read and tiles exactly, with the assets that belong to it; ``homes`` are the folders of its side files.
+
+    ``live``: of an EMA, the tensors of the model that it is the average of.
+    """
 
     name: str
     place: Place
     component: Component
     assets: Assets
     homes: tuple[Path, ...] = ()
+    live: Live | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,17 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     assets = find_assets(homes, base)
     component = describe(place.match, files, ReadOptions(assets.config, shard_order))
     notes = (*component.notes, *left_out_notes(found, place, component))
-    return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes)
+    live = (lambda: _live_tensors(found, files, base, shard_order)) if name == "ema" else None
+    return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
+
+
+def _live_tensors(found: Found, files: Files, base: Path | None, shard_order: ShardOrder) -> Mapping[str, Tensor] | None:
+    """The tensors of the main component beside an EMA, None if there is none or it is not whole: it is only compared with."""
+    main = next((place.name for place in found.places if place.name != "ema"), None)
+    try:
+        return describe_place(found, main, files, base, shard_order).component.tensors if main is not None else None
+    except CkptError:
+        return None
 
 
 def _helps(error: CkptError) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ckpt_cli.dtypes import numpy_dtype
 from ckpt_cli.geometry import Box
-from ckpt_cli.kernels import Region, read_region, read_tile, tiles
+from ckpt_cli.kernels import PieceIndex, Region, cast, read_range, read_region, read_tile, tiles, view_as
 from ckpt_cli.model import Piece, Tensor
 
 BLOCK = 1 << 20
@@ -28,6 +29,26 @@ def same_values(first: Tensor, second: Tensor) -> bool:
     if set(other) == {piece.box for piece in first.pieces}:
         return all(_same_piece(piece, other[piece.box], first.dtype.itemsize) for piece in first.pieces)
     return all(_tile_bytes(first, tile) == _tile_bytes(second, tile) for tile in tiles(first.grid, first.dtype.itemsize, BLOCK))
+
+
+def same_after_cast(source: Tensor, stored: Tensor) -> bool:
+    """Whether ``stored`` holds the values of ``source`` in its own dtype. Of quantised dtypes only equal bytes count."""
+    numeric = all(tensor.dtype.kind == "float" and tensor.dtype.numpy is not None for tensor in (source, stored))
+    if source.dtype == stored.dtype or source.shape != stored.shape or not numeric:
+        return same_values(source, stored)
+    import numpy
+
+    indexes = PieceIndex(source.pieces), PieceIndex(stored.pieces)
+    for start in range(0, source.numel, BLOCK // 8):
+        count = min(BLOCK // 8, source.numel - start)
+        raw, own = bytearray(count * source.dtype.itemsize), bytearray(count * stored.dtype.itemsize)
+        read_range(source, start, count, raw, indexes[0])
+        read_range(stored, start, count, own, indexes[1])
+        made = numpy.empty(count, dtype=numpy_dtype(stored.dtype))
+        cast(view_as(raw, source.dtype, count), source.dtype, stored.dtype, made)
+        if made.tobytes() != bytes(own):
+            return False
+    return True
 
 
 def unequal_copies(tensor: Tensor) -> Iterator[tuple[Piece, Piece]]:

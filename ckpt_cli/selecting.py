@@ -17,7 +17,7 @@ from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.names import foreign_names, printable, stripped_names
 from ckpt_cli.probe import unequal_copies
-from ckpt_cli.tying import find_ties
+from ckpt_cli.tying import Live, find_ties
 
 PEFT = "these are LoRA adapters, which a model class knows nothing of"
 
@@ -62,11 +62,12 @@ def select_tensors(
     exclude: Sequence[str] = (),
     allow_unequal_replicas: bool = False,
     adapters: bool = False,
+    live: Live | None = None,
 ) -> Selection:
     """Decide names and tensors.
 
     ``include`` and ``exclude`` are globs for whole output names; ``names``: those of the hub, or as trained; ``adapters``: tensors of
-    PEFT are written as they are.
+    PEFT are written as they are; ``live`` gives the tensors of the model beside an EMA.
 
     Raises NotFound if nothing is left, Unsupported for PEFT weights otherwise, Inconsistent for names that collide and replicas
     that differ.
@@ -128,7 +129,7 @@ def select_tensors(
         text = f"these are {trainer}'s own tensor names, which no Hugging Face class loads: rename them with --key-map"
         notes.append(Note("warning", "foreign-names", text))
     final = {id(tensor): name for name, tensor in tensors.items()}
-    ties, differing = find_ties(component.name, native, config, hub)
+    ties, differing = find_ties(component.name, native, config, hub, live)
     tied: dict[str, str] = {}
     for tie in ties:
         name, partner = final.get(id(native[tie.name])), final.get(id(native[tie.partner]))

@@ -46,21 +46,28 @@ PATTERNS: dict[str, Kind] = {
     r"scheduler(_[0-9]+)?\.(pt|bin)": "scheduler",
     r"scaler\.pt": "scaler",
     r"(trainer_state|metadata)\.json": "json",
-    r"data(_[0-9]+)?\.pt|dataloader\.pt|data_status\.pt|training_args\.bin|custom_checkpoint_[0-9]+\.pkl": "copied",
+    r"data\.pt|dataloader\.pt|data_status\.pt|training_args\.bin|custom_checkpoint_[0-9]+\.pkl": "copied",
     r"(sampler|dl_state_dict)(_[0-9]+)?\.bin": "copied",
-    r"(dataloader_state/)?dataloader_state_world_size_[0-9]+_rank_[0-9]+\.pt|dataloader/rank_[0-9]+\.pt": "copied",
+    r"data_(?P<group>[0-9]+)\.pt": "copied",
+    rf"(dataloader_state/)?dataloader_state_world_size_(?P<world>[0-9]+)_rank_{RANK}\.pt": "copied",
+    rf"dataloader/rank_{RANK}\.pt": "copied",
 }
-"""Names below a folder, as expressions for whole paths."""
+"""Names below a folder, as expressions for whole paths. A ``group`` of data parallel ranks shares a file: there may be fewer than ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """A file with training state; ``rank`` is None for files that are one for all ranks."""
+    """A file with training state; ``rank`` is None for files that are one for all ranks.
+
+    ``family`` is the name with an R for the rank, None without one; ``grouped``: the number is that of a group of ranks.
+    """
 
     path: Path
     kind: Kind
     rank: int | None = None
     world_size: int | None = None
+    family: str | None = None
+    grouped: bool = False
 
     @property
     def copy_name(self) -> str:
@@ -89,7 +96,12 @@ def _recognised(path: Path, name: str) -> StateFile | None:
         fields = re.fullmatch(pattern, name)
         if fields:
             numbers = {key: int(value) for key, value in fields.groupdict().items() if value is not None}
-            return StateFile(path, kind, numbers.get("rank"), numbers.get("world"))
+            group = next((key for key in ("rank", "group") if key in numbers), None)
+            if group is None:
+                return StateFile(path, kind)
+            family = f"{name[: fields.start(group)]}R{name[fields.end(group) :]}"
+            family = family if path.name.startswith("rank_") else family.rpartition("/")[2]
+            return StateFile(path, kind, numbers[group], numbers.get("world"), family, group == "group")
     return None
 
 

@@ -184,6 +184,28 @@ def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int |
         other = f"; what ranks share is that of rank {min(there)}" if 0 in missing and there else ""
         text = f"{ranks_of(missing, world)} missing from the training state: None in lists over ranks{other}"
         state.notes.append(Note("warning", "missing-rank", text))
+    _check_families(listed, set(missing), of_weights, state)
+
+
+def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int | None, state: TrainingState) -> None:
+    """Tell which ranks' files are missing among others of their name: of dataloaders, or of a rank that left another file.
+
+    Random states may lie in either of two files, so that they are compared as values (`_note_lacking`).
+    """
+    families: dict[str, list[StateFile]] = {}
+    for file in listed:
+        if file.family is not None and file.kind != "random":
+            families.setdefault(file.family, []).append(file)
+    for family, files in families.items():
+        there = {file.rank for file in files if file.rank is not None}
+        said = {file.world_size for file in files if file.world_size is not None}
+        world = max({*there, *(size - 1 for size in said)}) + 1
+        if not said and not files[0].grouped and of_weights is not None:
+            world = max(world, of_weights)
+        missing = [rank for rank in missing_of(world, there) if files[0].kind == "copied" or rank not in told]
+        if missing:
+            text = f"{ranks_of(missing, world)} missing among {family}: it cannot be passed on"
+            state.notes.append(Note("warning", "missing-rank", text))
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------

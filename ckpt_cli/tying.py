@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ckpt_cli.assets import HEADS, tied_pair
 from ckpt_cli.hub_rules import HubRules
 from ckpt_cli.model import Note, Tensor
 from ckpt_cli.model_config import Config, ties_embeddings
-from ckpt_cli.probe import same_values
+from ckpt_cli.names import stripped_names
+from ckpt_cli.probe import same_after_cast, same_values
+
+Live = Callable[[], Mapping[str, Tensor] | None]
+"""The tensors of the model that an EMA is the average of, described when they are asked for; None if they cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,14 @@ class Tie:
     reason: str
 
 
-def find_ties(component: str, tensors: Mapping[str, Tensor], config: Config, rules: HubRules | None) -> tuple[list[Tie], list[Note]]:
+def find_ties(
+    component: str, tensors: Mapping[str, Tensor], config: Config, rules: HubRules | None, live: Live | None = None
+) -> tuple[list[Tie], list[Note]]:
     """The tied tensors of a component, by the names of the model in memory.
 
     ``rules`` know which names an architecture may tie, without them an output head and an embedding are looked for. Only
-    equal values are tied, but for an EMA of which trainers average one of the two only. Notes name pairs that the config
-    ties and whose values differ.
+    equal values are tied, but for an EMA of which one of the two was not averaged: it is the ``live`` model's own. Notes name
+    pairs that the config ties and whose values differ.
     """
     ties = ties_embeddings(config, rules.ties if rules else False)
     found: list[Tie] = []
@@ -39,12 +45,30 @@ def find_ties(component: str, tensors: Mapping[str, Tensor], config: Config, rul
             shared = tensors[name].alias_of is not None or tensors[partner].alias_of is not None
             if ties or (shared and not name.endswith(HEADS)):
                 found.append(Tie(name, partner, f"tied to {partner}, which has the same values"))
-        elif ties and component == "ema":
-            found.append(Tie(name, partner, f"tied to {partner}; trainers average that one only, so this copy is not an average"))
+        elif ties and component == "ema" and (reason := _not_averaged(tensors[name], name, partner, live)) is not None:
+            found.append(Tie(name, partner, f"tied to {partner}; {reason}"))
         elif ties:
             text = f"config.json ties {name} to {partner}, but their values differ: both are written, and a loader will ignore one"
             notes.append(Note("warning", "tied-heads-differ", text))
     return found, notes
+
+
+def _not_averaged(tensor: Tensor, name: str, partner: str, live: Live | None) -> str | None:
+    """Why the one of two tied tensors of an EMA that loaders ignore is no average; None if it differs from all that it may be a copy of."""
+    model = live() if live is not None else None
+    ends = {_last_two(each) for each in (name, partner, tensor.name)}
+    short = stripped_names(model or {})
+    alike = [other for stored, other in (model or {}).items() if _last_two(short[stored]) in ends and other.shape == tensor.shape]
+    if not alike:
+        return "not compared with the model's own, which is not here: trainers that average one of the two average that one"
+    mine = replace(tensor, alias_of=None)  # aliases name tensors of their own component
+    if any(same_after_cast(replace(other, alias_of=None), mine) for other in alike):
+        return "this copy is the model's own, so it is not an average"
+    return None
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
 
 
 def _pairs(tensors: Mapping[str, Tensor], rules: HubRules | None, ties: bool) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import peft
@@ -552,6 +552,154 @@ class TestAdapterFilesWithoutFactors:
         assert "--lora keep" in str(raised.value.hint)
         ckpt_cli.merge(tmp_path, tmp_path.with_name("kept"), lora="keep")
         assert "not-compared" in {item.code for item in ckpt_cli.verify(tmp_path).findings}
+
+
+LAYERS = 2
+
+
+class TestPartsOfAnAdapter:
+    """PEFT adapts every module that the config targets and saves every module to save: what lacks one is no whole adapter."""
+
+    @staticmethod
+    def base(folder: Path, layers: int = LAYERS) -> Path:
+        folder.mkdir()
+        tensors = {f"model.layers.{n}.self_attn.{m}.weight": torch.ones(4, 4) for n in range(layers) for m in ("q_proj", "v_proj")}
+        tensors |= {"model.embed_tokens.weight": torch.ones(6, 4), "lm_head.weight": torch.ones(6, 4)}
+        save_file(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"num_hidden_layers": layers, "tie_word_embeddings": False}))
+        return folder
+
+    @staticmethod
+    def adapter(folder: Path, modules: list[str], saved: tuple[str, ...] = (), **config: Any) -> Path:
+        """Modules as "0 q", layer and kind."""
+        folder.mkdir()
+        tensors = {f"base_model.model.{name}.weight": torch.zeros(6, 4) for name in saved}
+        for layer, kind in (module.split() for module in modules):
+            path = f"base_model.model.model.layers.{layer}.self_attn.{kind}_proj"
+            tensors |= {f"{path}.lora_A.weight": torch.ones(2, 4), f"{path}.lora_B.weight": torch.ones(4, 2)}
+        save_file(tensors, folder / "adapter_model.safetensors")
+        content = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], **config}
+        (folder / "adapter_config.json").write_text(json.dumps(content))
+        return folder
+
+    WHOLE: ClassVar[list[str]] = ["0 q", "0 v", "1 q", "1 v"]
+
+    @pytest.mark.parametrize(
+        ("modules", "config", "told"),
+        [
+            (WHOLE, {"modules_to_save": ["lm_head"]}, "lm_head was trained as a whole, and it is not there"),
+            (WHOLE, {"modules_to_save": ["classifier", "score"], "task_type": "TOKEN_CLS"}, "classifier was trained"),
+            (["0 q"], {}, "targets v_proj, and no factor is for it"),
+            (["0 q", "1 q"], {}, "targets v_proj, and no factor is for it"),
+            (
+                ["0 q", "0 v"],
+                {},
+                "layers.1.self_attn.q_proj, model.layers.1.self_attn.v_proj; there are factors in layer 0, none in layer 1",
+            ),
+            (["0 q", "0 v", "1 v"], {}, "a module of the model has no factors, and others of its kind do: model.layers.1.self_attn.q_proj"),
+            (["0 q"], {"target_modules": "all-linear"}, "none in layer 1"),
+            (["0 q", "0 v"], {"layers_to_transform": [0, 1]}, "none in layer 1"),
+        ],
+    )
+    def test_are_refused_on_a_base(self, tmp_path: Path, modules: list[str], config: dict[str, Any], told: str) -> None:
+        adapter, base = self.adapter(tmp_path / "adapter", modules, **config), self.base(tmp_path / "base")
+        for mode in ("fuse", "export"):
+            with pytest.raises(Inconsistent) as caught:
+                ckpt_cli.merge(adapter, tmp_path / mode, base=base, lora=mode)
+            assert told in caught.value.message
+            assert caught.value.exit_code == 4
+            assert not (tmp_path / mode).exists()
+
+    def test_are_a_base_with_more_layers(self, tmp_path: Path) -> None:
+        adapter, base = self.adapter(tmp_path / "adapter", self.WHOLE), self.base(tmp_path / "base", layers=4)
+        with pytest.raises(Inconsistent, match="none in layers 2, 3"):
+            ckpt_cli.merge(adapter, tmp_path / "out", base=base)
+
+    @pytest.mark.parametrize(
+        ("modules", "config"),
+        [
+            (WHOLE, {}),
+            (WHOLE, {"target_modules": ["q_proj", "v_proj", "query_key_value"]}),
+            (WHOLE, {"rank_pattern": {"layers.1.self_attn.q_proj": 2}}),
+            (["0 q", "0 v"], {"layers_to_transform": [0]}),
+            (["1 q", "1 v"], {"layers_to_transform": 1, "layers_pattern": "layers"}),
+            (["0 q", "0 v", "1 v"], {"exclude_modules": ["layers.1.self_attn.q_proj"]}),
+            (["0 q"], {"target_modules": ["model.layers.0.self_attn.q_proj"]}),
+            (["0 q"], {"target_modules": r".*layers\.0\..*q_proj"}),
+        ],
+    )
+    def test_that_the_config_leaves_out_are_not_missed(self, tmp_path: Path, modules: list[str], config: dict[str, Any]) -> None:
+        adapter = self.adapter(tmp_path / "adapter", modules, **config)
+        result = ckpt_cli.merge(adapter, tmp_path / "out", base=self.base(tmp_path / "base"))
+        assert "partial-adapter" not in {note.code for note in result.outputs[0].notes}
+
+    @pytest.mark.parametrize(
+        ("modules", "config", "told"),
+        [
+            (WHOLE, {"modules_to_save": ["lm_head"]}, "lm_head"),
+            (["0 q", "1 q"], {}, "v_proj"),
+        ],
+    )
+    def test_are_found_without_a_base(self, tmp_path: Path, modules: list[str], config: dict[str, Any], told: str) -> None:
+        adapter = self.adapter(tmp_path / "adapter", modules, **config)
+        with pytest.raises(Inconsistent, match=told):
+            ckpt_cli.merge(adapter, tmp_path / "out")
+        found = [finding for finding in ckpt_cli.verify(adapter).findings if finding.code == "damaged-adapter"]
+        assert [told in (finding.message) for finding in found] == [True]
+
+    def test_that_others_have_in_more_layers_are_a_warning(self, tmp_path: Path) -> None:
+        adapter = self.adapter(tmp_path / "adapter", ["0 q", "0 v", "1 v"])
+        (note,) = (note for note in ckpt_cli.merge(adapter, tmp_path / "out").outputs[0].notes if note.code == "partial-adapter")
+        assert note.level == "warning"
+        assert "q_proj has factors in layer 0, modules beside it in layer 1 as well" in note.text
+        assert "partial-adapter" in {finding.code for finding in ckpt_cli.verify(adapter).findings}
+
+    def test_of_a_model_with_more_layers_are_a_warning(self, tmp_path: Path) -> None:
+        adapter = self.adapter(tmp_path / "adapter", self.WHOLE)
+        (adapter / "config.json").write_text(json.dumps({"num_hidden_layers": 4}))
+        notes = [note.text for note in ckpt_cli.merge(adapter, tmp_path / "out").outputs[0].notes if note.code == "partial-adapter"]
+        assert notes == ["there are factors in layers 0, 1, and the model has 4 layers: a part of the adapter may be missing"]
+
+    @pytest.mark.parametrize("tie", [True, False])
+    def test_a_tied_head_is_saved_as_its_embedding(self, tmp_path: Path, tie: bool) -> None:
+        adapter = self.adapter(
+            tmp_path / "adapter", self.WHOLE, ("model.embed_tokens",), modules_to_save=["lm_head", "embed_tokens"], ensure_weight_tying=tie
+        )
+        base = self.base(tmp_path / "base")
+        if tie:
+            ckpt_cli.merge(adapter, tmp_path / "out", base=base)
+        else:
+            with pytest.raises(Inconsistent, match="lm_head"):
+                ckpt_cli.merge(adapter, tmp_path / "out", base=base)
+
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        [
+            ("qwen2", {"target_modules": ATTENTION, "layers_to_transform": [1]}),
+            ("qwen2", {"target_modules": ATTENTION, "layers_to_transform": [0], "layers_pattern": "layers"}),
+            ("qwen2", {"target_modules": ATTENTION, "exclude_modules": ["layers.0.self_attn.q_proj"]}),
+            ("qwen2", {"target_modules": [*ATTENTION, "query_key_value"]}),
+            ("qwen2", {"target_modules": r".*\.1\..*q_proj"}),
+            ("qwen2, sequence classification", {"target_modules": ["q_proj"], "task_type": "SEQ_CLS"}),
+        ],
+    )
+    def test_that_peft_left_out_are_not_missed(self, tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+        result = ckpt_cli.merge(trained(adapted(kind, options), tmp_path), tmp_path / "out", verify=True)
+        assert result.exit_code == 0
+        assert "partial-adapter" not in {note.code for note in result.outputs[0].notes}
+
+    @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}])
+    def test_of_the_factors_in_a_model_are_refused(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        """Full shards in which one layer, or the module to save, has lost what PEFT trained."""
+        run = trained(adapted("qwen2", {"target_modules": ["q_proj"]}), tmp_path)
+        config = json.loads((run / "lora_adapter" / "adapter_config.json").read_text())
+        (run / "lora_adapter" / "adapter_config.json").write_text(json.dumps({**config, **options}))
+        for file in run.glob("*.pt"):
+            state = torch.load(file, weights_only=False)
+            kept = {name: tensor for name, tensor in state.items() if options or ".layers.1.self_attn.q_proj.lora" not in name}
+            torch.save(kept, file)
+        with pytest.raises(Inconsistent, match="lm_head" if options else "layers.1.self_attn.q_proj"):
+            ckpt_cli.merge(run, tmp_path / "out")
 
 
 class TestLayoutOfExperts:

@@ -524,6 +524,46 @@ class TestRanks:
         assert same(out.extra["lr_scheduler"], plain(first["lr_scheduler"]))
         assert out.training["world_size"] == 4
 
+    @pytest.mark.parametrize("rank", [0, 1, 3])
+    def test_whose_dataloader_is_missing_are_told(self, copy: Copy, extract: Extract, rank: int) -> None:
+        run = copy("layouts", "lmms-run", "run")
+        name = "dataloader_state_world_size_4_rank_{}.pt"
+        (run / "checkpoint-200" / "dataloader_state" / name.format(rank)).unlink()
+        out = extract(run, step=200)
+        (note,) = (note for note in out.result.notes if note.code == "missing-rank")
+        assert note.level == "warning"
+        assert note.text == f"rank {rank} of 4 is missing among {name.format('R')}: it cannot be passed on"
+        assert len([file for file in out.result.copied if file.startswith("dataloader")]) == 3
+
+    @pytest.mark.parametrize(
+        ("names", "told"),
+        [
+            (["dataloader/rank_0.pt", "dataloader/rank_2.pt"], ["ranks 1, 3 of 4 are missing among dataloader/rank_R.pt"]),
+            (["dataloader/rank_0.pt"], ["ranks 1, 2, 3 of 4 are missing among dataloader/rank_R.pt"]),
+            ([f"dataloader/rank_{rank}.pt" for rank in range(4)], []),
+            (["data_0.pt", "data_2.pt"], ["rank 1 of 3 is missing among data_R.pt"]),
+            (["data_0.pt", "data_1.pt"], []),
+            (["data.pt"], []),
+            (["sampler.bin", "sampler_2.bin", "custom_checkpoint_3.pkl"], []),
+            ([f"random_states_{rank}.pkl" for rank in (0, 1, 3)], ["rank 2 of 4 is missing from the training state"]),
+            (
+                ["extra_state_rank_0.pt", "extra_state_rank_1.pt", *(f"random_states_{rank}.pkl" for rank in range(4))],
+                ["ranks 2, 3 of 4 are missing among extra_state_rank_R.pt"],
+            ),
+        ],
+    )
+    def test_of_any_kind_of_file_are_told(self, copy: Copy, extract: Extract, names: list[str], told: list[str]) -> None:
+        folder = copy("layouts", "verl-run", "run") / "global_step_20" / "actor"
+        for file in folder.glob("extra_state*"):
+            file.unlink()
+        for file in folder.parent.glob("data*.pt"):
+            file.unlink()
+        for name in names:
+            (folder / name).parent.mkdir(exist_ok=True)
+            torch.save({"epoch": 1}, folder / name)
+        found = [note.text.partition(":")[0] for note in extract(folder).result.notes if note.code == "missing-rank"]
+        assert found == told
+
     def test_that_lack_a_part_are_told(self, copy: Copy, extract: Extract) -> None:
         run = copy("layouts", "verl-run", "run")
         file = run / "global_step_20" / "actor" / EXTRA.format(2)

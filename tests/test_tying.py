@@ -1,0 +1,95 @@
+"""Tied heads of an EMA: left out only where the files prove that they are no average."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckpt_cli
+from ckpt_cli.report import MergeResult
+from tests.tensors import differences, load
+
+Tensors = dict[str, torch.Tensor]
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def tensors(embedding: torch.Tensor, head: torch.Tensor) -> Tensors:
+    return {EMBEDDING: embedding, HEAD: head, "model.norm.weight": embedding[0].clone()}
+
+
+def values(seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(6, 4, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def saved(folder: Path, content: dict[str, Tensors]) -> Path:
+    folder.mkdir()
+    torch.save(content, folder / "model.pt")
+    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "architectures": ["Unheard"]}))
+    return folder
+
+
+def merged(folder: Path, output: Path) -> tuple[MergeResult, Tensors]:
+    return ckpt_cli.merge(folder, output, type="ema"), load(output)
+
+
+def codes(result: MergeResult) -> set[str]:
+    return {note.code for note in result.outputs[0].notes}
+
+
+class TestHeadOfAnEma:
+    def test_that_was_averaged_is_written_with_a_warning(self, tmp_path: Path) -> None:
+        model = tensors(values(1), values(2))
+        ema = {name: tensor * 0.9 for name, tensor in model.items()}
+        folder = saved(tmp_path / "run", {"model": model, "ema": ema})
+        result, out = merged(folder, tmp_path / "out")
+        assert differences(out, ema) == []
+        assert "tied-heads-differ" in codes(result)
+        assert ckpt_cli.verify(tmp_path / "out", against=folder, type="ema").exit_code == 0
+
+    @pytest.mark.parametrize("live", ["head", "embedding"])
+    @pytest.mark.parametrize("prefix", ["", "module."])
+    def test_that_is_the_models_own_is_left_out(self, tmp_path: Path, live: str, prefix: str) -> None:
+        head = values(2) if live == "head" else values(1)
+        model = {f"{prefix}{name}": tensor for name, tensor in tensors(values(1), head).items()}
+        result, out = merged(saved(tmp_path / "run", {"model": model, "ema": tensors(values(3), head.clone())}), tmp_path / "out")
+        assert HEAD not in out
+        assert "the model's own, so it is not an average" in result.outputs[0].dropped[HEAD]
+        assert "tied-heads-differ" not in codes(result)
+
+    def test_that_shares_memory_with_its_own_embedding_is_compared_by_values(self, tmp_path: Path) -> None:
+        """The names of aliases belong to the model: there the two are one tensor, here they are not."""
+        one = values(1)
+        folder = saved(tmp_path / "run", {"model": tensors(one, one), "ema": tensors(values(3), values(4))})
+        result, out = merged(folder, tmp_path / "out")
+        assert HEAD in out
+        assert "tied-heads-differ" in codes(result)
+
+    @pytest.mark.parametrize(("live", "own"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+    def test_in_another_dtype_is_compared_as_that(self, tmp_path: Path, live: torch.dtype, own: torch.dtype) -> None:
+        head = values(2, live)
+        model = tensors(values(1, live), head)
+        _, out = merged(saved(tmp_path / "run", {"model": model, "ema": tensors(values(3, own), head.to(own))}), tmp_path / "out")
+        assert HEAD not in out
+        averaged = tensors(values(3, own), (head * 0.9).to(own))
+        _, out = merged(saved(tmp_path / "other", {"model": model, "ema": averaged}), tmp_path / "out of the other")
+        assert HEAD in out
+
+    @pytest.mark.parametrize("content", [{}, {"model": {"w": torch.ones(2)}}])
+    def test_without_a_model_to_compare_with_nothing_is_claimed(self, tmp_path: Path, content: dict[str, Tensors]) -> None:
+        result, out = merged(saved(tmp_path / "run", {**content, "ema": tensors(values(3), values(4))}), tmp_path / "out")
+        assert HEAD not in out
+        reason = result.outputs[0].dropped[HEAD]
+        assert "not compared" in reason
+        assert "is not an average" not in reason
+
+    def test_is_averaged_where_it_is_an_average(self, tmp_path: Path) -> None:
+        folders = []
+        for seed in (1, 5):
+            model = tensors(values(seed), values(seed + 1))
+            content = {"model": model, "ema": {name: tensor * 0.5 for name, tensor in model.items()}}
+            folders.append(saved(tmp_path / f"run{seed}", content))
+        ckpt_cli.average(folders, tmp_path / "mean", type="ema")
+        assert torch.allclose(load(tmp_path / "mean")[HEAD], (values(2) + values(6)) / 4)

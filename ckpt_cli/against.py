@@ -147,14 +147,16 @@ def summary_of(
     source: Path, part: Part, tensors: Mapping[str, Tensor], wanted: Mapping[str, Wanted], compared: int, found: Sequence[Finding]
 ) -> SourceComparison:
     """What was compared with a planned component, in numbers."""
-    common = [name for name in wanted if name in tensors]
+    shared = [name for name in wanted if name in tensors]
+    common = [name for name in shared if name not in part.from_base]
     cast = sum(wanted[name].tensor.dtype != tensors[name].dtype for name in common)
     lora = part.lora if part.lora is not None and part.lora.outcome == "fused" else None
     return SourceComparison(
         source=str(source),
         component=part.opened.name,
         tensors=len(common),
-        bytes=compared,
+        from_base=len(shared) - len(common),
+        bytes=compared - sum(wanted[name].tensor.nbytes for name in shared if name in part.from_base),
         cast=cast,
         different=len({item.tensor for item in found if item.tensor is not None}),
         lora=lora,
@@ -186,6 +188,12 @@ def made_from(manifest: Manifest | None) -> str | None:
         return source if isinstance(source, str) and is_there(source) else None
     except Unreadable:
         return None  # only asked for the next command
+
+
+def made_of(manifest: Manifest | None) -> str | None:
+    """The component of that checkpoint: "model+ema" for two in one folder."""
+    component = manifest.facts.get("component") if manifest is not None and manifest.command == MERGE else None
+    return component if isinstance(component, str) and component.isprintable() else None
 
 
 def made_by(manifest: Manifest | None, folder: Path) -> tuple[str, ...]:

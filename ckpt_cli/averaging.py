@@ -392,6 +392,7 @@ def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, opti
         own_config=own_config,
         base_config=base.config,
         taken=taken,
+        by_name=bool(options.carry_from_base) or options.dtype == BASE,
         unfiltered=newest.opened.component.tensors if options.include or options.exclude or options.intersect else None,
     )
 

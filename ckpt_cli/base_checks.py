@@ -108,15 +108,24 @@ def checked_base(
     own_config: bool,
     base_config: Config,
     taken: bool,
+    by_name: bool = False,
     unfiltered: Mapping[str, Tensor] | None = None,
 ) -> tuple[Note, ...]:
     """Notes about the base of what is written. Raises Inconsistent if it is another model and anything is ``taken`` from it.
 
+    ``by_name``: tensors or dtypes are taken from it by name, which needs names that mean the same on both sides.
     ``own_config``: the config is the run's own, not the base's; ``unfiltered``: all tensors, where filters left some out.
     """
     found = resemblance(mine, base, config, base_config, kinds_known=own_config)
     if not found.same_model and unfiltered is not None:
         found = resemblance(unfiltered, base, config, base_config, kinds_known=own_config)
+    if found.renamed and by_name:
+        raise Inconsistent(
+            f"the base has tensors of the same shapes under other names, so that nothing can be taken from it by name: {found.numbers}",
+            path=folder,
+            expected="a base with the names of what is written",
+            hint="rename the tensors of the run as the base has them with --key-map, or pass a base with these names",
+        )
     if found.renamed:
         text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
         return (Note("warning", "other-base", text),)

@@ -80,7 +80,7 @@ KINDS: dict[str, Kind] = {
     "no-prediction-layers": Kind("warning", "headers", "config.json says multi-token prediction, and its layers are not there"),
     "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) of which there is no tensor"),
     "left-out": Kind(
-        "info", "headers", "the class has this tensor, and it was left out on purpose (--include, --exclude, --allow-missing)"
+        "info", "headers", "the class has this tensor, and it was left out on purpose (filters, a key map, --intersect, --allow-missing)"
     ),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not belong together", "export the adapter again"),
     "partial-adapter": Kind(

@@ -116,7 +116,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     sets.sort(key=lambda weights: _rank(weights, manifest))
     for weights in sets[1:]:
         listed = manifest is not None and all(path.name in (*manifest.outputs, *manifest.side_files) for path in weights.files)
-        if not listed and weights.name != "ema":
+        if not listed and (weights.name != "ema" or manifest is not None):
             held = f"{len(weights.tensors)} tensors" if weights.readable else "unreadable"
             found.append(finding("other-weights", f"beside the model ({held})", file=few([path.name for path in weights.files], 2)))
     found += check_beside(folder)

@@ -57,6 +57,7 @@ DCP = "dcp"
 RUN_FOLDERS = ("checkpoint", "checkpoints", "ckpt")
 """Where some trainers keep the steps inside of their output folder."""
 
+RELEASE = "release"
 MAX_NODES = 1024
 SYNONYMS = {"regular": "model", "main": "model"}
 
@@ -100,6 +101,10 @@ def _locate(given: Path, step: int | None) -> Target:
         inside = _inside_checkpoint(given)
         if inside is not None:
             return _with_step(inside, step)
+    for name in RUN_FOLDERS:
+        inside = _inside_checkpoint(given / name)
+        if inside is not None and _unread(inside.checkpoints[0].places):
+            return replace(inside, path=given)
     nodes = _node_folders(given, step)
     if nodes is not None:
         return nodes
@@ -256,10 +261,17 @@ def _tags(folder: Path) -> list[Match]:
         if is_step or step_of(child) is None:
             # What cannot be looked at beside it may be anything, and no weights are taken from here in any case.
             with contextlib.suppress(Unreadable):
-                found = [match for match in Unread().recognise(child) if isinstance(match.trouble, Unsupported)]
+                found = [match for match in (*Unread().recognise(child), *_megatron(child)) if isinstance(match.trouble, Unsupported)]
                 if found:
                     return found
     return []
+
+
+def _megatron(folder: Path) -> list[Match]:
+    """Megatron's own step of a model that was converted for it, which is called ``release`` in place of a number."""
+    if folder.name != RELEASE:
+        return []
+    return [replace(match, format=UNREAD, evidence="Megatron-LM") for match in recognise(folder) if match.format == DCP]
 
 
 def _unread(places: Sequence[Place]) -> bool:

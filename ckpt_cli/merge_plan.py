@@ -133,7 +133,7 @@ class Base:
 class Part:
     """One component on its way into a folder; ``claim`` is what may be said of its names, ``lora`` what became of its adapters.
 
-    ``carried`` are tensors that come from the base.
+    ``carried`` are tensors that --carry-from-base took from the base, ``filled`` those that --fill-missing-from-base did.
     """
 
     opened: OpenedComponent
@@ -143,6 +143,12 @@ class Part:
     claim: Claim
     lora: LoraInfo | None = None
     carried: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
+
+    @property
+    def from_base(self) -> frozenset[str]:
+        """Tensors that are the base's own: comparing them with it says nothing."""
+        return frozenset((*self.carried, *self.filled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +377,7 @@ def _part(
     )
     notes = [*lora_notes, *selection.notes, *_base_notes(component, chosen, selection, base, options)]
     carried_names: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
     if options.carry_from_base and base is not None and base.component is not None:
         there = {*selection.tensors, *selection.dropped, *selection.filtered}
         carried, more = carried_tensors(there, named_alike(base.component.tensors, selection, config), options.carry_from_base)
@@ -389,9 +396,9 @@ def _part(
             fill_missing=options.fill_missing_from_base,
             drop_extra=options.drop_extra,
         )
-        for name, tensor in matched.tensors.items():
-            if name not in selection.tensors and tensor.check_copies:
-                notes += compare_copies(tensor, options.allow_unequal_replicas)
+        filled = tuple(name for name in matched.tensors if name not in selection.tensors)
+        for tensor in (matched.tensors[name] for name in filled):
+            notes += compare_copies(tensor, options.allow_unequal_replicas) if tensor.check_copies else ()
         selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})
         dtypes = matched.dtypes if options.dtype is None else None
         notes += matched.notes
@@ -413,7 +420,7 @@ def _part(
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
     notes += odd_dtypes(selection.tensors, config)
-    return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names)
+    return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names, filled)
 
 
 def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim:
@@ -460,6 +467,7 @@ def _base_notes(
         own_config=own_config,
         base_config=base.config,
         taken=taken,
+        by_name=bool(options.carry_from_base) or options.fill_missing_from_base or options.dtype == BASE,
         unfiltered=chosen.tensors if options.include or options.exclude else None,
     )
 

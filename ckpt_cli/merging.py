@@ -146,14 +146,14 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
 
 
 def _comparison(job: Job, base: Base | None, options: MergeOptions, progress: Progress | None) -> BaseComparison | None:
-    """What will be written, compared with the base; None without one, and for adapters, of which a base has none."""
+    """What will be written, compared with the base, but for what was taken from there; None without one, and for adapters alone."""
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
     if base is None or base.component is None or exported:
         return None
-    outputs = job.parts[-1].plan.tensors
-    return compare_with_base(
-        outputs, base.component.tensors, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress
-    )
+    part = job.parts[-1]
+    outputs = [output for output in part.plan.tensors if output.name not in part.from_base]
+    held = {name: tensor for name, tensor in base.component.tensors.items() if name not in part.from_base}
+    return compare_with_base(outputs, held, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress)
 
 
 def _result(

@@ -230,13 +230,14 @@ class LoraInfo(Frozen):
 class SourceComparison(Frozen):
     """Output tensors against those of a source: how many were compared, how many of them after a cast, and how many differ.
 
-    ``lora``: adapters were fused before.
+    ``from_base`` more tensors were taken from the base and compared with it. ``lora``: adapters were fused before.
     """
 
     source: str
     component: str
     tensors: int
     bytes: int
+    from_base: int = 0
     cast: int
     different: int
     lora: LoraInfo | None = None
@@ -252,8 +253,8 @@ class VerifyResult(Frozen):
     ``names`` is what came of that, in a line; ``wrapped``: TRL's prefix stands in front of
     the names. ``notes`` are what opening the checkpoint, its source and the base said: a step that was
     skipped, say.
-    ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_by`` the command that would merge it
-    again; ``expected`` counts the tensors that the model
+    ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_of`` the component of it, ``made_by`` the
+    command that would merge it again; ``expected`` counts the tensors that the model
     class has, None if that is not known; ``bytes_read`` of ``bytes`` were read for ``full``.
     """
 
@@ -268,6 +269,7 @@ class VerifyResult(Frozen):
     architecture: str | None
     levels: tuple[str, ...]
     made_from: str | None = None
+    made_of: str | None = None
     made_by: tuple[str, ...] = ()
     expected: int | None = None
     naming: str | None = None

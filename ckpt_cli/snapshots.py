@@ -99,7 +99,9 @@ def open_snapshots(
         several = target.run is not None and len(target.checkpoints) > 1
         if not choice.says_something and several and len(paths) == 1:
             steps = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
-            raise UsageError("which steps of the run should be averaged?", expected=f"some of {steps}", hint=f"pass {CHOICES}")
+            raise UsageError(
+                "which steps of the run should be averaged?", expected=f"some of {steps}", hint=_choices_of(target.checkpoints)
+            )
 
         def open_found(checkpoint: Found, path: Path = path, target: Target = target) -> Opened:
             only = replace(target, checkpoints=(checkpoint,))
@@ -120,6 +122,15 @@ def open_snapshots(
             hint="ckpt merge writes a single one" if found else None,
         )
     return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)))
+
+
+def _choices_of(checkpoints: Sequence[Found]) -> str | None:
+    """How steps that are there may be chosen; None if there are not two."""
+    steps = sorted({found.step for found in checkpoints if found.step is not None})
+    if len(steps) < 2:
+        return None
+    first, last = steps[-2:]
+    return f"pass --all, --last 2, --from {first} --to {last}, or --steps {first},{last}"
 
 
 def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
@@ -148,7 +159,9 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
         raise NotFound(f"there is no step {min(lacking)}", path=target.path, expected=f"some of the steps {there}")
     if not candidates:
         there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
-        raise UsageError("no step of the run is chosen", path=target.path, expected=f"some of the steps {there}", hint=f"pass {CHOICES}")
+        raise UsageError(
+            "no step of the run is chosen", path=target.path, expected=f"some of the steps {there}", hint=_choices_of(target.checkpoints)
+        )
     whole: list[Opened] = []
     first_error: CkptError | None = None
     for candidate in reversed(candidates):

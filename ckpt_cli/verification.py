@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from ckpt_cli.adapter_checks import check_adapter, no_factors
 from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.against import changed_sources, different_scales, made_by, made_from, open_source, planned_source, summary_of
+from ckpt_cli.against import changed_sources, different_scales, made_by, made_from, made_of, open_source, planned_source, summary_of
 from ckpt_cli.assets import CONFIG, resolve_base
 from ckpt_cli.base_checks import resemblance
 from ckpt_cli.comparing import compare_tensors
@@ -28,6 +28,7 @@ from ckpt_cli.findings import finding
 from ckpt_cli.folder_checks import check_folder
 from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.left_out import left_out
 from ckpt_cli.locate import locate
 from ckpt_cli.lora_names import has_adapters
 from ckpt_cli.merge_plan import Part
@@ -38,7 +39,6 @@ from ckpt_cli.opening import Opened, open_checkpoint
 from ckpt_cli.probe import same_values
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import BaseComparison, Finding, SourceComparison, VerifyResult
-from ckpt_cli.selecting import is_wanted
 from ckpt_cli.source_checks import Wanted, compare_with_source
 from ckpt_cli.subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
 from ckpt_cli.value_checks import check_side_files, check_values
@@ -128,7 +128,7 @@ def verify(
         found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
         configs = [_config(one) for one in subjects]
         for one, config in zip(subjects, configs, strict=True):
-            found += _left_out(one, config.findings, chosen)
+            found += left_out(one.manifest, config, chosen.include, chosen.exclude)
         if chosen.full or chosen.sample is not None:
             levels.append("full" if chosen.sample is None else "sample")
             values = [
@@ -188,7 +188,7 @@ def verify_written(
             wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
             different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
             summary = summary_of(source, part, subject.tensors, wanted, compared, different)
-            found = [*subject.findings, *_left_out(subject, config.findings, VerifyOptions()), *different]
+            found = [*subject.findings, *left_out(subject.manifest, config), *different]
             results.append(_report([subject], config, found, ["headers", "against"], started, against=(summary,)))
         files.check_unchanged()
     return tuple(results)
@@ -219,6 +219,7 @@ def _report(
         dtypes=dict(dtypes),
         architecture=_printable(architecture(config.config)),
         made_from=made_from(subject.manifest),
+        made_of=made_of(subject.manifest),
         made_by=made_by(subject.manifest, subject.path),
         levels=tuple(levels),
         expected=config.expected,
@@ -263,31 +264,6 @@ def _config(subject: Subject) -> ConfigCheck:
     if not subject.readable:
         return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
     return checked
-
-
-MISSING = ("missing-tensor", "missing-layers", "not-proved")
-"""Codes about tensors that are not there."""
-
-
-def _left_out(subject: Subject, findings: Sequence[Finding], options: VerifyOptions) -> list[Finding]:
-    """Findings, in which tensors that were left out on purpose are not missing."""
-    made = subject.manifest.options if subject.manifest is not None else {}
-    include, exclude = (getattr(options, key) or _patterns(made.get(key)) for key in ("include", "exclude"))
-    allowed = _patterns(made.get("allow_missing"))
-
-    def on_purpose(name: str) -> bool:
-        return not is_wanted(name, include, exclude) or bool(allowed and is_wanted(name, allowed, ()))
-
-    return [
-        finding("left-out", item.message, tensor=item.tensor)
-        if item.code in MISSING and item.tensor is not None and on_purpose(item.tensor)
-        else item
-        for item in findings
-    ]
-
-
-def _patterns(value: object) -> tuple[str, ...]:
-    return tuple(pattern for pattern in value if isinstance(pattern, str)) if isinstance(value, list) else ()
 
 
 def _checksums(subject: Subject) -> dict[str, int]:

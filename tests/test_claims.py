@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.class_fit import KnownClass, compared, known_class
 from ckpt_cli.class_names import FILE, class_names, fitting_class
+from ckpt_cli.cli.verify_screen import source_fact
 from ckpt_cli.config_counts import mismatches
-from ckpt_cli.errors import IncompleteError, MissingTensors, NotFound, UsageError
+from ckpt_cli.errors import IncompleteError, Inconsistent, MissingTensors, NotFound, UsageError
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load
 
@@ -613,3 +614,91 @@ def test_the_manifest_says_what_was_compared(tmp_path: Path) -> None:
     result = ckpt_cli.merge(saved, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "ckpt-manifest.json").read_text())["names"] == [result.outputs[0].naming]
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == load(saved).keys()
+
+
+class TestWhatComesFromTheBase:
+    def run(self, tmp_path: Path, lost: str = "model.layers.1.") -> tuple[Path, Path]:
+        """A run that lacks some tensors of a base."""
+        base, _ = saved_by(tmp_path)
+        run = tmp_path / "run"
+        run.mkdir()
+        save_file({name: tensor + 1 for name, tensor in load(base).items() if not name.startswith(lost)}, run / "model.safetensors")
+        (run / "config.json").write_bytes((base / "config.json").read_bytes())
+        return run, base
+
+    @pytest.mark.parametrize(
+        "how", [{"carry_from_base": "model.layers.1.*"}, {"match_base": True, "fill_missing_from_base": True}], ids=str
+    )
+    def test_is_not_compared_with_it(self, tmp_path: Path, how: dict[str, Any]) -> None:
+        run, base = self.run(tmp_path)
+        kept = len(load_file(run / "model.safetensors"))
+        taken = len(load(base)) - kept
+        assert taken
+        result = ckpt_cli.merge(run, tmp_path / "out", base=base, compare=True, verify=True, **how).outputs[0]
+        assert result.comparison is not None
+        assert (result.comparison.common, result.comparison.unchanged, result.comparison.missing) == (kept, 0, ())
+        assert [(source.tensors, source.from_base) for verified in result.verified for source in verified.against] == [(kept, taken)]
+
+        verified = ckpt_cli.verify(tmp_path / "out", against=run).against[0]
+        assert (verified.tensors, verified.from_base, verified.identical) == (kept, taken, True)
+        assert verified.bytes == sum(tensor.nbytes for tensor in load_file(run / "model.safetensors").values())
+        assert source_fact(verified).endswith(f", and {taken} to the base")
+
+    @pytest.mark.parametrize("how", [{"carry_from_base": "*"}, {"dtype": "base"}], ids=str)
+    def test_by_name_needs_names_that_are_the_same(self, tmp_path: Path, how: dict[str, Any]) -> None:
+        run, base = self.run(tmp_path, lost="lm_head.")
+        other = tmp_path / "other"
+        other.mkdir()
+        save_file(
+            {name.replace("model.layers", "gpt.h").replace("proj", "p"): t for name, t in load(base).items()}, other / "model.safetensors"
+        )
+        with pytest.raises(Inconsistent, match="under other names"):
+            ckpt_cli.merge(run, tmp_path / "out", base=other, allow_missing="*", **how)
+        with pytest.raises(Inconsistent, match="under other names"):
+            ckpt_cli.average([run, run], tmp_path / "out", base=other, allow_missing="*", **how)
+        result = ckpt_cli.merge(run, tmp_path / "out", base=other, allow_missing="*")
+        assert "names were not compared" in notes(result)["other-base"]
+
+
+class TestAnOutputWithoutWhatWasLeftOut:
+    """is no defect to verify: the manifest says what was left out."""
+
+    def test_by_a_key_map(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path)
+        (tmp_path / "map.json").write_text(json.dumps({"rules": [{"match": r"model\.layers\.1\..*", "drop": True}]}))
+        result = ckpt_cli.merge(saved, tmp_path / "out", key_map=tmp_path / "map.json", verify=True)
+        assert [verified.exit_code for verified in result.outputs[0].verified] == [0]
+        verified = ckpt_cli.verify(tmp_path / "out", against=saved)
+        assert verified.exit_code == 0
+        assert {item.code for item in verified.findings} == {"left-out"}
+
+    def test_by_a_key_map_under_the_names_of_the_training(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path, "qwen2_vl")
+        path = trained(tmp_path / "run", saved, tensors)
+        dropped = next(name for name in tensors if "layers.1" in name and name not in load(saved))
+        (tmp_path / "map.json").write_text(json.dumps({"rules": [{"match": re.escape(dropped), "drop": True}]}))
+        result = ckpt_cli.merge(path, tmp_path / "out", key_map=tmp_path / "map.json", allow_missing="*", verify=True)
+        manifest = tmp_path / "out" / "ckpt-manifest.json"
+        content = json.loads(manifest.read_text())
+        content["options"]["allow_missing"] = []
+        manifest.write_text(json.dumps(content))
+        assert [verified.exit_code for verified in result.outputs[0].verified] == [0]
+        assert ckpt_cli.verify(tmp_path / "out").exit_code == 0
+
+    def test_by_intersect(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        less = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.layers.1.")}
+        runs = [trained(tmp_path / "a", saved, tensors), trained(tmp_path / "b", saved, less)]
+        ckpt_cli.average(runs, tmp_path / "out", intersect=True)
+        verified = ckpt_cli.verify(tmp_path / "out")
+        assert (verified.exit_code, {item.code for item in verified.findings}) == (0, {"left-out"})
+
+    def test_is_one_where_the_manifest_does_not_explain_it(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path)
+        (tmp_path / "map.json").write_text(json.dumps({"rules": [{"match": r"model\.layers\.1\.mlp\..*", "drop": True}]}))
+        ckpt_cli.merge(saved, tmp_path / "out", key_map=tmp_path / "map.json")
+        held = load_file(tmp_path / "out" / "model.safetensors")
+        del held["model.layers.1.self_attn.q_proj.weight"]
+        save_file(held, tmp_path / "out" / "model.safetensors")
+        missing = [item.tensor for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "missing-tensor"]
+        assert missing == ["model.layers.1.self_attn.q_proj.weight"]

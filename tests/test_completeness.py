@@ -120,7 +120,8 @@ class TestOutputsOfSeveralComponents:
             {"model": {"w": torch.ones(2)}, evil: {"w": torch.ones(3)}, "..": {"w": torch.ones(4)}}, checkpoint_id=folder, no_dist=True
         )
         result = ckpt_cli.merge(folder, tmp_path / "out", type="all")
-        assert [output.component for output in result.outputs] == ["model"]
+        assert [output.component for output in result.outputs] == ["model", "other", "other_2"]
+        assert all(Path(output.output).parent == tmp_path / "out" for output in result.outputs)
         assert not (tmp_path / "evil").exists()
         with pytest.raises(CkptError):
             ckpt_cli.merge(folder, tmp_path / "out2", type=evil)

@@ -501,6 +501,26 @@ class TestFolders:
             ckpt_cli.merge(run / "checkpoint-10")
         assert "zero_to_fp32" not in str(caught.value.hint)
 
+    def test_the_command_of_the_script_names_a_step_that_is_not_the_latest(self, run: Path) -> None:
+        (run / "checkpoint-20" / "latest").write_text("global_step20\n")
+        for step, chosen in ((20, ""), (10, " -t global_step10")):
+            with pytest.raises(Unsupported) as caught:
+                ckpt_cli.merge(run / f"checkpoint-{step}")
+            assert f"python zero_to_fp32.py . OUTPUT{chosen};" in str(caught.value.hint)
+            assert "deepspeed is installed" in str(caught.value.hint)
+            assert "as codes" in str(caught.value.hint)
+
+    def test_what_the_script_may_lose_of_stage_1_is_said(self, tmp_path: Path) -> None:
+        tag = tmp_path / "run" / "global_step3"
+        put(tag / "mp_rank_00_model_states.pt", deepspeed(dict(WEIGHTS)))
+        for rank in range(2):
+            put(tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        (tag.parent / "zero_to_fp32.py").touch()
+        with pytest.raises(Unsupported) as caught:
+            ckpt_cli.merge(tag)
+        assert str(caught.value.hint).startswith(f"pass {tag / 'mp_rank_00_model_states.pt'}")
+        assert "frozen tensors out (stage 1)" in str(caught.value.hint)
+
     def test_a_whole_model_beside_the_tag_is_the_checkpoint(self, run: Path, tmp_path: Path) -> None:
         put(run / "checkpoint-20" / "model.safetensors")
         result = ckpt_cli.merge(run / "checkpoint-20", tmp_path / "out")
@@ -523,6 +543,16 @@ class TestFolders:
         refused_everywhere(step.parent, tmp_path, 3, "Megatron", "2 files")
         refused_everywhere(step, tmp_path, 3, "Megatron")
         refused_everywhere(step / "mp_rank_00", tmp_path, 4, "TP 2")
+
+    def test_megatron_of_a_converted_model(self, tmp_path: Path) -> None:
+        step = tmp_path / "made" / "checkpoint" / "release"
+        step.mkdir(parents=True)
+        for name in (".metadata", "common.pt", "__0_0.distcp"):
+            (step / name).touch()
+        for path in (step, step.parent, step.parent.parent):
+            refused_everywhere(path, tmp_path, 3, "Megatron")
+        put(step.parent.parent / "model.safetensors")
+        ckpt_cli.merge(step.parent.parent, tmp_path / "out")
 
     def test_other_things_of_a_trainer_are_no_sets(self, tmp_path: Path) -> None:
         for name in ("optim_rank0.pt", "rng_state_rank0.pth", "dataloader_rank0.pt", "scheduler-shard0.pt"):

@@ -196,7 +196,7 @@ class TestRefusals:
         error = refused(run)
         assert error.message == "which steps of the run should be averaged?"
         assert error.expected == "some of 10, 20, 30"
-        assert error.hint == f"pass {CHOICES}"
+        assert error.hint == "pass --all, --last 2, --from 20 --to 30, or --steps 20,30"
 
     @pytest.mark.parametrize(
         ("choice", "count"),
@@ -213,8 +213,10 @@ class TestRefusals:
         assert refused(run, begin=30, end=10).message == "there is nothing from step 30 to step 10"
 
     def test_of_a_range_without_steps_list_those_that_are_there(self, run: Path) -> None:
-        error = refused(run, begin=11, end=12)
-        assert (error.message, error.expected) == ("no step of the run is chosen", "some of the steps 10, 20, 30")
+        for choice in ({"begin": 11, "end": 12}, {"begin": 1000, "end": 5000, "every": 1000}):
+            error = refused(run, **choice)
+            assert (error.message, error.expected) == ("no step of the run is chosen", "some of the steps 10, 20, 30")
+            assert error.hint == "pass --all, --last 2, --from 20 --to 30, or --steps 20,30"
 
     def test_of_a_component_that_no_step_has_says_what_is_there(self, run: Path) -> None:
         error = refused(run, everything=True, type="emma")

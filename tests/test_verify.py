@@ -423,6 +423,12 @@ class TestSeveralSetsOfWeights:
         assert result.component == ("model+ema" if kind in ("both", "all") else kind)
 
 
+@pytest.mark.parametrize("name", ["ema.safetensors", "value_head.safetensors"])
+def test_weights_that_the_manifest_does_not_list_are_told(out: Path, name: str) -> None:
+    save_file({"w": torch.ones(2)}, out / name)
+    assert [item.file for item in ckpt_cli.verify(out).findings if item.code == "other-weights"] == [name]
+
+
 class TestSamples:
     def test_read_a_share_and_prove_no_checksum(self, merged: Path) -> None:
         result = ckpt_cli.verify(merged, sample=0.05)
@@ -537,6 +543,25 @@ class TestTheNextCommand:
         assert command.startswith("ckpt merge ")
         assert ckpt(*shlex.split(command)[1:]).code == 0
         assert {path.name: path.read_bytes() for path in out.iterdir() if path.name != "ckpt-manifest.json"} == before
+
+    @pytest.mark.parametrize("wrong", [("--type", "ema"), ("--step", "100")], ids=str)
+    def test_never_replaces_a_good_folder_that_was_compared_with_something_else(
+        self, layouts: Path, tmp_path: Path, wrong: tuple[str, str]
+    ) -> None:
+        run = layouts / "lmms-run" / "run"
+        ckpt_cli.merge(run, tmp_path / "out", step=200)
+        shown = ckpt("verify", tmp_path / "out", "--against", run, *wrong)
+        assert shown.code == 1
+        command, _, why = shown.err.splitlines()[-1].removeprefix("next: ").partition("   ")
+        assert why == "(what it was merged from: model)"
+        assert shlex.split(command) == ["ckpt", "verify", str(tmp_path / "out"), "--against", str(run / "checkpoint-200")]
+        assert ckpt(*shlex.split(command)[1:]).code == 0
+
+    def test_replaces_a_folder_that_is_not_what_it_was_made_from(self, layouts: Path, tmp_path: Path) -> None:
+        run = layouts / "lmms-run" / "run"
+        ckpt_cli.merge(run, tmp_path / "out", type="ema")
+        change(tmp_path / "out" / "model.safetensors", lambda tensors: next(iter(tensors.values())).zero_())
+        assert "--type ema --overwrite" in ckpt("verify", tmp_path / "out", "--against", run).err.splitlines()[-1]
 
     def test_names_the_file_to_move(self, out: Path) -> None:
         leave_an_old_file(out)

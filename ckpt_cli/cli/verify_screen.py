@@ -88,7 +88,8 @@ def source_fact(source: SourceComparison) -> str:
     compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)}{cast}"
     verb = "differs" if source.different == 1 else "differ"
     outcome = "identical to" if source.identical else f"{text.plural(source.different, 'tensor')} {verb} from"
-    return f"{outcome} {text.path(source.source)} ({source.component}): {compared}"
+    base = f", and {source.from_base} {'to' if source.identical else 'compared with'} the base" if source.from_base else ""
+    return f"{outcome} {text.path(source.source)} ({source.component}): {compared}{base}"
 
 
 def print_findings(console: Console, findings: Sequence[Finding], *, everything: bool) -> None:
@@ -120,8 +121,10 @@ def _other_source(result: VerifyResult) -> str | None:
     made_from = os.path.realpath(result.made_from) if result.made_from is not None else None
     if made_from is None:
         return "check that --against names what the folder was made from"
-    if any(os.path.realpath(source.source) != made_from for source in result.against):
-        return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}   (what it was merged from)"
+    made_of = result.made_of.split("+") if result.made_of is not None else []
+    if any(os.path.realpath(source.source) != made_from or (made_of and source.component not in made_of) for source in result.against):
+        what = f"what it was merged from: {result.made_of}" if result.made_of is not None else "what it was merged from"
+        return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}   ({what})"
     if any(item.code == "changed-source" for item in result.findings):
         return "find out why the source has changed since it was merged: the folder may be right"
     return None
@@ -132,7 +135,7 @@ def _next(result: VerifyResult) -> str:
     for item in result.findings:
         if item.severity == "error":
             advice = KINDS[item.code].advice
-            other = _other_source(result) if KINDS[item.code].level == "against" else None
+            other = _other_source(result) if KINDS[item.code].level == "against" and result.against else None
             if other is not None:
                 return other
             if advice == AGAIN and result.made_by:

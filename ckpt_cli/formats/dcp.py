@@ -13,7 +13,7 @@ from pathlib import Path
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files import Files, entries_in, is_file, is_there
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of
+from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
 from ckpt_cli.formats.dcp_megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
@@ -74,14 +74,8 @@ class Dcp:
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
-        others = [other.name for other in groups if other.name != group.name]
-        if others and match.group is None:
-            if group.writer in ("", FLAT):
-                text = f"the folder also holds tensors of {few(others)}, which are not in this component: see --type"
-                notes.append(Note("warning", "other-groups", text))
-            else:
-                listed = [f"{name} (--type {name})" for name in others]
-                notes.append(Note("info", "other-components", f"the folder also holds {few(listed)}"))
+        if match.group is None:
+            notes += _notes_of_groups(group, [other for other in groups if other.name != group.name and other.holds_weights])
         if unused:
             notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
@@ -130,6 +124,24 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
             text = f"{printable(name)} is no tensor but holds tensors, which are not written"
             notes.append(Note("warning", "object-with-tensors", text))
     return notes
+
+
+def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:
+    """What is said of groups of weights that are not in this component: a warning of those that could be the model as well."""
+    doubtful = [other for other in others if may_be_the_model(other, main)]
+    notes = []
+    if doubtful:
+        told = few([_told(other) for other in doubtful])
+        notes.append(Note("warning", "other-groups", f"the folder also holds tensors of {told}, which are not in this component"))
+    if len(doubtful) < len(others):
+        told = few([_told(other) for other in others if other not in doubtful])
+        notes.append(Note("info", "other-components", f"the folder also holds {told}"))
+    return notes
+
+
+def _told(group: Group) -> str:
+    where = f", at {printable(group.key)}" if group.key not in ("", group.name) else ""
+    return f"{group.name} (--type {group.name}{where})"
 
 
 def _chosen(match: Match, groups: Sequence[Group]) -> Group:

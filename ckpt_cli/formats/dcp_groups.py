@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.errors import Inconsistent
+from ckpt_cli.formats.averages import AVERAGE
 from ckpt_cli.formats.dcp_megatron import refuse_megatron
 from ckpt_cli.formats.dcp_metadata import Catalog, CatalogObject, CatalogTensor
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
@@ -48,12 +49,21 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors of one group, by the name that they have without its prefix; objects that lie among them, by their whole name."""
+    """Tensors of one group, by the name that they have without its prefix; objects that lie among them, by their whole name.
+
+    ``key`` is where they lie in the folder.
+    """
 
     name: str
     writer: str
     tensors: Mapping[str, CatalogTensor]
     objects: Mapping[str, CatalogObject]
+    key: str = ""
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether there may be weights among them: counters and metrics have no dimension."""
+        return any(tensor.shape for tensor in self.tensors.values())
 
 
 def groups_of(catalog: Catalog) -> list[Group]:
@@ -80,15 +90,15 @@ def groups_of(catalog: Catalog) -> list[Group]:
             (top,),
         )
     ]
-    # A group's name becomes the name of a component and of a folder; what cannot be one is never offered.
+    # A group's name becomes the name of a component and of a folder; what cannot be one gets a number.
     names = {group.name for group in found}
     named: list[Group] = []
     for prefix, inside in nested:
         name = _name_of(prefix, alone=len(nested) == 1 and not found)
-        if NAME.fullmatch(name):
-            name = next(free for free in (name, *(f"{name}_{number}" for number in range(2, len(nested) + 2))) if free not in names)
-            names.add(name)
-            named.append(_group(catalog, name, "", inside, prefix))
+        name = name if NAME.fullmatch(name) else "other"
+        name = next(free for free in (name, *(f"{name}_{number}" for number in range(2, len(nested) + 3))) if free not in names)
+        names.add(name)
+        named.append(_group(catalog, name, "", inside, prefix))
     # Groups with matrices come first: of two groups, counters are not the model either.
     found += sorted(named, key=lambda group: (not _has_matrix(group.tensors), _rank(group.name)))
     flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not _is_flat_state(t)}
@@ -184,4 +194,14 @@ def _group(
     if not prefix:
         # What lies one level down is another group's, and some objects beside the weights are a trainer's.
         beside = {key: thing for key, thing in beside.items() if len(thing.path) == 1 and not _is_of_trainer(thing.path[0])}
-    return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()}, beside)
+    return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()}, beside, ".".join(prefix))
+
+
+def may_be_the_model(group: Group, main: Group) -> bool:
+    """Whether a group beside the one that was taken for the model may be it as well: nothing in its name says that it is another."""
+    if main.writer in ("", FLAT):
+        return True
+    telling = [part for part in group.key.split(".") if not CONTAINER.fullmatch(part)]
+    if any(AVERAGE.fullmatch(part) or MODEL.fullmatch(part) for part in telling):
+        return False
+    return not telling or group.tensors.keys() == main.tensors.keys()

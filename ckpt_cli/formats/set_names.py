@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -105,6 +106,7 @@ UNIVERSAL = re.compile(r"(fp32|exp_avg|exp_avg_sq|step)\.pt", re.ASCII)
 """What a DeepSpeed universal checkpoint has per parameter: ``zero/<parameter>/fp32.pt``."""
 
 SCRIPT = "zero_to_fp32.py"
+STAGE_3 = re.compile(r"zero_pp_rank_[0-9]+_mp_rank_[0-9]+_model_states\.pt", re.ASCII)
 OUT_OF_SCRIPT = re.compile(r"layer_|expp_|mp_rank_0*[1-9]|.*_mp_rank_0*[1-9]", re.ASCII)
 
 ONE_WRITER = re.compile(r"world[-_]?size[-_]?0*1(?!\d)", re.ASCII | re.IGNORECASE)
@@ -375,10 +377,27 @@ def _hint(part: Part, missing: Sequence[str]) -> str:
 
 
 def deepspeed_hint(folder: Path) -> str:
-    """DeepSpeed puts a script beside the folder of a step, which knows ZeRO, but no experts, pipelines or tensor parallelism."""
+    """DeepSpeed puts a script beside the folder of a step, which knows ZeRO, but no experts, pipelines or tensor parallelism.
+
+    Of stage 1 it leaves frozen tensors out, of ZeRO++ it writes the codes of quantised ones, and it refuses what BF16_Optimizer
+    wrote: names do not tell these from others.
+    """
     names = [entry.name for entry in entries_in(folder)]
     plain = not any(OUT_OF_SCRIPT.match(name) for name in names) and any("zero_pp_rank_" in name for name in names)
-    script = next((home / SCRIPT for home in (folder, *folder.parents[:2]) if is_file(home / SCRIPT)), None)
-    if script is not None and plain:
-        return f"{script} puts the set together: run it there, then pass its output"
-    return "load the set with DeepSpeed, and save one state dict"
+    home = next((home for home in (folder, *folder.parents[:2]) if is_file(home / SCRIPT)), None)
+    if home is None or not plain:
+        return "load the set with DeepSpeed, and save one state dict"
+    tag = os.path.relpath(folder, home)
+    chosen = "" if _latest(home) == tag else f" -t {shlex.quote(tag)}"
+    stage_3 = any(STAGE_3.fullmatch(name) for name in names)
+    may = "write quantised frozen tensors as codes" if stage_3 else "leave frozen tensors out (stage 1), and refuses BF16_Optimizer"
+    command = f"python {SCRIPT} . OUTPUT{chosen}"
+    return f"{home / SCRIPT} puts the set together where deepspeed is installed: in its folder, {command}; it may {may}"
+
+
+def _latest(home: Path) -> str | None:
+    """The step that DeepSpeed's tools take where none is named."""
+    try:
+        return read_small(home / "latest", 1 << 10).decode("utf-8", "replace").strip() if is_file(home / "latest") else None
+    except CkptError:
+        return None  # only asked for the hint

@@ -46,7 +46,7 @@ class Unread:
             hint = deepspeed_hint(path)
             if STAGE_0_TO_2 in sharded and not any(name.startswith(("zero_pp_rank_0_mp_rank_00_model", "layer_")) for name in sharded):
                 whole = part_of(path / STAGE_0_TO_2) is None
-                hint = f"{hint}; or pass {path / STAGE_0_TO_2}, the weights in the dtype of the training" if whole else hint
+                hint = f"pass {path / STAGE_0_TO_2}, the weights in the dtype of the training; or {hint}" if whole else hint
             trouble = Unsupported(text, path=path, hint=hint)
             return [Match(FORMAT, "model", path, tuple(path / name for name in sharded), "DeepSpeed", trouble=trouble)]
         wanted = [name for name in sorted(names)[:MAX_NAMES] if not is_state_file(name)]

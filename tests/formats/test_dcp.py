@@ -857,3 +857,37 @@ def test_a_patched_folder_is_no_other_than_torch_reads(sharded: Path, tmp_path: 
     assert pickle.loads((sharded / ".metadata").read_bytes()) == before
     assert all(isinstance(info, _StorageInfo) for info in before.storage_data.values())
     assert len(list(itertools.chain.from_iterable(e.chunks for e in before.state_dict_metadata.values()))) == len(before.storage_data)
+
+
+class TestGroupsBesideTheModel:
+    """are named, wherever the model lies: a warning where they could be the model, else a note."""
+
+    @pytest.mark.parametrize(
+        ("content", "code", "named"),
+        [
+            ({"model": {"model": "W"}, "ema": {"model": "W"}}, "other-components", "ema"),
+            ({"app": {"model": "W", "model_ema": "W"}}, "other-components", "model_ema"),
+            ({"model": "W", "critic": {"head.weight": (2, 2)}}, "other-components", "critic"),
+            ({"app": {"model": "W"}, "old": {"app": {"model": "W"}}}, "other-groups", "old"),
+            ({"state": {"model": "W"}, "model": "W"}, "other-groups", "model_2"),
+            ({"model": "W", "my model": "W"}, "other-groups", "other"),
+            ({"actor": {"model": "W"}, "critic": {"model": "W"}}, "other-groups", "critic"),
+        ],
+        ids=str,
+    )
+    def test_are_told(self, tmp_path: Path, content: dict[str, Any], code: str, named: str) -> None:
+        def filled(node: Any) -> Any:
+            if isinstance(node, dict):
+                return {key: filled(value) for key, value in node.items()}
+            return {"layers.0.weight": torch.ones(2, 3), "norm.weight": torch.ones(3)} if node == "W" else torch.ones(*node)
+
+        folder = save(tmp_path / "step", filled(content))
+        told = [note for note in describe(folder).notes if note.code in ("other-groups", "other-components")]
+        assert [note.code for note in told] == [code]
+        assert f"{named} (--type {named}" in told[0].text
+        assert ckpt_cli.merge(folder, tmp_path / "out", type=named).outputs[0].component == named
+
+    def test_are_no_counters_and_no_optimizer(self, tmp_path: Path) -> None:
+        model = {"layers.0.weight": torch.ones(2, 3)}
+        state = {"model": model, "train": {"step": torch.tensor(3)}, "optim": {"state": {"layers.0.weight": torch.ones(2, 3)}}}
+        assert describe(save(tmp_path / "step", state)).notes == ()

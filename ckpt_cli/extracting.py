@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from ckpt_cli import manifest, plan
 from ckpt_cli.descriptor import NoteInfo
-from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, UsageError, within_memory
+from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.execute import Written
 from ckpt_cli.files import Files, is_file, size_of
 from ckpt_cli.formats.base import ShardOrder
@@ -156,8 +156,8 @@ def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> 
 def choose(path: str | os.PathLike[str], type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
     """The checkpoint and component whose state is meant: the newest step that has all files, unless ``step`` says which.
 
-    If no step has all files it is the newest one: a state is worth having even where weights are not whole. Raises NotFound,
-    UsageError.
+    If no step has all files it is the newest one: a state is worth having even where weights are not whole. What is refused by
+    name (DeepSpeed) is refused here too. Raises NotFound, Unsupported, UsageError.
     """
     target = locate(path, step, also)
     candidates: list[tuple[Found, Place, str | None]] = []
@@ -178,7 +178,7 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
         place = found.known_place(names[0])
         trouble = place.match.trouble
-        if isinstance(trouble, (Unreadable, LfsPointer)):
+        if isinstance(trouble, (Unreadable, LfsPointer, Unsupported)):
             raise trouble
         problem = listed_component(place).problem
         if step is None and target.run is not None:

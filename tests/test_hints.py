@@ -593,7 +593,7 @@ class TestVerify:
     def test_a_good_folder_against_a_wrong_source_is_not_overwritten(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         wrong, right = out.parent / "run" / "checkpoint-100", out.parent / "run" / "checkpoint-200"
         line = self.last_line(capsys, out, "--against", wrong)
-        assert line == f"next: ckpt verify {out} --against {right}   (what it was merged from)"
+        assert line == f"next: ckpt verify {out} --against {right}   (what it was merged from: model)"
         assert ckpt_cli.verify(out, against=right).exit_code == 0
 
     def test_where_nothing_says_what_it_was_made_from(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

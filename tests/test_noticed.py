@@ -110,7 +110,8 @@ class TestChecksumsOfParts:
         run.mkdir()
         experts = {"gate_up_proj": torch.randn(4, 6, 3), "down_proj": torch.randn(4, 3, 3)}
         torch.save({f"model.layers.0.mlp.experts.{name}": value for name, value in experts.items()}, run / "pytorch_model.bin")
-        config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}
+        config: dict[str, object] = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}
+        config |= {"hidden_size": 3, "moe_intermediate_size": 3, "num_hidden_layers": 1}
         (run / "config.json").write_text(json.dumps(config))
         ckpt_cli.merge(run, tmp_path / "out", checksum=True, allow_missing="*")
         listed = json.loads((tmp_path / "out" / "ckpt-manifest.json").read_text())["checksums"]["files"]["model.safetensors"]

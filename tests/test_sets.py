@@ -487,6 +487,9 @@ class TestFolders:
         for path in (run, run / "checkpoint-20", run / "checkpoint-20" / "global_step20"):
             refused_everywhere(path, tmp_path, 3, "DeepSpeed", "checkpoint-20/zero_to_fp32.py")
         assert ckpt_cli.detect(run).checkpoint.framework == "DeepSpeed"
+        put(run / "checkpoint-20" / "scheduler.pt", {"last_epoch": 3})
+        put(run / "checkpoint-20" / "rng_state_0.pth", {"cpu": torch.zeros(4, dtype=torch.uint8)})
+        (run / "checkpoint-20" / "trainer_state.json").write_text('{"global_step": 20}')
         with pytest.raises(Unsupported, match="DeepSpeed"):
             ckpt_cli.extract_state(run, tmp_path / "out")
 

@@ -23,7 +23,7 @@ from ckpt_cli.patterns import pattern_of, ranged
 from ckpt_cli.report import ClassComparison
 
 ADVICE = {
-    "uneven-layers": "compare it with the base (--base), which nobody could do here",
+    "uneven-layers": "ckpt verify with --base shows whether the base has it",
     "odd-count": "correct config.json",
     "other-model-type": "loaders choose by model_type: correct config.json",
     "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",

@@ -16,6 +16,7 @@ JOINING = ("Concatenate", "MergeModulelist")
 MAX_PARTS = 1 << 16
 """Into so many parts (experts, heads, shards) a tensor may be cut; what asks for more is no model."""
 
+BOTH = "the checkpoint holds one tensor in two forms: drop one of them with --key-map"
 NATIVE = "pass --names native to write the tensors that are there under the names of training"
 MODEL = "the config is of another model than the tensors; pass --names native to write them as trained"
 
@@ -93,7 +94,7 @@ def _check_numbers(names: Sequence[str]) -> None:
 
 def two_of_one_name(names: Sequence[str], final: str) -> Inconsistent:
     """The error for tensors that would get one name."""
-    return Inconsistent(f"two tensors get the same name on the hub: {few(names)}", tensor=final, hint="pass --names native")
+    return Inconsistent(f"two tensors get the same name on the hub: {few(names)}", tensor=final, hint=BOTH)
 
 
 def checked_axis(tensor: Tensor, dim: int, least: int = 1) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckpt_cli.errors import Inconsistent
-from ckpt_cli.gathered import applying, check_gathered, checked_axis, checked_parts, two_of_one_name
+from ckpt_cli.gathered import BOTH, applying, check_gathered, checked_axis, checked_parts, two_of_one_name
 from ckpt_cli.geometry import Shape
 from ckpt_cli.hub_rules import Conversion, HubRules, Renaming
 from ckpt_cli.model import Tensor
@@ -51,7 +51,7 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
         for new, tensor in made.items():
             final = new if conversion is None else state.renamed(new)
             if final in result:
-                raise Inconsistent("two tensors get the same name on the hub", tensor=final, hint="pass --names native")
+                raise Inconsistent("two tensors get the same name on the hub", tensor=final, hint=BOTH)
             result[final] = tensor
     return result
 

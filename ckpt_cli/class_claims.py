@@ -87,7 +87,7 @@ def claim_for(
     notes = [Note("warning", item.code, _advised(item)) for item in odd if not item.lacking]
     if not isinstance(kind, KnownClass):
         return Claim(f"as trained, not compared: {kind}", None, tuple(notes), counted)
-    fit = compared(shapes, kind, (naming,))
+    fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
     if not fit.fitting and naming == "native":
         text = f"as trained: none of them is one of {printable(kind.kind)} ({kind.origin})"
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))

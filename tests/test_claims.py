@@ -316,6 +316,24 @@ class TestOtherShapes:
         assert "vocabulary-rows" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
 
 
+class TestOlderNames:
+    """that loaders still understand are compared as they are, by merge and by verify alike."""
+
+    def test_of_the_time_of_bert(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path, "bert")
+        words = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        old = {re.sub(r"LayerNorm\.(weight|bias)$", lambda m: words[m[0]], name): tensor for name, tensor in load(saved).items()}
+        assert old.keys() != load(saved).keys()
+        save_file(old, saved / "model.safetensors")
+        result = ckpt_cli.merge(saved, tmp_path / "out")
+        assert result.outputs[0].naming.startswith("those of an older version: ")
+        assert ckpt_cli.verify(tmp_path / "out", against=saved).exit_code == 0
+        lost = {name: tensor for name, tensor in old.items() if not name.endswith("LayerNorm.beta")}
+        save_file(lost, saved / "model.safetensors")
+        with pytest.raises(MissingTensors):
+            ckpt_cli.merge(saved, tmp_path / "half")
+
+
 class TestMultiTokenPrediction:
     """speculative decoding needs its layers, and no class of transformers has a place for them."""
 

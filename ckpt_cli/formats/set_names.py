@@ -77,7 +77,7 @@ COUNTER = re.compile(
 NUMBERED = re.compile(r"-\d{5}-of-\d{5}(?!\d)", re.ASCII)
 """How transformers and accelerate number parts, whatever stands before."""
 
-PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d+)-of-(?P<parts>\d+)(?P<suffix>\.safetensors|\.bin)", re.ASCII)
+PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,60})-of-(?P<parts>\d{1,60})(?P<suffix>\.safetensors|\.bin)", re.ASCII)
 RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
 SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
 MARKS = (

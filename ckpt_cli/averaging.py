@@ -53,6 +53,8 @@ from ckpt_cli.selecting import Selection, select_tensors
 from ckpt_cli.snapshots import Snapshots, StepChoice, open_snapshots
 from ckpt_cli.strict import refuse_warnings
 from ckpt_cli.styles import style_of
+from ckpt_cli.text_assets import text_notes
+from ckpt_cli.torn import torn_notes
 from ckpt_cli.weighted_sum import Formula
 
 IRRELEVANT = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"}
@@ -374,6 +376,7 @@ def _job(
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     notes += odd_dtypes(agreed.tensors, assets.config)
     notes += lacking_notes(assets, base.folder if base is not None else None)
+    notes += [*text_notes(assets.files), *torn_notes(tensor for c in components for tensor in c.component.tensors.values())]
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
 
 

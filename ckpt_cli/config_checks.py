@@ -24,6 +24,7 @@ from ckpt_cli.names import printable
 from ckpt_cli.patterns import pattern_of
 from ckpt_cli.report import Finding
 from ckpt_cli.safetensors_file import parse_json
+from ckpt_cli.text_assets import check_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
     try:
         config = read_config(path)
+        if written:
+            check_text(path)
     except CkptError as error:
         return ConfigCheck({}, (unread("damaged-config", error, CONFIG),))
     found = [*_dtype(config, tensors)] if written else []

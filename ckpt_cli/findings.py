@@ -27,6 +27,8 @@ AGAIN = "merge again, or copy the folder again"
 
 MOVE = "move it away"
 
+COMPARE = "compare it with the file that it was copied from"
+
 KINDS: dict[str, Kind] = {
     # -- headers: names, sizes, headers and JSON; no weight byte is read
     "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or lies", AGAIN),
@@ -37,6 +39,9 @@ KINDS: dict[str, Kind] = {
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
     "damaged-side-file": Kind(
         "error", "headers", "a JSON file of the tokenizer or the processor cannot be read", "get it again from the base"
+    ),
+    "changed-side-file": Kind(
+        "warning", "headers", "a file beside the weights is not what was written", "merge again, unless it was changed on purpose"
     ),
     "lfs-pointer": Kind(
         "error", "headers", "a Git LFS pointer stands in the place of a file", "git lfs pull, in the repository that it belongs to"
@@ -53,6 +58,12 @@ KINDS: dict[str, Kind] = {
     "duplicate-tensor": Kind("error", "headers", "two files of one model hold the same tensor", "move the older file away"),
     "empty-weights": Kind(
         "error", "headers", "weights without elements, as DeepSpeed ZeRO stage 3 leaves them", "save again with gathered weights"
+    ),
+    "sparse-file": Kind(
+        "warning",
+        "headers",
+        "parts of a weights file were never written: a copy that did not end",
+        COMPARE,
     ),
     "index-total": Kind("warning", "headers", "the index names another total size (bytes) than the tensors have"),
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, and the weights lack it", AGAIN),
@@ -102,6 +113,13 @@ KINDS: dict[str, Kind] = {
     # -- full: every byte is read
     "non-finite": Kind("error", "full", "a tensor holds NaN or infinite values", "find out where they come from: --against its source"),
     "all-zero": Kind("warning", "full", "all elements of a matrix are zero: it may never have been loaded or trained"),
+    "zero-tail": Kind(
+        "warning",
+        "full",
+        "what a file holds of a matrix ends in zeros: a copy that did not end",
+        COMPARE,
+    ),
+    "zero-rows": Kind("info", "full", "the last rows of an embedding or a head are zero, as padding is"),
     "zeros": Kind("info", "full", "all elements of a vector or a bias are zero, or of a matrix that is zero in the source too"),
     "constant": Kind("info", "full", "all elements of a tensor are the same, as those of norms are when training begins"),
     "wrong-checksum": Kind("error", "full", "the bytes of a tensor are not those that were written", AGAIN),

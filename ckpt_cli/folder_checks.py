@@ -24,7 +24,7 @@ from ckpt_cli.model import Tensor
 from ckpt_cli.names import few
 from ckpt_cli.report import Finding
 from ckpt_cli.safetensors_file import parse_json, read_header
-from ckpt_cli.side_checks import check_beside
+from ckpt_cli.side_checks import check_beside, check_changed
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -119,7 +119,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         if not listed and (weights.name != "ema" or manifest is not None):
             held = f"{len(weights.tensors)} tensors" if weights.readable else "unreadable"
             found.append(finding("other-weights", f"beside the model ({held})", file=few([path.name for path in weights.files], 2)))
-    found += check_beside(folder)
+    found += [*check_beside(folder), *(check_changed(folder, manifest.side_checksums) if manifest is not None else ())]
     if sets:
         others = [path.name for path in files_in(folder, OTHER_FORMAT.fullmatch)]
         found += [finding("other-weights", "weights in another format, which were not looked at", file=name) for name in others]

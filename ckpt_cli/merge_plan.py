@@ -44,6 +44,8 @@ from ckpt_cli.selecting import PEFT, Selection, compare_copies, select_tensors
 from ckpt_cli.state_folder import state_files
 from ckpt_cli.states import read_state
 from ckpt_cli.styles import FolderStyle, style_of
+from ckpt_cli.text_assets import unmarked
+from ckpt_cli.torn import torn_notes
 
 INDEX = "model.safetensors.index.json"
 MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
@@ -299,7 +301,7 @@ def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base:
     part, config = _adapter_part(component, base, options)
     whole = plan.united([part.plan], None, None)
     _check_target(opened, (component,), target, whole, base, options)
-    assets = {name: path for name, path in component.assets.files.items() if name not in MODEL_CONFIGS and not name.endswith(".py")}
+    assets = {name: unmarked(path) for name, path in component.assets.files.items() if name not in MODEL_CONFIGS and name[-3:] != ".py"}
     return Job((part,), target, whole, {**assets, ADAPTER_CONFIG: config})
 
 
@@ -420,6 +422,7 @@ def _part(
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
     notes += odd_dtypes(selection.tensors, config)
+    notes += torn_notes([*component.component.tensors.values(), *(output.tensor for output in made.tensors)])
     return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names, filled)
 
 

@@ -26,6 +26,7 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.publishing import Order, Publication, Target, overflow_notes, publish, refuse_overflows, written_facts
 from ckpt_cli.report import BaseComparison, MergedComponent, MergeResult
 from ckpt_cli.strict import refuse_warnings
+from ckpt_cli.text_assets import text_notes
 from ckpt_cli.verification import verify_written
 
 
@@ -122,8 +123,13 @@ def _approval(options: MergeOptions, whole: plan.Plan) -> Callable[[Written], No
 def _known_notes(job: Job, base: Path | None) -> list[Note]:
     """What is known about an output before it is written."""
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
-    lacking = () if exported else lacking_notes(job.parts[0].opened.assets, base)
-    return [*(note for part in job.parts for note in part.notes), *lacking]
+    assets = job.parts[0].opened.assets
+    lacking = () if exported else lacking_notes(assets, base)
+    return [
+        *(note for part in job.parts for note in part.notes),
+        *lacking,
+        *text_notes({name: path for name, path in assets.files.items() if name in job.side_files}),
+    ]
 
 
 def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions, written: Written) -> bytes:

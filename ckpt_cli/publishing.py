@@ -24,6 +24,7 @@ from ckpt_cli.placing import check_place, check_space, check_target, make_parent
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import FileInfo
 from ckpt_cli.staging import Staging
+from ckpt_cli.text_assets import unmarked
 from ckpt_cli.value_models import repaired_class
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
@@ -84,7 +85,7 @@ def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: in
 
 def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
     """The assets of a model, with a config.json that names the dtype which most weights have, and the class of a critic."""
-    side: dict[str, bytes | Path] = dict(assets.files)
+    side = {name: unmarked(path) for name, path in assets.files.items()}
     elements: Counter[str] = Counter()
     for output in whole.tensors:
         if output.dtype.kind == "float":

@@ -1,24 +1,34 @@
-"""Header level of `verify` for what lies beside the weights: files that cannot be read, pointers of Git LFS, JSON that is none."""
+"""Header level of `verify` for what lies beside the weights: files that cannot be read, pointers of Git LFS, JSON that is none.
+
+Those that were written by a command of ours have a checksum in its manifest.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import contextlib
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckpt_cli.assets import ASSET_NAMES, ASSET_PATTERN, CONFIG
-from ckpt_cli.errors import CkptError, CorruptFile
-from ckpt_cli.files import files_in, read_small, size_of
-from ckpt_cli.findings import unread
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files import files_in, is_file, read_small, size_of, stays_inside
+from ckpt_cli.findings import finding, unread
 from ckpt_cli.report import Finding
+from ckpt_cli.text_assets import TEXTS, check_text
+
+OF_WEIGHTS = (".safetensors", ".pt", ".bin", ".pth")
+"""Side files that hold weights: large, and only read with ``--full``."""
+
+MAX_TEXT = 1 << 30
 
 
 def check_beside(folder: Path) -> Iterator[Finding]:
     """What a loader would stumble over: tokenizer, processor and the like. The config has checks of its own."""
     for path in files_in(folder, _is_asset):
         try:
-            if path.suffix == ".json":
-                _read_json(path)
+            if path.suffix in TEXTS:
+                check_text(path)
             else:
                 size_of(path)
         except CkptError as error:
@@ -29,10 +39,11 @@ def _is_asset(name: str) -> bool:
     return name != CONFIG and (name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None)
 
 
-def _read_json(path: Path) -> None:
-    """Raise CorruptFile for what no JSON parser takes. Keys that are there twice are left to the loader."""
-    raw = read_small(path)
-    try:
-        json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise CorruptFile("the file is empty" if not raw else "the file is not valid JSON", path=path) from None
+def check_changed(folder: Path, checksums: Mapping[str, int]) -> Iterator[Finding]:
+    """Files beside the weights that are not what was written, by the CRC-32 of a manifest. Those that are lost are known."""
+    for name, wanted in checksums.items():
+        if name.endswith(OF_WEIGHTS) or not stays_inside(name) or not is_file(folder / name):
+            continue
+        with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
+            if zlib.crc32(read_small(folder / name, MAX_TEXT)) != wanted:
+                yield finding("changed-side-file", "it is not what was written", file=name)

@@ -20,14 +20,14 @@ from ckpt_cli.kernels import Region, is_run, read_region, read_tile, tiles, view
 from ckpt_cli.model import Piece, Tensor
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.report import Finding
+from ckpt_cli.side_checks import OF_WEIGHTS
+from ckpt_cli.torn import LEAST_ZEROS, is_vocabulary, may_end_in_zeros
 from ckpt_cli.workers import Stop, in_threads
 
 if TYPE_CHECKING:
     from ckpt_cli.kernels import Array
 
 BLOCK = 1 << 20
-SIDE_FILES = (".safetensors", ".pt", ".bin", ".pth")
-"""What nobody edits: config and tokenizer may be changed for a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ def workers_for(tensors: Iterable[Tensor], jobs: int | None) -> int:
     return 1 if forward else jobs or default_jobs()
 
 
-def check_side_files(folder: Path, checksums: Mapping[str, int], files: Files) -> ValueCheck:
-    """Whole files beside the weights (an image decoder's, say) against the CRC-32 of what was written. Lost ones are known."""
+def check_weights_beside(folder: Path, checksums: Mapping[str, int], files: Files) -> ValueCheck:
+    """Whole files of weights beside the model (an image decoder's, say) against the CRC-32 of what was written. Lost ones are known."""
     found, read, compared = [], 0, 0
     for name, wanted in checksums.items():
-        if stays_inside(name) and is_file(folder / name) and name.endswith(SIDE_FILES):
+        if name.endswith(OF_WEIGHTS) and stays_inside(name) and is_file(folder / name):
             source = files.source(folder / name)
             now = crc_of(source, 0, source.size)
             read, compared = read + source.size, compared + 1
@@ -112,17 +112,22 @@ def _check(
     name: str, tensor: Tensor, wanted: int | None, sample: float | None, advance: Callable[[int], None]
 ) -> tuple[list[Finding], int, int]:
     seen, crcs, found, compared = _Seen(), {}, [], 0
+    tails: list[tuple[Piece, int]] = []
     chance, own, read = random.Random(name), {id(piece) for piece in tensor.pieces}, 0
     for piece in (*tensor.pieces, *(tensor.copies if sample is None else ())):
-        crc = 0
+        crc = zeros = 0
         for block in _sampled(piece.box.extent, tensor.dtype.itemsize, sample, chance):
             raw = _stored(piece, block, tensor.dtype)
             crc = zlib.crc32(raw, crc)
+            kept = len(raw.rstrip(b"\0"))
+            zeros = len(raw) - kept if kept else zeros + len(raw)
             if id(piece) in own:
                 _look(seen, raw if piece.verbatim else _adjusted(tensor, piece, block), tensor.dtype)
             read += len(raw)
             advance(len(raw))
         crcs[id(piece)] = crc
+        if sample is None and id(piece) in own and zeros and zeros >= min(LEAST_ZEROS, _length(piece, tensor) // 4):
+            tails.append((piece, zeros))
         if sample is None and piece.crc is not None:
             whole = is_run(piece.box.extent, piece.strides)
             stored = crc if whole else crc_of(piece.source, piece.offset, _length(piece, tensor), lambda: advance(0))
@@ -139,6 +144,8 @@ def _check(
                 message = f"CRC-32 is {now:08x}, and {wanted:08x} was written"
                 found.append(finding("wrong-checksum", message, tensor=name, file=_file(tensor)))
     found += _judged(name, tensor, seen)
+    if not seen.zero:
+        found += [item for piece, zeros in tails for item in _tail(name, tensor, piece, zeros)]
     return found, read, compared
 
 
@@ -228,6 +235,17 @@ def _replicas(name: str, tensor: Tensor, crcs: Mapping[int, int]) -> Iterator[Fi
         if piece is not None and (piece.swapped, piece.conj, piece.neg) == flags and crcs[id(piece)] != crcs[id(copy)]:
             message = f"ranks {piece.rank} and {copy.rank} hold different values"
             yield finding("replicas-differ", message, tensor=name, file=Path(copy.source.path).name)
+
+
+def _tail(name: str, tensor: Tensor, piece: Piece, zeros: int) -> Iterator[Finding]:
+    """Zeros at the end of what one file holds of a tensor that is not zero otherwise; ``zeros`` in bytes."""
+    vocabulary = is_vocabulary(name)
+    if vocabulary or not may_end_in_zeros(name, tensor.shape, tensor.dtype):
+        elements = zeros // tensor.dtype.itemsize
+        held = "its" if piece.box.numel == tensor.numel else "the"
+        message = f"the last {elements} of {held} {piece.box.numel} elements are zero"
+        file = Path(piece.source.path).name
+        yield finding("zero-rows" if vocabulary else "zero-tail", message, tensor=name, file=file, elements=elements)
 
 
 def _judged(name: str, tensor: Tensor, seen: _Seen) -> Iterator[Finding]:

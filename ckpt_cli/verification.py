@@ -41,7 +41,8 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.report import BaseComparison, Finding, SourceComparison, VerifyResult
 from ckpt_cli.source_checks import Wanted, compare_with_source
 from ckpt_cli.subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
-from ckpt_cli.value_checks import check_side_files, check_values
+from ckpt_cli.torn import torn_files
+from ckpt_cli.value_checks import check_values, check_weights_beside
 
 UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
 """What can be found about a config that is not compared with anything."""
@@ -129,13 +130,14 @@ def verify(
         configs = [_config(one) for one in subjects]
         for one, config in zip(subjects, configs, strict=True):
             found += left_out(one.manifest, config, chosen.include, chosen.exclude)
+            found += [finding(t.code, t.text, file=Path(t.path).name, bytes=t.holes) for t in torn_files(one.stored.values(), ends=False)]
         if chosen.full or chosen.sample is not None:
             levels.append("full" if chosen.sample is None else "sample")
             values = [
                 check_values(one.stored, _checksums(one), sample=chosen.sample, jobs=chosen.jobs, progress=progress) for one in subjects
             ]
             if subject.manifest is not None and chosen.sample is None:
-                values.append(check_side_files(subject.path, subject.manifest.side_checksums, files))
+                values.append(check_weights_beside(subject.path, subject.manifest.side_checksums, files))
             found += [item for checked in values for item in checked.findings]
             found += [item for one, config in zip(subjects, configs, strict=True) for item in _ties(one, config)]
             checksums, read = sum(checked.checksums for checked in values), sum(checked.bytes_read for checked in values)
@@ -226,10 +228,16 @@ def _report(
         naming=config.naming,
         names=config.names,
         wrapped=config.wrapped,
-        findings=tuple(sorted(found, key=lambda item: ("error", "warning", "info").index(item.severity))),
+        findings=tuple(sorted(_told_once(found), key=lambda item: ("error", "warning", "info").index(item.severity))),
         seconds=time.monotonic() - started,
         **measured,
     )
+
+
+def _told_once(found: Sequence[Finding]) -> list[Finding]:
+    """Without the news that a file changed, where it is known to be damaged."""
+    damaged = {item.file for item in found if item.severity == "error" and item.tensor is None}
+    return [item for item in found if item.code != "changed-side-file" or item.file not in damaged]
 
 
 def _printable(name: str | None) -> str | None:

@@ -111,6 +111,15 @@ def name_the_wrong_dtype(out: Path) -> None:
     in_config(out, dtype="bfloat16")
 
 
+def change_the_rotary_base(out: Path) -> None:
+    in_config(out, rope_theta=5e5, rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
+
+
+def mark_a_text(out: Path) -> None:
+    path = out / "tokenizer.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+
 def truncate(out: Path) -> None:
     path = owner(out, QUERY)
     path.write_bytes(path.read_bytes()[:-100])
@@ -204,6 +213,17 @@ def make_it_nan(out: Path) -> None:
     change(owner(out, QUERY), lambda tensors: tensors[QUERY][3, 4].fill_(float("nan")))
 
 
+def tear_a_file(out: Path) -> None:
+    """In the middle of the largest matrix that is no vocabulary."""
+    held = {name: path for path in out.glob("*.safetensors") for name in load_file(path) if "embed" not in name and "head" not in name}
+    largest = max(held, key=lambda name: load_file(held[name])[name].nbytes)
+    content = held[largest].read_bytes()
+    header = int.from_bytes(content[:8], "little")
+    start, end = json.loads(content[8 : 8 + header])[largest]["data_offsets"]
+    at = 8 + header + (start + end) // 2
+    held[largest].write_bytes(content[:at] + bytes(len(content) - at))
+
+
 def never_load_it(out: Path) -> None:
     change(owner(out, QUERY), lambda tensors: tensors[QUERY].zero_())
 
@@ -212,6 +232,8 @@ DEFECTS: dict[str, Callable[..., None]] = {
     "a tensor was dropped": drop_a_tensor,
     "a file of an older save lies beside": leave_an_old_file,
     "config.json names the wrong dtype": name_the_wrong_dtype,
+    "config.json says another base of the rotary embedding": change_the_rotary_base,
+    "an editor put a byte order mark into tokenizer.json": mark_a_text,
     "a file is truncated": truncate,
     "a file is missing": lose_a_file,
     "the index is missing": lose_the_index,
@@ -231,6 +253,7 @@ DEFECTS: dict[str, Callable[..., None]] = {
     "two experts are in each other's place": permute_experts,
     "the values are those of another step": take_another_step,
     "a value is NaN": make_it_nan,
+    "a copy ended early, and its file is zeros from there on": tear_a_file,
     "a matrix was never loaded": never_load_it,
 }
 

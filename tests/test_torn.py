@@ -1,0 +1,134 @@
+"""Files whose copy did not end: of full size, with zeros or holes where weights should be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError
+
+ROWS = 600
+
+
+def model(folder: Path, **more: torch.Tensor) -> Path:
+    folder.mkdir(parents=True)
+    tensors = {f"layers.{i}.proj.weight": torch.randn(ROWS, 1000) for i in range(3)} | more
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def tear(path: Path, share: float, *, hole: bool = False) -> None:
+    """Let a file keep its size, but nothing from a share of it on."""
+    size = path.stat().st_size
+    at = int(size * share) // 4096 * 4096
+    with path.open("r+b") as file:
+        if hole:
+            file.truncate(at)
+            file.truncate(size)
+        else:
+            file.seek(at)
+            file.write(bytes(size - at))
+
+
+def warnings(result: object) -> list[str]:
+    return [note.code for note in result.notes if note.level == "warning" and note.code in ("zero-tail", "sparse-file")]  # type: ignore[attr-defined]
+
+
+class TestATornFile:
+    @pytest.mark.parametrize(("share", "hole"), [(0.1, False), (0.5, False), (0.95, False), (0.1, True), (0.5, True)])
+    def test_is_named_by_merge_and_verify(self, share: float, hole: bool, tmp_path: Path) -> None:
+        code = "sparse-file" if hole else "zero-tail"
+        source = model(tmp_path / "model")
+        tear(source / "model.safetensors", share, hole=hole)
+        merged = ckpt_cli.merge(source, tmp_path / "out").outputs[0]
+        (note,) = [note for note in merged.notes if note.code == code]
+        assert note.level == "warning"
+        assert note.text.startswith("model.safetensors: ")
+        with pytest.raises(CkptError, match="strict"):
+            ckpt_cli.merge(source, tmp_path / "strict", strict=True)
+        found = {item.code: item.severity for item in ckpt_cli.verify(source, full=True).findings}
+        assert found["zero-tail"] == "warning"
+        assert ("sparse-file" in {item.code for item in ckpt_cli.verify(source).findings}) == hole
+
+    def test_is_named_by_average(self, tmp_path: Path) -> None:
+        first, second = model(tmp_path / "a"), model(tmp_path / "b")
+        tear(second / "model.safetensors", 0.5)
+        result = ckpt_cli.average([first, second], tmp_path / "out", method="uniform")
+        assert warnings(result.outputs[0]) == ["zero-tail"]
+
+    def test_of_ranks(self, tmp_path: Path) -> None:
+        """One rank's file of distributed safetensors was not copied to the end."""
+        source = tmp_path / "model"
+        source.mkdir()
+        for part in (1, 2):
+            tensors = {f"layers.{part}.proj.weight": torch.randn(ROWS, 100)}
+            save_file(tensors, source / f"model-0000{part}-of-00002.safetensors", metadata={"format": "pt"})
+        tear(source / "model-00002-of-00002.safetensors", 0.5)
+        index = {"weight_map": {f"layers.{part}.proj.weight": f"model-0000{part}-of-00002.safetensors" for part in (1, 2)}}
+        (source / "model.safetensors.index.json").write_text(json.dumps(index))
+        (note,) = [note for note in ckpt_cli.merge(source, tmp_path / "out").outputs[0].notes if note.code == "zero-tail"]
+        assert note.text.startswith("model-00002-of-00002.safetensors: ")
+        assert "layers.2.proj.weight" in note.text
+
+
+class TestZerosThatSayNothing:
+    @pytest.mark.parametrize(
+        ("name", "zeros"),
+        [
+            ("z.embed_tokens.weight", 100),  # a padded vocabulary
+            ("zz.lm_head.weight", 300),
+            ("z.proj.bias", 0),
+        ],
+    )
+    def test_are_not_named(self, name: str, zeros: int, tmp_path: Path) -> None:
+        last = torch.randn(ROWS, 1000) if zeros else torch.zeros(20_000)
+        if zeros:
+            last[-zeros:] = 0
+        source = model(tmp_path / "model", **{name: last})
+        assert warnings(ckpt_cli.merge(source, tmp_path / "out").outputs[0]) == []
+        found = {item.code: item.severity for item in ckpt_cli.verify(source, full=True).findings}
+        assert "zero-tail" not in found
+        assert ("zero-rows" in found) == bool(zeros)
+        assert "warning" not in found.values()
+
+    def test_small_holes(self, tmp_path: Path) -> None:
+        """``cp`` leaves out blocks of zeros that were trained."""
+        source = model(tmp_path / "model", **{"a.proj.bias": torch.zeros(100_000)})
+        shutil.copytree(source, tmp_path / "copy")
+        path = tmp_path / "copy" / "model.safetensors"
+        content = path.read_bytes()
+        with path.open("wb") as file:
+            start = content.index(bytes(400_000)) // 4096 * 4096 + 4096
+            file.write(content[:start])
+            file.seek(start + 300_000 // 4096 * 4096)
+            file.write(content[file.tell() :])
+        assert path.read_bytes() == content
+        assert warnings(ckpt_cli.merge(tmp_path / "copy", tmp_path / "out").outputs[0]) == []
+
+
+class TestTexts:
+    @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "chat_template.jinja", "tokenizer_config.json"])
+    def test_lose_their_byte_order_mark(self, name: str, tmp_path: Path) -> None:
+        source = model(tmp_path / "model")
+        content = b"{}" if name.endswith("json") else b"{{ messages }}"
+        (source / name).write_bytes(b"\xef\xbb\xbf" + content)
+        wanted = "damaged-config" if name == "config.json" else "damaged-side-file"
+        assert wanted in {item.code for item in ckpt_cli.verify(source).findings}
+        merged = ckpt_cli.merge(source, tmp_path / "out").outputs[0]
+        assert "byte-order-mark" in {note.code for note in merged.notes}
+        assert not (tmp_path / "out" / name).read_bytes().startswith(b"\xef\xbb\xbf")
+        assert wanted not in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
+
+    def test_that_no_loader_reads_are_named(self, tmp_path: Path) -> None:
+        source = model(tmp_path / "model")
+        (source / "tokenizer.json").write_text('{"model": {')
+        merged = ckpt_cli.merge(source, tmp_path / "out").outputs[0]
+        (note,) = [note for note in merged.notes if note.code == "damaged-asset"]
+        assert (note.level, "tokenizer.json" in note.text) == ("warning", True)
+        assert ckpt_cli.verify(tmp_path / "out").exit_code == 1

@@ -13,38 +13,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckpt_cli.averaging import average as average
-    from ckpt_cli.descriptor import Checkpoint as Checkpoint
+    from ckpt_cli.commands.average import average as average
+    from ckpt_cli.commands.extract_state import extract_state as extract_state
+    from ckpt_cli.commands.inspect import detect as detect
+    from ckpt_cli.commands.inspect import inspect as inspect
+    from ckpt_cli.commands.merge import merge as merge
+    from ckpt_cli.commands.verify import verify as verify
     from ckpt_cli.errors import CkptError as CkptError
-    from ckpt_cli.extracting import extract_state as extract_state
-    from ckpt_cli.inspection import detect as detect
-    from ckpt_cli.inspection import inspect as inspect
-    from ckpt_cli.merging import merge as merge
-    from ckpt_cli.report import AverageResult as AverageResult
-    from ckpt_cli.report import DetectResult as DetectResult
-    from ckpt_cli.report import ExtractResult as ExtractResult
-    from ckpt_cli.report import InspectResult as InspectResult
-    from ckpt_cli.report import MergeResult as MergeResult
-    from ckpt_cli.report import VerifyResult as VerifyResult
-    from ckpt_cli.verification import verify as verify
+    from ckpt_cli.results.checkpoint import Checkpoint as Checkpoint
+    from ckpt_cli.results.inspect import AverageResult as AverageResult
+    from ckpt_cli.results.inspect import DetectResult as DetectResult
+    from ckpt_cli.results.inspect import ExtractResult as ExtractResult
+    from ckpt_cli.results.inspect import InspectResult as InspectResult
+    from ckpt_cli.results.inspect import MergeResult as MergeResult
+    from ckpt_cli.results.inspect import VerifyResult as VerifyResult
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AverageResult": "report",
-    "Checkpoint": "descriptor",
+    "AverageResult": "results.inspect",
+    "Checkpoint": "results.checkpoint",
     "CkptError": "errors",
-    "DetectResult": "report",
-    "ExtractResult": "report",
-    "InspectResult": "report",
-    "MergeResult": "report",
-    "VerifyResult": "report",
-    "average": "averaging",
-    "detect": "inspection",
-    "extract_state": "extracting",
-    "inspect": "inspection",
-    "merge": "merging",
-    "verify": "verification",
+    "DetectResult": "results.inspect",
+    "ExtractResult": "results.inspect",
+    "InspectResult": "results.inspect",
+    "MergeResult": "results.inspect",
+    "VerifyResult": "results.inspect",
+    "average": "commands.average",
+    "detect": "commands.inspect",
+    "extract_state": "commands.extract_state",
+    "inspect": "commands.inspect",
+    "merge": "commands.merge",
+    "verify": "commands.verify",
 }
 
 __all__ = [

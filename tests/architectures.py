@@ -210,7 +210,7 @@ def build(kind: str, model_type: str, options: Mapping[str, Any]) -> Any:
 
 def answered_here(question: str, text: str) -> dict[str, Any]:
     """What the child process that asks transformers would answer, in this process, which has transformers already."""
-    from ckpt_cli.hub_compile import ANSWERS, versioned
+    from ckpt_cli.hub.classes.compile import ANSWERS, versioned
 
     try:
         return versioned(ANSWERS[f"--{question}"](json.loads(text)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckpt_cli.drift import by_drift, frozen_parts, group_drifts, heatmap_of
-from ckpt_cli.report import BaseComparison, TensorDrift
+from ckpt_cli.results.inspect import BaseComparison, TensorDrift
+from ckpt_cli.verifying.drift.groups import by_drift, frozen_parts, group_drifts, heatmap_of
 
 MODULES = (
     "self_attn.q_proj",

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ckpt_cli.agreeing import Agreed, agree
+from ckpt_cli.averaging.agreement import Agreed, agree
+from ckpt_cli.boxes import Box, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import DifferentTensors, Unsupported
-from ckpt_cli.geometry import Box, contiguous_strides, whole
-from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.weighted_sum import Formula
+from ckpt_cli.tensors.tensor import Piece, Tensor
+from ckpt_cli.tensors.weighted_sum import Formula
 from tests.test_kernels import Memory
 
 LABELS = ("step 10", "step 20", "step 30")

@@ -27,7 +27,7 @@ from ckpt_cli.errors import (
     Unsupported,
     UsageError,
 )
-from ckpt_cli.weighted_sum import Formula
+from ckpt_cli.tensors.weighted_sum import Formula
 from tests.cli import Outcome, ckpt
 from tests.conftest import Copy
 from tests.tensors import Tensors, differences, load

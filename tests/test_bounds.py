@@ -16,13 +16,13 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli import pickle_nodes
 from ckpt_cli.errors import CkptError, CorruptFile, Gap, Inconsistent, MissingShard, NotRecognised, Unsupported
-from ckpt_cli.formats import state_dict
-from ckpt_cli.formats.dcp_metadata import read_catalog
+from ckpt_cli.files import pickle_nodes
+from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, as_dict
+from ckpt_cli.formats.dcp.metadata import read_catalog
 from ckpt_cli.formats.placeholders import placeholders
-from ckpt_cli.formats.state_dict import StorageSearch
-from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict
+from ckpt_cli.formats.torch_files import state_dict
+from ckpt_cli.formats.torch_files.state_dict import StorageSearch
 from tests.cli import ckpt
 
 State = dict[str, Any]
@@ -219,7 +219,7 @@ class TestDcp:
         assert "other" in f"{caught.value.tensor}"
 
     def test_two_entries_of_one_place_are_not_one(self) -> None:
-        from ckpt_cli.formats.dcp_state import _put, _with_lists
+        from ckpt_cli.formats.dcp.state import _put, _with_lists
 
         state: dict[Any, Any] = {}
         _put(state, ("a", "b"), 1)
@@ -230,7 +230,7 @@ class TestDcp:
             _with_lists({1: "a", "1": "b"})
 
     def test_a_number_of_the_metadata_makes_no_long_list(self) -> None:
-        from ckpt_cli.formats.dcp_state import _with_lists
+        from ckpt_cli.formats.dcp.state import _with_lists
 
         assert _with_lists({0: "a", 2: "c"}) == ["a", None, "c"]
         assert _with_lists({0: "a", (1 << 20) - 1: "c"}) == {"0": "a", "1048575": "c"}
@@ -335,7 +335,7 @@ class TestNothingAtAll:
 
 
 def test_more_nodes_than_are_looked_through_are_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpt_cli.locate.MAX_NODES", 2)
+    monkeypatch.setattr("ckpt_cli.discover.locate.MAX_NODES", 2)
     for rank in range(3):
         folder = tmp_path / "nodes" / f"node{rank}" / "global_step_3"
         folder.mkdir(parents=True)

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.class_fit import KnownClass, compared, known_class
-from ckpt_cli.class_names import FILE, class_names, fitting_class
 from ckpt_cli.cli.verify_screen import source_fact
-from ckpt_cli.config_counts import mismatches
 from ckpt_cli.errors import IncompleteError, Inconsistent, MissingTensors, NotFound, UsageError
+from ckpt_cli.hub.classes.config_counts import mismatches
+from ckpt_cli.hub.classes.fit import KnownClass, compared, known_class
+from ckpt_cli.hub.classes.known_names import FILE, class_names, fitting_class
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load
 
@@ -31,14 +31,14 @@ def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", answered_here)
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answered_here)
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers is not installed."""
-    for module in ("expected_tensors", "hub_rules", "transformers_child"):
-        monkeypatch.setattr(f"ckpt_cli.{module}.installed_version", lambda: None)
+    for module in ("expected_tensors", "rules", "transformers_child"):
+        monkeypatch.setattr(f"ckpt_cli.hub.classes.{module}.installed_version", lambda: None)
 
 
 def saved_by(folder: Path, name: str = "qwen2", layers: int = 2, **changes: Any) -> tuple[Path, Tensors]:
@@ -521,12 +521,12 @@ class TestWithoutTransformers:
         assert ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming == "as trained, not compared: transformers is not installed"
 
     def test_the_shipped_names_are_those_of_the_installed_transformers(self) -> None:
-        """Those of the architectures that are tested here; the whole file is written by `python -m ckpt_cli.hub_compile --names`."""
+        """Those of the architectures that are tested here; `python -m ckpt_cli.hub.classes.compile --names` writes the whole."""
         import transformers
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        from ckpt_cli.hub_compile import tensors_of_model
-        from ckpt_cli.patterns import pattern_of
+        from ckpt_cli.hub.classes.compile import tensors_of_model
+        from ckpt_cli.name_patterns import pattern_of
 
         content = json.loads(FILE.read_text())
         assert content["transformers"] == transformers.__version__
@@ -559,7 +559,7 @@ def test_transformers_is_asked_once_also_where_no_cache_can_be_written(tmp_path:
         asked.append(question)
         return answered_here(question, text)
 
-    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", answer)
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answer)
     saved, _ = saved_by(tmp_path, rope_theta=4321.0)
     ckpt_cli.average([saved, saved, saved], tmp_path / "out")
     ckpt_cli.verify(tmp_path / "out")

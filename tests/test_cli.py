@@ -168,7 +168,7 @@ class TestExitCodesAndErrors:
 
     def test_a_bug_of_ours_is_one_line_unless_debug(self, run: Path) -> None:
         program = (
-            "import ckpt_cli.merging as m\n"
+            "import ckpt_cli.commands.merge as m\n"
             "def broken(*a, **k): raise ZeroDivisionError('oops')\n"
             "m.merge = broken\n"
             "from ckpt_cli.cli import main\n"
@@ -427,7 +427,7 @@ class TestSignals:
         folder.mkdir()
         torch.save({f"w{i}": torch.ones(1 << 20) for i in range(60)}, folder / "model_world_size_1_rank_0.pt")
         program = (
-            "import sys, time, ckpt_cli.execute as e\n"
+            "import sys, time, ckpt_cli.output.writer as e\n"
             "slow = e._Workers._copy\n"
             "def copy(self, work, buffers):\n"
             "    time.sleep(0.1); slow(self, work, buffers)\n"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpt_cli.coefficients import LARGEST, METHODS, SHAPES, SMALLEST, Method, formula, gamma_of, posthoc_ema
+from ckpt_cli.averaging.coefficients import LARGEST, METHODS, SHAPES, SMALLEST, Method, formula, gamma_of, posthoc_ema
 from ckpt_cli.errors import UsageError
 
 STEPS = (100, 200, 300, 400)

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.comparing import BLOCK, compare_tensors
-from ckpt_cli.distances import Accumulator, Distances
+from ckpt_cli.boxes import Box, contiguous_strides
+from ckpt_cli.discover.open import open_checkpoint
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported, UsageError
-from ckpt_cli.files import Files
-from ckpt_cli.geometry import Box, contiguous_strides
-from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.opening import open_checkpoint
-from ckpt_cli.report import TensorDrift
+from ckpt_cli.files.source import Files
+from ckpt_cli.results.inspect import TensorDrift
+from ckpt_cli.tensors.tensor import Piece, Tensor
+from ckpt_cli.verifying.drift.compare import BLOCK, compare_tensors
+from ckpt_cli.verifying.drift.distances import Accumulator, Distances
 
 BIG = 2**53
 Array = np.ndarray[Any, Any]

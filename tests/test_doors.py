@@ -18,11 +18,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli import given, transformers_child
-from ckpt_cli.assets import resolve_base
+from ckpt_cli import given
 from ckpt_cli.errors import Inconsistent, SourceChanged, UsageError
-from ckpt_cli.files import Files, FileSource
-from ckpt_cli.workers import Stop, Stopped, in_threads
+from ckpt_cli.files.source import Files, FileSource
+from ckpt_cli.hub.assets import resolve_base
+from ckpt_cli.hub.classes import transformers_child
+from ckpt_cli.tensors.parallel import Stop, Stopped, in_threads
 from tests.cli import ROOT, ckpt
 
 

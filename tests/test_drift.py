@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.bagel import bagel_facts
-from ckpt_cli.drift import frozen_parts, group_drifts, heatmap_of, largest_rows, scale_of
-from ckpt_cli.patterns import pattern_of, ranged
-from ckpt_cli.report import HeatmapRow, TensorDrift
+from ckpt_cli.hub.bagel import bagel_facts
+from ckpt_cli.name_patterns import pattern_of, ranged
+from ckpt_cli.results.inspect import HeatmapRow, TensorDrift
+from ckpt_cli.verifying.drift.groups import frozen_parts, group_drifts, heatmap_of, largest_rows, scale_of
 from tests.drifts import MODULES, comparison, drift, layers
 
 

@@ -14,9 +14,9 @@ import pytest
 from matplotlib import image
 
 import ckpt_cli
-from ckpt_cli.drift_plot import LABEL, check_plot, draw
 from ckpt_cli.errors import NotWritable, OutputExists, UsageError
-from ckpt_cli.report import BaseComparison
+from ckpt_cli.results.inspect import BaseComparison
+from ckpt_cli.verifying.drift.plot import LABEL, check_plot, draw
 from tests.drifts import MODULES, comparison, drift, layers
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -223,7 +223,7 @@ def in_a_fresh_process(code: str, *arguments: Path) -> str:
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from ckpt_cli.drift_plot import check_plot\n"
+        "from ckpt_cli.verifying.drift.plot import check_plot\n"
         "from ckpt_cli.errors import UsageError\n"
         "try: check_plot(sys.argv[1])\n"
         "except UsageError as error: print(error.message, '|', error.advice)"
@@ -235,8 +235,8 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
 def test_pyplot_and_its_global_figures_stay_out(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from ckpt_cli.drift_plot import draw\n"
-        "from ckpt_cli.report import BaseComparison, Heatmap\n"
+        "from ckpt_cli.verifying.drift.plot import draw\n"
+        "from ckpt_cli.results.inspect import BaseComparison, Heatmap\n"
         "nothing = BaseComparison(base='b', common=0, missing=(), extra=(), reshaped=(), other_dtype=(), heatmap=Heatmap())\n"
         "draw(nothing, sys.argv[1], name='a')\n"
         "print('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"

@@ -18,19 +18,19 @@ import torch
 from safetensors.torch import load_file
 
 import ckpt_cli
-from ckpt_cli import execute as executing
 from ckpt_cli import merge
-from ckpt_cli import plan as planning
+from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, InputError, NoSpace, NotWritable, SourceChanged
-from ckpt_cli.execute import Written, default_jobs, execute, write_bytes
-from ckpt_cli.files import Files
-from ckpt_cli.geometry import Box, Shape, contiguous_strides, whole
-from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.plan import make_plan
+from ckpt_cli.files.source import Files
+from ckpt_cli.output import plan as planning
+from ckpt_cli.output import writer as executing
+from ckpt_cli.output.plan import make_plan
+from ckpt_cli.output.publish import refuse_overflows
+from ckpt_cli.output.staging import MARK, Staging
+from ckpt_cli.output.writer import Written, default_jobs, execute, write_bytes
 from ckpt_cli.progress import Progress, Silent
-from ckpt_cli.publishing import refuse_overflows
-from ckpt_cli.staging import MARK, Staging
+from ckpt_cli.tensors.tensor import Piece, Tensor
 
 SHARD = "model_world_size_1_rank_0.pt"
 

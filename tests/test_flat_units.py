@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ckpt_cli.flat_units import find_units, unproved
+from ckpt_cli.state.fsdp1_units import find_units, unproved
 
 RANKS = range(1, 9)
 LAYERS = 24

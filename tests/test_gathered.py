@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
+from ckpt_cli.boxes import Shape
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import Inconsistent, Undecidable
-from ckpt_cli.geometry import Shape
-from ckpt_cli.hub_names import hub_tensors, natural_key
-from ckpt_cli.hub_rules import Conversion, HubRules, Renaming
-from ckpt_cli.model import Tensor
-from ckpt_cli.views import concatenated, interleaved, merged, permuted, reshaped, selected, sliced, stacked, unfolded
+from ckpt_cli.hub.classes.names import hub_tensors, natural_key
+from ckpt_cli.hub.classes.rules import Conversion, HubRules, Renaming
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.views import concatenated, interleaved, merged, permuted, reshaped, selected, sliced, stacked, unfolded
 from tests.cli import ROOT, ckpt
 
 DINO = {"model_type": "dinov2", "architectures": ["Dinov2Model"]}

@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ckpt_cli.geometry import (
+from ckpt_cli.boxes import (
     Box,
     Doubled,
     Interval,

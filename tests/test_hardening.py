@@ -87,7 +87,7 @@ class TestPaths:
         secret = save(tmp_path / "secret" / "global_step_1", 1.0).parent
         secret.chmod(0)
         program = (
-            "import os, sys, ckpt_cli.inspection as i\n"
+            "import os, sys, ckpt_cli.commands.inspect as i\n"
             "from ckpt_cli.errors import Unreadable\n"
             "i.detect(sys.argv[1])\n"
             "os.chdir(sys.argv[2])\n"
@@ -177,7 +177,7 @@ class TestStreams:
 
     def test_a_signal_is_told_in_json_as_well(self, run: Path) -> None:
         program = (
-            "import os, signal, ckpt_cli.merging as m\n"
+            "import os, signal, ckpt_cli.commands.merge as m\n"
             "def slow(*a, **k): os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(5)\n"
             "m.merge = slow\n"
             "from ckpt_cli.cli import main\n"

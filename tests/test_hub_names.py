@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import ckpt_cli
 from ckpt_cli.errors import UsageError
 from ckpt_cli.formats.base import Naming
-from ckpt_cli.hub_names import natural_key, unknown_operations
-from ckpt_cli.hub_rules import FILE, rules_for
-from ckpt_cli.value_models import repaired_class
+from ckpt_cli.hub.classes.names import natural_key, unknown_operations
+from ckpt_cli.hub.classes.rules import FILE, rules_for
+from ckpt_cli.hub.critics import repaired_class
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import differences, load
 from tests.training import trained
@@ -29,7 +29,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers is asked in this process, which has it already."""
     import transformers
 
-    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", answered_here)
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answered_here)
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -145,11 +145,11 @@ class TestWhatIsNotKnown:
         assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
         kept = list((tmp_path / "cache" / "ckpt" / "hub_rules").iterdir())
         assert len(kept) == 1
-        monkeypatch.setattr("ckpt_cli.transformers_child._run_child", lambda *_: pytest.fail("the cache was not used"))
+        monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", lambda *_: pytest.fail("the cache was not used"))
         ckpt_cli.merge(run, tmp_path / "again")
 
     def test_custom_code_is_never_run_to_find_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ckpt_cli.transformers_child._run_child", lambda *_: pytest.fail("a process was started"))
+        monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", lambda *_: pytest.fail("a process was started"))
         assert rules_for({"architectures": ["Own"], "model_type": "own", "auto_map": {"AutoModel": "own.Own"}}) is None
 
     def test_a_kind_of_names_is_a_usage_error(self, tmp_path: Path) -> None:
@@ -160,10 +160,10 @@ class TestWhatIsNotKnown:
 
 class TestTheShippedRules:
     def test_are_those_of_the_installed_transformers(self) -> None:
-        """Those of the architectures that are tested here; the whole file is written by `python -m ckpt_cli.hub_compile --all`."""
+        """Those of the architectures that are tested here; the whole file is written by `python -m ckpt_cli.hub.classes.compile --all`."""
         from transformers import logging
 
-        from ckpt_cli.hub_compile import compile_model
+        from ckpt_cli.hub.classes.compile import compile_model
 
         logging.set_verbosity_error()
         content = json.loads(FILE.read_text())

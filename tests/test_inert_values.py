@@ -26,11 +26,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_cli.errors import CkptError, CorruptFile
-from ckpt_cli.files import Files
-from ckpt_cli.inert_values import ValueReader, equal, to_json, unrepresented
-from ckpt_cli.states import without_unrepresented
-from ckpt_cli.torch_writer import torch_bytes
-from ckpt_cli.torchfile import TorchFile
+from ckpt_cli.files.source import Files
+from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.state.torch_writer import torch_bytes
+from ckpt_cli.state.training_state import without_unrepresented
+from ckpt_cli.tensors.plain_values import ValueReader, equal, to_json, unrepresented
 
 SLOW = 20.0
 """Seconds after which a small file has taken too long."""

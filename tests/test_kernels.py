@@ -15,12 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_cli import kernels
+from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
-from ckpt_cli.files import Identity
-from ckpt_cli.geometry import Box, Shape, contiguous_strides, whole
-from ckpt_cli.kernels import PieceIndex, Region, cast, is_run, read_region, read_tile, tiles
-from ckpt_cli.model import Piece, Tensor
+from ckpt_cli.files.source import Identity
+from ckpt_cli.tensors import reading as kernels
+from ckpt_cli.tensors.reading import PieceIndex, Region, cast, is_run, read_region, read_tile, tiles
+from ckpt_cli.tensors.tensor import Piece, Tensor
 
 check = settings(deadline=None, derandomize=True, max_examples=150)
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, UsageError
-from ckpt_cli.key_map import Rule, mapped_names, read_key_map
+from ckpt_cli.output.key_map import Rule, mapped_names, read_key_map
 
 NAMES = ("transformer.h.0.attn.weight", "transformer.h.0.mlp.weight", "transformer.h.11.mlp.weight", "lm_head.weight")
 

@@ -26,17 +26,17 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckpt_cli
+from ckpt_cli.boxes import Split, split_dimension
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MixedWorldSizes, NoMemory, SourceChanged, memory_limits
-from ckpt_cli.files import read_small
+from ckpt_cli.files.pickle_reader import load_pickle
+from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.base import MAX_RANKS, Match, missing_of
-from ckpt_cli.formats.dtensor import DistributedLocal, RankMesh
-from ckpt_cli.formats.experts import expert_blocks
 from ckpt_cli.formats.optimizer_state import RankEntries, regrouped
-from ckpt_cli.geometry import Split, split_dimension
-from ckpt_cli.model_config import expert_count, huge_number, layer_count
-from ckpt_cli.optimizers import _united
-from ckpt_cli.pickles import load_pickle
-from ckpt_cli.transformers_child import asked_child
+from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, RankMesh
+from ckpt_cli.formats.rank_files.experts import expert_blocks
+from ckpt_cli.hub.classes.transformers_child import asked_child
+from ckpt_cli.hub.config import expert_count, huge_number, layer_count
+from ckpt_cli.state.optimizer import _united
 from tests.cli import ROOT
 from tests.conftest import Copy
 from tests.test_hostile import repacked
@@ -55,7 +55,7 @@ COMMANDS = ("detect", "inspect", "merge", "average", "verify")
 @pytest.fixture(autouse=True)
 def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers says nothing about configs here: what reads them in this process is meant."""
-    monkeypatch.setattr("ckpt_cli.transformers_child._run_child", lambda *_: None)
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", lambda *_: None)
 
 
 def limited(script: str, *arguments: str | Path, kind: str = "RLIMIT_AS", size: int = LIMIT, seconds: int = 60) -> str:
@@ -76,9 +76,9 @@ EVERY_COMMAND = """
     import contextlib, faulthandler, io, json, os, shutil, sys
     faulthandler.dump_traceback_later(120, exit=True)
     os.fsync = lambda fd: None
-    import ckpt_cli.transformers_child
+    import ckpt_cli.hub.classes.transformers_child
     # A child process with torch and transformers needs more than that.
-    ckpt_cli.transformers_child.installed_version = lambda: None
+    ckpt_cli.hub.classes.transformers_child.installed_version = lambda: None
     from ckpt_cli.cli import _run
     out = sys.argv[1]
     for path in sys.argv[2:]:
@@ -100,8 +100,8 @@ EVERY_COMMAND = """
 
 ONE_COMMAND = """
     import sys
-    import ckpt_cli.transformers_child
-    ckpt_cli.transformers_child.installed_version = lambda: None
+    import ckpt_cli.hub.classes.transformers_child
+    ckpt_cli.hub.classes.transformers_child.installed_version = lambda: None
     from ckpt_cli.cli import _run
     print("code", _run(sys.argv[1:]))
 """
@@ -160,7 +160,7 @@ class TestLackOfMemory:
 
         run = layouts / "verl-run" / "run"
         ckpt_cli.merge(run, tmp_path / "out")
-        monkeypatch.setattr("ckpt_cli.torchfile.load_pickle", lacking)
+        monkeypatch.setattr("ckpt_cli.files.torch_file.load_pickle", lacking)
         for command in (
             lambda: ckpt_cli.detect(run),
             lambda: ckpt_cli.inspect(run),
@@ -180,8 +180,8 @@ class TestLackOfMemory:
         def lacking(*_: object) -> None:
             raise MemoryError
 
-        monkeypatch.setattr("ckpt_cli.execute._Workers._copy", lacking)
-        monkeypatch.setattr("ckpt_cli.execute._Workers._tile", lacking)
+        monkeypatch.setattr("ckpt_cli.output.writer._Workers._copy", lacking)
+        monkeypatch.setattr("ckpt_cli.output.writer._Workers._tile", lacking)
         with pytest.raises(NoMemory):
             ckpt_cli.merge(layouts / "verl-run" / "run", tmp_path / "out")
         assert list(tmp_path.iterdir()) == []
@@ -195,7 +195,7 @@ class TestLackOfMemory:
             def lacking(_: object) -> None:
                 raise MemoryError
 
-            patch.setattr("ckpt_cli.pickles._HANDLERS", [lacking] * 256)
+            patch.setattr("ckpt_cli.files.pickle_reader._HANDLERS", [lacking] * 256)
             with pytest.raises(MemoryError):
                 load_pickle(machine)
 
@@ -230,7 +230,7 @@ class TestReads:
             def read(self, size: int) -> bytes:
                 return bytes(self.file.read(size)[:left])
 
-        monkeypatch.setattr("ckpt_cli.files.os.fdopen", lambda fd, mode: Short(real(fd, mode)))
+        monkeypatch.setattr("ckpt_cli.files.source.os.fdopen", lambda fd, mode: Short(real(fd, mode)))
         with pytest.raises(SourceChanged) as caught:
             read_small(layouts / "verl-run" / "run" / "global_step_20" / "actor" / "huggingface" / "config.json")
         assert caught.value.hint
@@ -433,7 +433,7 @@ class TestConfigs:
         ],
     )
     def test_that_nobody_builds_are_not_asked_about(self, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ckpt_cli.transformers_child._run_child", lambda *_: pytest.fail("a process was started"))
+        monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", lambda *_: pytest.fail("a process was started"))
         assert huge_number(config)
         assert asked_child("rules", config, 1) is None
 

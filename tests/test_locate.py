@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_cli.discover.found import Target
+from ckpt_cli.discover.locate import component_names, locate
 from ckpt_cli.errors import NotFound, NotRecognised, Unreadable, UsageError
-from ckpt_cli.found import Target
-from ckpt_cli.locate import component_names, locate
 from tests.conftest import Copy
 
 

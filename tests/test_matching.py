@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import Inconsistent, Undecidable
-from ckpt_cli.geometry import Box, Shape, contiguous_strides, whole
-from ckpt_cli.matching import Matched, match_base
-from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.views import reshaped
+from ckpt_cli.merging.match_base import Matched, match_base
+from ckpt_cli.tensors.tensor import Piece, Tensor
+from ckpt_cli.tensors.views import reshaped
 from tests.test_kernels import Memory, tilings
 from tests.test_views import numbered, read, stored
 

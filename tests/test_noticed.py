@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import ckpt_cli
+from ckpt_cli.boxes import Box, contiguous_strides
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import Inconsistent, Undecidable
-from ckpt_cli.files import Files, Identity
-from ckpt_cli.formats.dtensor import LocalReader
-from ckpt_cli.geometry import Box, contiguous_strides
-from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.probe import TRUSTED, same_values, unequal_copies
-from ckpt_cli.torchfile import StoredTensor, TorchFile
-from ckpt_cli.views import interleaved, selected, sliced, stacked
+from ckpt_cli.files.source import Files, Identity
+from ckpt_cli.files.torch_file import StoredTensor, TorchFile
+from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.tensors.equality import TRUSTED, same_values, unequal_copies
+from ckpt_cli.tensors.tensor import Piece, Tensor
+from ckpt_cli.tensors.views import interleaved, selected, sliced, stacked
 from tests.test_kernels import Memory
 
 F32 = BY_CODE["F32"]

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen2Config
 from transformers.trainer import Trainer
 
-from ckpt_cli.geometry import Shape
-from ckpt_cli.parameter_order import name_parameters
+from ckpt_cli.boxes import Shape
+from ckpt_cli.state.parameter_order import name_parameters
 
 Known = Mapping[int, Shape]
 

@@ -25,8 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_cli.errors import CkptError, CorruptFile
-from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict, describe
-from ckpt_cli.pickles import load_pickle
+from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, as_dict, describe
+from ckpt_cli.files.pickle_reader import load_pickle
 
 PROTOCOLS = range(6)
 QUICK = 2.0
@@ -554,8 +554,8 @@ class TestDamagedPickles:
 OBSERVER = """
 import json, os, pickle, sys
 from ckpt_cli.errors import CkptError
-from ckpt_cli.pickle_nodes import as_dict, describe
-from ckpt_cli.pickles import load_pickle
+from ckpt_cli.files.pickle_nodes import as_dict, describe
+from ckpt_cli.files.pickle_reader import load_pickle
 
 # Codecs are imported on first use; use them before the file has its chance.
 load_pickle(b"(V\\\\u0041\\nS'a'\\nU\\x01aX\\x01\\x00\\x00\\x00aP1\\nt.")
@@ -643,7 +643,7 @@ class TestNothingRuns:
 
     def test_torch_is_not_imported_by_reading_a_pickle_of_torch(self) -> None:
         data = data_pkl({"weight": torch.ones(2)})
-        code = f"import sys; from ckpt_cli.pickles import load_pickle; load_pickle({data!r}); print('torch' in sys.modules)"
+        code = f"import sys; from ckpt_cli.files.pickle_reader import load_pickle; load_pickle({data!r}); print('torch' in sys.modules)"
         root = Path(sys.modules["ckpt_cli"].__path__[0]).parent
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(root)}, timeout=60)
         assert done.stdout == "False\n", done.stderr

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_cli import plan as planning
+from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, TABLE
 from ckpt_cli.errors import Unsupported, UsageError
-from ckpt_cli.files import Identity
-from ckpt_cli.geometry import Box, Shape, contiguous_strides, whole
-from ckpt_cli.kernels import cast, read_tile, view_as
-from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.plan import CopyWork, Plan, TileWork, make_plan, output_dtype, work_of
+from ckpt_cli.files.source import Identity
+from ckpt_cli.output import plan as planning
+from ckpt_cli.output.plan import CopyWork, Plan, TileWork, make_plan, output_dtype, work_of
+from ckpt_cli.tensors.reading import cast, read_tile, view_as
+from ckpt_cli.tensors.tensor import Piece, Tensor
 
 STORABLE = [dtype.code for dtype in TABLE if dtype.storable]
 OPAQUE = [dtype.code for dtype in TABLE if dtype.kind == "opaque"]

@@ -14,10 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ckpt_cli import average, extract_state, merge, placing, staging, verify
+from ckpt_cli import average, extract_state, merge, verify
 from ckpt_cli.errors import CastOverflow, CkptError, NoSpace, NotWritable, OutputExists, Unreadable
+from ckpt_cli.output import staging
+from ckpt_cli.output import target as placing
+from ckpt_cli.output.staging import MARK, Staging
 from ckpt_cli.progress import Silent
-from ckpt_cli.staging import MARK, Staging
 
 Tree = dict[str, bytes]
 
@@ -140,7 +142,7 @@ class TestAComparison:
         def fail(*_: object, **__: object) -> None:
             raise Unreadable("reading failed")
 
-        monkeypatch.setattr("ckpt_cli.merging.compare_with_base", fail)
+        monkeypatch.setattr("ckpt_cli.commands.merge.compare_with_base", fail)
         with pytest.raises(Unreadable):
             merge(run, tmp_path / "out", base=tmp_path / "base", compare=True)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run"]

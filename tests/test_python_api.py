@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 
 import ckpt_cli
 from ckpt_cli import errors, given
-from ckpt_cli.averaging import AverageKeywords, AverageOptions
+from ckpt_cli.commands.average import AverageKeywords, AverageOptions
+from ckpt_cli.commands.extract_state import ExtractKeywords, ExtractOptions
+from ckpt_cli.commands.verify import VerifyKeywords, VerifyOptions
 from ckpt_cli.errors import CkptError, NotFound, Unreadable, UsageError
-from ckpt_cli.extracting import ExtractKeywords, ExtractOptions
-from ckpt_cli.merge_plan import MergeKeywords, MergeOptions
-from ckpt_cli.verification import VerifyKeywords, VerifyOptions
+from ckpt_cli.merging.plan import MergeKeywords, MergeOptions
 from tests.cli import ROOT
 
 
@@ -205,8 +205,8 @@ class TestErrors:
 
         for module, name in (("merging", "open_checkpoint"), ("inspection", "open_checkpoint"), ("verification", "find_subjects")):
             monkeypatch.setattr(f"ckpt_cli.{module}.{name}", fail)
-        monkeypatch.setattr("ckpt_cli.averaging.open_snapshots", fail)
-        monkeypatch.setattr("ckpt_cli.extracting.choose", fail)
+        monkeypatch.setattr("ckpt_cli.commands.average.open_snapshots", fail)
+        monkeypatch.setattr("ckpt_cli.commands.extract_state.choose", fail)
         calls: list[Callable[[], object]] = [
             lambda: ckpt_cli.merge(run),
             lambda: ckpt_cli.average(run, tmp_path / "out"),
@@ -224,7 +224,7 @@ class TestErrors:
         def fail(*_: object, **__: object) -> None:
             raise BrokenPipeError(32, "Broken pipe")
 
-        monkeypatch.setattr("ckpt_cli.merging.open_checkpoint", fail)
+        monkeypatch.setattr("ckpt_cli.commands.merge.open_checkpoint", fail)
         with pytest.raises(BrokenPipeError):
             ckpt_cli.merge(run)
 

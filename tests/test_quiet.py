@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.cli import _run
 from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable, Warned
-from ckpt_cli.files import Files, entries_in, files_in, is_file, read_small
+from ckpt_cli.files.source import Files, entries_in, files_in, is_file, read_small
 from tests.cli import ROOT, Outcome
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
@@ -667,7 +667,7 @@ class TestSideFiles:
         assert (caught.value.path, caught.value.message) == (str(path), f"0 bytes were read of a file that had {size}")
 
     def test_a_config_that_is_emptied_between_two_readings(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ckpt_cli import assets
+        from ckpt_cli.hub import assets
 
         path, seen = run / "checkpoint-200" / "config.json", []
         real = assets.read_small

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from ckpt_cli import CkptError, merge
 from ckpt_cli.dtypes import BY_CODE, TABLE
 from ckpt_cli.errors import CorruptFile, LfsPointer, Unsupported
-from ckpt_cli.files import Files
-from ckpt_cli.safetensors_file import MAX_HEADER, Header, build_header, read_header
+from ckpt_cli.files.safetensors_file import MAX_HEADER, Header, build_header, read_header
+from ckpt_cli.files.source import Files
 
 ONE = '{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
 STORABLE = [dtype for dtype in TABLE if dtype.storable]

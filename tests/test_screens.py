@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ckpt_cli.averaging import average
 from ckpt_cli.cli import render, session, verify_screen
-from ckpt_cli.extracting import extract_state
-from ckpt_cli.inspection import detect, inspect
-from ckpt_cli.merging import merge
-from ckpt_cli.verification import verify
+from ckpt_cli.commands.average import average
+from ckpt_cli.commands.extract_state import extract_state
+from ckpt_cli.commands.inspect import detect, inspect
+from ckpt_cli.commands.merge import merge
+from ckpt_cli.commands.verify import verify
 from tests.cli import ROOT
 
 EXAMPLE = ROOT / "examples" / "tiny-run"

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, IncompleteError, PartOfSet, Undecidable, Unsupported
-from ckpt_cli.formats.set_names import part_error, part_name, part_of, unlisted_parts
+from ckpt_cli.formats.sets.names import part_error, part_name, part_of, unlisted_parts
 from tests.cli import ckpt
 from tests.tensors import load
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ckpt_cli.averaging.steps import CHOICES, StepChoice, open_snapshots
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, NotFound, UsageError
-from ckpt_cli.files import Files
-from ckpt_cli.snapshots import CHOICES, StepChoice, open_snapshots
+from ckpt_cli.files.source import Files
 from tests.conftest import Copy
 
 SKIPPED = "global_step_30 is left out: rank 2 of 4 is missing"

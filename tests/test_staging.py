@@ -17,17 +17,18 @@ import torch
 from safetensors.torch import load_file
 
 import ckpt_cli
-from ckpt_cli import merge, staging
+from ckpt_cli import merge
 from ckpt_cli.errors import CastOverflow, NotWritable, OutputExists
+from ckpt_cli.output import staging
+from ckpt_cli.output.staging import MARK, Staging, remove_leftovers
 from ckpt_cli.progress import Silent
-from ckpt_cli.staging import MARK, Staging, remove_leftovers
 
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-import ckpt_cli.merging, numpy, ml_dtypes
+import ckpt_cli.commands.merge, numpy, ml_dtypes
 from ckpt_cli.progress import Silent
-from ckpt_cli.staging import MARK
+from ckpt_cli.output.staging import MARK
 
 source, target, go, overwrite, pause, step = sys.argv[1:]
 
@@ -51,7 +52,7 @@ print("ready", flush=True)
 while go and not Path(go).exists():
     time.sleep(0.0005)
 try:
-    ckpt_cli.merging.merge(source, target, jobs=2, progress=Slow(), overwrite=bool(overwrite))
+    ckpt_cli.commands.merge.merge(source, target, jobs=2, progress=Slow(), overwrite=bool(overwrite))
 except ckpt_cli.CkptError as error:
     print(error.code)
     sys.exit(error.exit_code)

@@ -21,16 +21,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpt_cli.boxes import whole
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
-from ckpt_cli.files import Files
-from ckpt_cli.formats.dtensor import LocalReader
-from ckpt_cli.geometry import whole
-from ckpt_cli.kernels import read_tile
-from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.pickle_nodes import Call, Global, Persistent, as_dict
-from ckpt_cli.pickles import load_pickle
-from ckpt_cli.torchfile import StoredTensor, TorchFile
+from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, as_dict
+from ckpt_cli.files.pickle_reader import load_pickle
+from ckpt_cli.files.source import Files
+from ckpt_cli.files.torch_file import StoredTensor, TorchFile
+from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.tensors.reading import read_tile
+from ckpt_cli.tensors.tensor import Piece, Tensor
 
 ALL_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 WEIGHT_DTYPES = [

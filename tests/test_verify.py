@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, SourceChanged, UsageError
-from ckpt_cli.findings import KINDS
-from ckpt_cli.report import VerifyResult
-from ckpt_cli.source_checks import compare_with_source
+from ckpt_cli.results.inspect import VerifyResult
+from ckpt_cli.verifying.findings import KINDS
+from ckpt_cli.verifying.source import compare_with_source
 from tests.architectures import MODELS, build
 from tests.cli import ROOT, ckpt
 from tests.conftest import Copy
@@ -647,7 +647,7 @@ class TestWhatIsSaid:
         assert item.numbers["different"] == 1
 
     def test_without_transformers_says_what_was_not_compared(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ckpt_cli.expected_tensors.installed_version", lambda: None)
+        monkeypatch.setattr("ckpt_cli.hub.classes.expected_tensors.installed_version", lambda: None)
         assert str(ckpt_cli.verify(out).names).endswith(
             "are known of Qwen3MoeForCausalLM (transformers 5.24.0), shapes not compared: transformers is not installed"
         )
@@ -725,7 +725,7 @@ class TestRefusals:
             (source / "model_world_size_2_rank_1.pt").touch()
             return compare_with_source(*arguments, **options)
 
-        monkeypatch.setattr("ckpt_cli.verification.compare_with_source", compare)
+        monkeypatch.setattr("ckpt_cli.commands.verify.compare_with_source", compare)
         with pytest.raises(SourceChanged):
             ckpt_cli.verify(out, against=source)
 

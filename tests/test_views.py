@@ -10,12 +10,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import Inconsistent, Undecidable
-from ckpt_cli.geometry import Box, Shape, contiguous_strides, whole
-from ckpt_cli.kernels import read_tile, tiles
-from ckpt_cli.model import Piece, Tensor
-from ckpt_cli.views import concatenated, interleaved, merged, permuted, reshaped, selected, sliced, stacked, unfolded
+from ckpt_cli.tensors.reading import read_tile, tiles
+from ckpt_cli.tensors.tensor import Piece, Tensor
+from ckpt_cli.tensors.views import concatenated, interleaved, merged, permuted, reshaped, selected, sliced, stacked, unfolded
 from tests.test_kernels import Memory, slices, tilings
 
 check = settings(deadline=None, derandomize=True, max_examples=100)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from ckpt_cli.coefficients import formula
+from ckpt_cli.averaging.coefficients import formula
 from ckpt_cli.dtypes import BY_CODE, numpy_dtype
-from ckpt_cli.weighted_sum import BITS, BLOCK, Formula, WeightedSum, real_parts
+from ckpt_cli.tensors.weighted_sum import BITS, BLOCK, Formula, WeightedSum, real_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Generator = np.random.Generator

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
-from ckpt_cli.files import Files
-from ckpt_cli.zipmap import ZipMap
+from ckpt_cli.files.source import Files
+from ckpt_cli.files.zip_archive import ZipMap
 
 LOCAL_ZIP64 = struct.pack("<2H2Q", 1, 16, 0, 0)
 

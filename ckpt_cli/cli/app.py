@@ -13,7 +13,7 @@ from ckpt_cli.formats.base import LoraMode, Naming
 from ckpt_cli.progress import Progress
 
 if TYPE_CHECKING:
-    from ckpt_cli.coefficients import DecayShape, Method
+    from ckpt_cli.averaging.coefficients import DecayShape, Method
 
 BASE_PANEL = options.BASE_PANEL
 LORA_PANEL = "LoRA"
@@ -77,8 +77,9 @@ def detect(
     debug: options.Debug = False,
     color: options.Color = "auto",
 ) -> None:
-    from ckpt_cli import inspection, report
     from ckpt_cli.cli import render
+    from ckpt_cli.commands import inspect as inspection
+    from ckpt_cli.results import inspect as report
 
     def work(_: Progress) -> report.DetectResult:
         return inspection.detect(path, type=type, step=step, also=tuple(also or ()))
@@ -108,8 +109,9 @@ def inspect(
     debug: options.Debug = False,
     color: options.Color = "auto",
 ) -> None:
-    from ckpt_cli import inspection, report
     from ckpt_cli.cli import render
+    from ckpt_cli.commands import inspect as inspection
+    from ckpt_cli.results import inspect as report
 
     def work(_: Progress) -> report.InspectResult:
         return inspection.inspect(path, type=type, step=step, also=tuple(also or ()), base=base, shard_order=shard_order)
@@ -193,8 +195,9 @@ def merge(
     color: options.Color = "auto",
     progress: options.Progress = "auto",
 ) -> None:
-    from ckpt_cli import merging, report
     from ckpt_cli.cli import render
+    from ckpt_cli.commands import merge as merging
+    from ckpt_cli.results import inspect as report
 
     def work(shown: Progress) -> report.MergeResult:
         return merging.merge(
@@ -364,8 +367,9 @@ def average(
     color: options.Color = "auto",
     progress: options.Progress = "auto",
 ) -> None:
-    from ckpt_cli import averaging, report
     from ckpt_cli.cli import render
+    from ckpt_cli.commands import average as averaging
+    from ckpt_cli.results import inspect as report
 
     def work(shown: Progress) -> report.AverageResult:
         return averaging.average(
@@ -448,8 +452,9 @@ def extract_state(
     color: options.Color = "auto",
     progress: options.Progress = "auto",
 ) -> None:
-    from ckpt_cli import extracting, report
     from ckpt_cli.cli import render
+    from ckpt_cli.commands import extract_state as extracting
+    from ckpt_cli.results import inspect as report
 
     def work(shown: Progress) -> report.ExtractResult:
         return extracting.extract_state(
@@ -536,8 +541,9 @@ def verify(
     color: options.Color = "auto",
     progress: options.Progress = "auto",
 ) -> None:
-    from ckpt_cli import report, verification
     from ckpt_cli.cli import verify_screen
+    from ckpt_cli.commands import verify as verification
+    from ckpt_cli.results import inspect as report
 
     def work(shown: Progress) -> report.VerifyResult:
         return verification.verify(

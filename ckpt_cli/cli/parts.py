@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.names import printable
+from ckpt_cli.results.checkpoint import NoteInfo
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,9 +14,9 @@ from ckpt_cli.cli.base_screen import comparison_facts
 from ckpt_cli.cli.heatmap import drift_table
 from ckpt_cli.cli.parts import NARROW, ROWS, as_cells, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.cli.verify_screen import print_findings, source_fact
-from ckpt_cli.descriptor import Checkpoint, ComponentInfo
 from ckpt_cli.names import few, printable
-from ckpt_cli.report import (
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
+from ckpt_cli.results.inspect import (
     AveragedComponent,
     AverageResult,
     DetectResult,

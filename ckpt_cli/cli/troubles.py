@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ckpt_cli.names import printable
 
 if TYPE_CHECKING:
-    from ckpt_cli.descriptor import NoteInfo
-    from ckpt_cli.report import (
+    from ckpt_cli.results.checkpoint import NoteInfo
+    from ckpt_cli.results.inspect import (
         AverageResult,
         DetectResult,
         ErrorInfo,
@@ -54,13 +54,13 @@ def lines(troubles: Sequence[Trouble]) -> Iterator[str]:
 
 def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:
     """Warnings as the errors that ``--strict`` makes of them."""
-    from ckpt_cli.report import ErrorInfo
+    from ckpt_cli.results.inspect import ErrorInfo
 
     return [ErrorInfo(code=trouble.code, message=trouble.text) for trouble in troubles if trouble.level == "warning"]
 
 
 def _all(result: Result) -> Iterator[Trouble]:
-    from ckpt_cli.report import AverageResult, ExtractResult, MergeResult, VerifyResult
+    from ckpt_cli.results.inspect import AverageResult, ExtractResult, MergeResult, VerifyResult
 
     if isinstance(result, VerifyResult):
         yield from _of_notes(result.notes)

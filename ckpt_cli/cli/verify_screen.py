@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.cli.base_screen import print_comparison
 from ckpt_cli.cli.parts import next_line, plain, print_facts, print_notes
-from ckpt_cli.findings import AGAIN, KINDS, MOVE
+from ckpt_cli.verifying.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ckpt_cli.cli.session import Session
-    from ckpt_cli.report import Finding, SourceComparison, VerifyResult
+    from ckpt_cli.results.inspect import Finding, SourceComparison, VerifyResult
 
 ROWS = 8
 """How many findings of one code are shown."""

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.boxes import Box, Doubled, Shape, Split, boxes_of, check_tiling, contiguous_strides, nested_order, split_dimension, whole
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import CorruptFile, Gap, Inconsistent, MissingShard, Overlap, Undecidable
-from ckpt_cli.files import Source
+from ckpt_cli.files.safetensors_file import Entry
+from ckpt_cli.files.source import Source
+from ckpt_cli.files.torch_file import Storage, StoredTensor
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
-from ckpt_cli.formats.dtensor import DistributedLocal, Local, ShardedLocal
-from ckpt_cli.formats.experts import expert_blocks
-from ckpt_cli.geometry import Box, Doubled, Shape, Split, boxes_of, check_tiling, contiguous_strides, nested_order, split_dimension, whole
-from ckpt_cli.model import LayoutKind, Leaf, Note, Piece, Tensor
-from ckpt_cli.safetensors_file import Entry
-from ckpt_cli.torchfile import Storage, StoredTensor
+from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, Local, ShardedLocal
+from ckpt_cli.formats.rank_files.experts import expert_blocks
+from ckpt_cli.tensors.tensor import LayoutKind, Leaf, Note, Piece, Tensor
 
 MAX_BOXES = 1 << 16
 """Blocks of one tensor on one rank."""

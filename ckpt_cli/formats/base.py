@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files import Files
-from ckpt_cli.model import Component
+from ckpt_cli.files.source import Files
+from ckpt_cli.tensors.tensor import Component
 
 Naming = Literal["hub", "native"]
 LoraMode = Literal["fuse", "export", "both", "keep"]

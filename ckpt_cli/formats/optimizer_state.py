@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, reading
-from ckpt_cli.files import Files
-from ckpt_cli.formats.dtensor import Local, LocalReader
-from ckpt_cli.inert_values import ValueReader, equal, to_json
-from ckpt_cli.model import Tensor
+from ckpt_cli.files.pickle_nodes import as_dict
+from ckpt_cli.files.source import Files
+from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
 from ckpt_cli.names import check_name
-from ckpt_cli.pickle_nodes import as_dict
-from ckpt_cli.torchfile import TorchFile
+from ckpt_cli.tensors.plain_values import ValueReader, equal, to_json
+from ckpt_cli.tensors.tensor import Tensor
 
 OPTIMIZER = re.compile(r"optim(izer)?s?(_\w+)?")
 """The key above an optimizer's state: optim, optimizer_0, optimizer_state_dict, ..."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CorruptFile, Gap
-from ckpt_cli.geometry import Shape
-from ckpt_cli.model import Component
 from ckpt_cli.names import few
+from ckpt_cli.tensors.tensor import Component
 
 WEIGHT = re.compile(r"(?!.*lora_[AB])(.*\.)?(weight|\w+_proj|in_proj_weight)", re.DOTALL)
 """Names of tensors that are never empty in a model: matrices of layers, norms, experts. Factors of LoRA are judged by their ranks."""

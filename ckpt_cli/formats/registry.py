@@ -18,19 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import PartOfSet
-from ckpt_cli.files import Files
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, Reader, ReadOptions
-from ckpt_cli.formats.dcp import Dcp
-from ckpt_cli.formats.hub_folder import HubFolder
-from ckpt_cli.formats.hub_shards import HubShards
+from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.placeholders import refuse_placeholders
-from ckpt_cli.formats.rank_shards import RankShards
-from ckpt_cli.formats.set_contents import share_error
-from ckpt_cli.formats.set_names import index_beside, part_error
-from ckpt_cli.formats.torch_files import TorchFiles
+from ckpt_cli.formats.rank_files.reader import RankShards
+from ckpt_cli.formats.safetensors.folder import HubFolder
+from ckpt_cli.formats.safetensors.shards import HubShards
+from ckpt_cli.formats.sets.contents import share_error
+from ckpt_cli.formats.sets.names import index_beside, part_error
+from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.formats.unread import Unread
-from ckpt_cli.model import Component
+from ckpt_cli.tensors.tensor import Component
 
 READERS: tuple[Reader, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
 

@@ -23,10 +23,10 @@ import pytest
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError
-from ckpt_cli.files import Files
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats import registry
 from ckpt_cli.formats.base import Match, Reader, ReadOptions
-from ckpt_cli.model import Component, Piece
+from ckpt_cli.tensors.tensor import Component, Piece
 from tests.tensors import differences, load
 
 

@@ -26,14 +26,14 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat, _Storag
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 
 import ckpt_cli
+from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, Gap, IncompleteError, Inconsistent, MissingShard, NotFound, Overlap, Unsupported
-from ckpt_cli.files import Files
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
-from ckpt_cli.formats.dcp import Dcp
-from ckpt_cli.formats.dcp_metadata import metadata_files
+from ckpt_cli.formats.dcp.metadata import metadata_files
+from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.placeholders import placeholders
-from ckpt_cli.geometry import Box
-from ckpt_cli.model import Component
+from ckpt_cli.tensors.tensor import Component
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance, everything_said_by
 from tests.tensors import Tensors, differences, load

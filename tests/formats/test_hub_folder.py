@@ -10,7 +10,7 @@ import pytest
 
 import ckpt_cli
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard
-from ckpt_cli.formats.hub_folder import HubFolder
+from ckpt_cli.formats.safetensors.folder import HubFolder
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance
 from tests.tensors import differences, load

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import ckpt_cli
+from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, Gap, IncompleteError, Inconsistent, MissingShard, Overlap
-from ckpt_cli.formats.hub_shards import HubShards
-from ckpt_cli.geometry import Box
+from ckpt_cli.formats.safetensors.shards import HubShards
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance, everything_said_by
 from tests.formats.test_dcp import cut_tensors

@@ -17,10 +17,10 @@ import torch.distributed.tensor
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, IncompleteError, Inconsistent, MissingShard, MixedWorldSizes, Undecidable
-from ckpt_cli.files import Files
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
-from ckpt_cli.formats.rank_shards import RankShards
-from ckpt_cli.report import MergeResult
+from ckpt_cli.formats.rank_files.reader import RankShards
+from ckpt_cli.results.inspect import MergeResult
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance
 from tests.tensors import Tensors, differences, load

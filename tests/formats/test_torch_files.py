@@ -14,7 +14,7 @@ import torch
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Inconsistent, InputError, MissingShard, NotRecognised, Unsupported
-from ckpt_cli.formats.torch_files import TorchFiles
+from ckpt_cli.formats.torch_files.reader import TorchFiles
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance, everything_said_by
 from tests.tensors import differences, load

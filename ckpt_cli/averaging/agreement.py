@@ -1,0 +1,147 @@
+"""Whether checkpoints hold the same tensors, and which of these are averaged, copied, or not to be mixed at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckpt_cli.errors import DifferentTensors, Unsupported
+from ckpt_cli.names import few, printable
+from ckpt_cli.output.plan import Combination
+from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.tensors.weighted_sum import BITS, Formula
+
+SCALES = re.compile(
+    r"(.*_)?(scales?|scale_inv|scale_[0-9]+|zeros?|qzeros|zero_point|absmax|amax|scb|g_idx|quant_map|quant_state.*)", re.IGNORECASE
+)
+"""Last parts of names of tensors without which quantised weights mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Tensors of the output (those of the newest checkpoint), how those that are averaged come about, and what was left out."""
+
+    tensors: dict[str, Tensor]
+    combinations: dict[str, Combination]
+    dropped: dict[str, str]
+    notes: tuple[Note, ...]
+
+
+def agree(
+    held: Sequence[Mapping[str, Tensor]],
+    labels: Sequence[str],
+    formula: Formula,
+    *,
+    intersect: bool = False,
+    strict: bool = False,
+    quantised: bool = False,
+) -> Agreed:
+    """Decide about every tensor that the checkpoints ``held`` (name -> tensor, old to new) have in common.
+
+    Floating tensors are averaged; others are copied if they are equal, integers that differ are the newest's (``strict``:
+    refused), quantised weights that differ are refused. Raises DifferentTensors if names, shapes or dtypes differ, unless
+    ``intersect`` keeps the common part; Unsupported for quantised weights that differ.
+    """
+    differences = _differences(held, labels)
+    common = [name for name in held[-1] if all(name in tensors for tensors in held) and name not in differences]
+    if differences and not intersect:
+        alike = sum(held[-1][name].dtype.code in BITS for name in common)
+        hints = [f"pass --intersect to average the {alike} tensors that all have alike"] if alike else []
+        if all(_castable(name, held) for name in differences):
+            hints.append("merge the others with --dtype first")
+        raise DifferentTensors(
+            f"the checkpoints do not hold the same tensors: {len(differences)} differ",
+            details=[f"{name}: {what}" for name, what in differences.items()],
+            expected="the same names, shapes and dtypes in all of them",
+            hint=", or ".join(hints) or None,
+        )
+    if not common:
+        raise DifferentTensors("the checkpoints have no tensor in common", expected="checkpoints of one model")
+    fixed = _quantised_names(held[-1], quantised)
+    combinations: dict[str, Combination] = {}
+    newest: list[str] = []
+    kept = {index for index, weight in enumerate(formula.weights) if weight}
+    used = formula.without_zeros()
+    for name in common:
+        tensors = tuple(tensors[name] for tensors in held)
+        if tensors[-1].dtype.code in BITS and name not in fixed:
+            combinations[name] = Combination(tuple(tensor for index, tensor in enumerate(tensors) if index in kept), used)
+            continue
+        alone = [replace(tensor, alias_of=None) for tensor in tensors]
+        differing = next((index for index, tensor in enumerate(alone) if not same_values(tensor, alone[-1])), None)
+        if differing is None:
+            continue
+        if name in fixed or tensors[-1].dtype.kind == "opaque":
+            raise Unsupported(
+                f"quantised weights are not averaged, and those of {labels[differing]} and {labels[-1]} differ",
+                tensor=name,
+                expected="equal values in all checkpoints, or weights that are not quantised",
+                hint="average the checkpoints from before the quantisation, or leave the tensor out with --exclude",
+            )
+        if strict:
+            raise DifferentTensors(
+                f"{tensors[-1].dtype} values are not averaged, and those of {labels[differing]} and {labels[-1]} differ",
+                tensor=name,
+                hint=f"without --strict those of {labels[-1]} are taken",
+            )
+        newest.append(name)
+    if differences and not combinations:
+        raise DifferentTensors("nothing is left to average: the checkpoints share no floating tensor", expected="checkpoints of one model")
+    notes = []
+    if newest:
+        text = f"{few(newest)}: not averaged because of the dtype, and not equal everywhere; taken from {labels[-1]}"
+        notes.append(Note("warning", "newest-taken", text))
+    dropped = {name: f"left out by --intersect: {what}" for name, what in differences.items()}
+    return Agreed({name: held[-1][name] for name in common}, combinations, dropped, tuple(notes))
+
+
+def _differences(held: Sequence[Mapping[str, Tensor]], labels: Sequence[str]) -> dict[str, str]:
+    """Name -> what is not the same everywhere, in the order of the newest checkpoint."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for tensors in reversed(held) for name in tensors):
+        lacking = [label for label, tensors in zip(labels, held, strict=True) if name not in tensors]
+        if lacking:
+            found[name] = f"not in {few(lacking)}"
+            continue
+        for what, values in (
+            ("shape", [list(tensors[name].shape) for tensors in held]),
+            ("dtype", [tensors[name].dtype.code for tensors in held]),
+        ):
+            other = next((i for i, value in enumerate(values) if value != values[-1]), None)
+            if other is not None:
+                found[name] = f"{what} {values[other]} in {printable(labels[other])}, {values[-1]} in {printable(labels[-1])}"
+                break
+    return found
+
+
+def _castable(name: str, held: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether a tensor is the same everywhere but for its floating dtype, which a merge can change."""
+    found = [tensors[name] for tensors in held if name in tensors]
+    return len(found) == len(held) and len({tensor.shape for tensor in found}) == 1 and all(t.dtype.kind == "float" for t in found)
+
+
+def _quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
+    """Names that must stay together: quantised weights and what they are scaled with.
+
+    A module is quantised if it holds a tensor of a dtype that means nothing alone, or integers of at most 32 bits beside
+    scales (or such integers at all, if the config says that weights are ``quantised``).
+    """
+    modules: dict[str, list[str]] = {}
+    companions: set[str] = set()
+    for name in tensors:
+        parts = name.split(".")
+        # bitsandbytes puts "a.weight.absmax" and "a.weight.quant_state.bitsandbytes__nf4" beside "a.weight".
+        owner = next((i for i in range(1, len(parts)) if ".".join(parts[:i]) in tensors), len(parts))
+        modules.setdefault(".".join(parts[: owner - 1]), []).append(name)
+        if owner < len(parts):
+            companions.add(name)
+    fixed: set[str] = set()
+    for names in modules.values():
+        kinds = {name: tensors[name].dtype for name in names}
+        codes = [name for name, dtype in kinds.items() if dtype.kind == "opaque" or (dtype.kind == "int" and dtype.bits <= 32)]
+        scales = [name for name in names if name in companions or SCALES.fullmatch(name.rpartition(".")[2])]
+        if any(tensors[name].dtype.kind == "opaque" for name in codes) or (codes and (quantised or scales)):
+            fixed |= {*codes, *scales}
+    return fixed

@@ -1,0 +1,202 @@
+"""Which checkpoints go into an average: those that paths name, or steps of runs, from old to new."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli.discover.found import Blocked, Found, Target
+from ckpt_cli.discover.locate import locate, step_of
+from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, short_reason
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.names import few
+from ckpt_cli.tensors.tensor import Note
+
+CHOOSE = "choose other steps with --steps"
+CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """Steps of a run: all of them, the ``last`` N complete ones, those in a range (``every`` counts from its begin), or a list."""
+
+    everything: bool = False
+    last: int | None = None
+    begin: int | None = None
+    end: int | None = None
+    every: int | None = None
+    steps: tuple[int, ...] = ()
+
+    @property
+    def says_something(self) -> bool:
+        return self != StepChoice()
+
+    def check(self) -> None:
+        """Raise UsageError for a choice that contradicts itself."""
+        ranged = (self.begin, self.end, self.every) != (None, None, None)
+        if sum((self.everything, self.last is not None, ranged, bool(self.steps))) > 1:
+            raise UsageError("the steps are chosen in more than one way", expected=f"one of {CHOICES}")
+        if self.last is not None and self.last < 2:
+            raise UsageError("--last is out of range", expected="2 or more")
+        if self.begin is not None and self.end is not None and self.begin > self.end:
+            raise UsageError(f"there is nothing from step {self.begin} to step {self.end}", expected="--from that is at most --to")
+        if self.every is not None and self.every < 1:
+            raise UsageError("--every is out of range", expected="1 or more steps")
+        if len(set(self.steps)) < len(self.steps):
+            raise UsageError("--steps names a step twice", hint="use --weights to let one count more")
+
+    def among(self, steps: Sequence[int]) -> set[int]:
+        """The chosen ones (of ``last``: all candidates)."""
+        if self.steps:
+            return {step for step in steps if step in self.steps}
+        low = self.begin if self.begin is not None else min(steps, default=0)
+        chosen = {step for step in steps if step >= low and (self.end is None or step <= self.end)}
+        return {step for step in chosen if self.every is None or (step - low) % self.every == 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """The checkpoints of an average from old to new, and what was passed over."""
+
+    opened: tuple[Opened, ...]
+    notes: tuple[Note, ...]
+
+    @property
+    def steps(self) -> list[int] | None:
+        """Their steps, None if some do not say it."""
+        known = [opened.found.step for opened in self.opened]
+        return [step for step in known if step is not None] if None not in known else None
+
+
+def open_snapshots(
+    paths: Sequence[Path],
+    choice: StepChoice,
+    files: Files,
+    *,
+    type: str | None,
+    base: Path | None,
+    also: tuple[Path, ...],
+    shard_order: ShardOrder,
+) -> Snapshots:
+    """Open every checkpoint that ``paths`` and ``choice`` mean; incomplete steps that were not asked for by number are passed over.
+
+    Raises UsageError if that is fewer than two, and what `open_checkpoint` raises.
+    """
+    choice.check()
+    if also and len(paths) > 1:
+        raise UsageError("--also belongs to one run, and there are several paths", hint="merge the checkpoint of the nodes first")
+    found: list[Opened] = []
+    notes: list[Note] = []
+    targets = [locate(path, None, also) for path in paths]
+    if choice.says_something and all(target.run is None for target in targets):
+        what = "this is one checkpoint, which has" if len(paths) == 1 else "these are checkpoints, which have"
+        raise UsageError(f"{what} no steps to choose from", hint="pass the run, or several checkpoints")
+    for path, target in zip(paths, targets, strict=True):
+        several = target.run is not None and len(target.checkpoints) > 1
+        if not choice.says_something and several and len(paths) == 1:
+            steps = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
+            raise UsageError(
+                "which steps of the run should be averaged?", expected=f"some of {steps}", hint=_choices_of(target.checkpoints)
+            )
+
+        def open_found(checkpoint: Found, path: Path = path, target: Target = target) -> Opened:
+            only = replace(target, checkpoints=(checkpoint,))
+            return open_checkpoint(
+                path, files, type=type, step=checkpoint.step, base=base, also=also, shard_order=shard_order, located=only
+            )
+
+        if choice.says_something and target.run is not None:
+            found += _of_one_component(_steps_of(target, choice, open_found, notes), notes)
+        else:
+            found.append(open_checkpoint(path, files, type=type, base=base, also=also, shard_order=shard_order, located=target))
+            notes += [note for note in found[-1].notes if note.code == "step-skipped"]
+    if len(found) < 2:
+        why = f": {notes[0].text}" if notes else ""
+        raise UsageError(
+            f"an average needs at least two checkpoints, and this is {len(found)}{why}",
+            path=paths[0],
+            hint="ckpt merge writes a single one" if found else None,
+        )
+    return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)))
+
+
+def _choices_of(checkpoints: Sequence[Found]) -> str | None:
+    """How steps that are there may be chosen; None if there are not two."""
+    steps = sorted({found.step for found in checkpoints if found.step is not None})
+    if len(steps) < 2:
+        return None
+    first, last = steps[-2:]
+    return f"pass --all, --last 2, --from {first} --to {last}, or --steps {first},{last}"
+
+
+def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
+    """Without a step whose components are not those of most others: one that is being written may have its EMA only so far."""
+    names = [tuple(component.name for component in opened.components) for opened in found]
+    usual = max(dict.fromkeys(reversed(names)), key=names.count, default=())
+    for opened, own in zip(found, names, strict=True):
+        if own != usual:
+            text = f"{opened.found.path.name} is left out: it has {few(own)} where the others have {few(usual)}"
+            notes.append(Note("warning", "step-skipped", text))
+    return [opened for opened, own in zip(found, names, strict=True) if own == usual]
+
+
+def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], Opened], notes: list[Note]) -> list[Opened]:
+    there_by_name: list[Found | Blocked] = [*target.checkpoints, *target.blocked]
+    chosen = choice.among([step for step in (listed.step for listed in there_by_name) if step is not None])
+    if choice.last is None:
+        target.check_readable(chosen.__contains__, CHOOSE)
+    candidates = [found for found in target.checkpoints if found.step in chosen]
+    lacking = set(choice.steps) - chosen
+    bare = next((folder for folder in target.bare if step_of(folder) in lacking), None)
+    if bare is not None:
+        raise NotFound("nothing in this step folder is recognised as weights", path=bare)
+    if lacking:
+        there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
+        raise NotFound(f"there is no step {min(lacking)}", path=target.path, expected=f"some of the steps {there}")
+    if not candidates:
+        there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
+        raise UsageError(
+            "no step of the run is chosen", path=target.path, expected=f"some of the steps {there}", hint=_choices_of(target.checkpoints)
+        )
+    whole: list[Opened] = []
+    first_error: CkptError | None = None
+    for candidate in reversed(candidates):
+        if choice.last is not None and len(whole) == choice.last:
+            break
+        try:
+            whole.append(open_found(candidate))
+        except (IncompleteError, CorruptFile, NotFound) as error:
+            if choice.steps or isinstance(error, Undecidable):
+                if choice.steps and len(choice.steps) > 2:
+                    error.hint = ", or ".join(filter(None, (error.hint, f"leave step {candidate.step} out")))
+                raise
+            first_error = first_error or error
+            notes.append(Note("warning", "step-skipped", f"{candidate.path.name} is left out: {short_reason(error)}"))
+    reach = min((opened.found.step or 0 for opened in whole), default=0) if len(whole) == choice.last else 0
+    if choice.last is not None:
+        target.check_readable(lambda step: step in chosen and step >= reach, CHOOSE)
+    known = choice.among([*(step_of(folder) or 0 for folder in target.bare), *chosen]) if not choice.steps else set()
+    notes += bare_notes(target, lambda step: step in known and step >= reach)
+    if not whole and isinstance(first_error, NotFound):
+        raise first_error
+    if choice.last is not None and len(whole) < choice.last:
+        notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps are there, not {choice.last}"))
+    return whole[::-1]
+
+
+def _of_older(found: Sequence[Opened]) -> list[Note]:
+    """What was said about the checkpoints but the newest, with the name of each."""
+    said = [(opened.found.path.name, note) for opened in found[:-1] for note in opened.notes if note.code != "step-skipped"]
+    return [Note(note.level, note.code, f"{name}: {note.text}") for name, note in said]
+
+
+def _twice(found: Sequence[Opened]) -> list[Note]:
+    seen: dict[tuple[str, str], int] = {}
+    for opened in found:
+        key = os.path.realpath(opened.found.path), opened.components[0].name
+        seen[key] = seen.get(key, 0) + 1
+    return [Note("warning", "same-twice", f"{path} ({name}) is averaged {n} times") for (path, name), n in seen.items() if n > 1]

@@ -1,0 +1,229 @@
+"""`extract_state`: everything of a checkpoint that is not a weight, in files that other programs read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from typing_extensions import Unpack
+
+from ckpt_cli.commands.strict import refuse_warnings
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.locate import component_names, expanded, locate
+from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since
+from ckpt_cli.discover.trainers import framework_of
+from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
+from ckpt_cli.files.source import Files, is_file, size_of
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.unread import FORMAT as UNREAD
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
+from ckpt_cli.output import manifest, plan
+from ckpt_cli.output.publish import Order, SideFiles, Target, check_writing, publish
+from ckpt_cli.output.target import check_target, default_output
+from ckpt_cli.output.writer import Written
+from ckpt_cli.progress import Progress
+from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.results.inspect import ExtractResult, FileInfo, OptimizerInfo
+from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
+from ckpt_cli.state.optimizer import Optimizer, read_optimizer
+from ckpt_cli.state.training_state import TrainingState, read_state
+from ckpt_cli.tensors.plain_values import to_json
+from ckpt_cli.tensors.tensor import Note
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractOptions:
+    """The options of `extract_state`, with the meaning that ``ckpt extract-state --help`` gives them."""
+
+    optimizer: bool = False
+    overwrite: bool = False
+    dry_run: bool = False
+    jobs: int | None = None
+    shard_order: ShardOrder = "auto"
+    strict: bool = False
+
+
+class ExtractKeywords(TypedDict, total=False):
+    """The keyword arguments of `extract_state` besides paths: `ExtractOptions` as callers may give them."""
+
+    optimizer: bool
+    overwrite: bool
+    dry_run: bool
+    jobs: int | None
+    shard_order: ShardOrder
+    strict: bool
+
+
+@boundary
+@within_memory
+def extract_state(
+    path: PathLike,
+    output: PathLike | None = None,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    progress: Progress | None = None,
+    **options: Unpack[ExtractKeywords],
+) -> ExtractResult:
+    """Write the training state of a checkpoint into a folder: scheduler, random states, counters, dataloaders, optimizer.
+
+    ``output`` defaults to ``<checkpoint>_state`` beside the checkpoint; ``options`` are those of `ExtractKeywords`.
+    Nothing in a file is executed; what only its own class could rebuild is listed, and its file is copied. Raises NotFound
+    where there is no state, InputError for files that cannot be read, Undecidable for an optimizer whose parameters cannot
+    be told, OutputError.
+    """
+    chosen, progress = options_of(ExtractOptions, options), progress_of(progress)
+    path, given = path_of(path), optional_path(output, "--output", output=True)
+    component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    check_writing(None, chosen.jobs, None)
+    started = time.monotonic()
+    with Files() as files:
+        found, place, notes = choose(path, component, step, nodes)
+        state = read_state(found, place, files)
+        optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
+        if state.is_empty and optimizer is None:
+            if place.match.format == UNREAD and place.match.trouble is not None:
+                raise place.match.trouble
+            raise NotFound(
+                "there is no training state beside the weights",
+                path=found.path,
+                expected="schedulers, random states or dataloaders, as trainers save them",
+                hint=_hint(found, place, files, chosen),
+                details=[note.text for note in notes],
+            )
+        target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
+        roots = [place.match.root, *place.match.more_roots, *place.more_homes]
+        sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
+        check_target(target, sources, overwrite=chosen.overwrite)
+        read = [*state.sources, *state.copies.values()]
+        check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
+        if optimizer is not None:
+            state.lost += optimizer.lost
+        framework = framework_of(replace(found, places=(place, *found.places)), None)
+        side = state_files(state, framework)
+        whole = plan.Plan((), None, None)
+        if optimizer is not None:
+            side[OPTIMIZER] = json_bytes(optimizer.content)
+            whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
+        notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]
+        if chosen.strict:
+            refuse_warnings(notes)
+        order = Order(
+            whole,
+            side,
+            Target(target, chosen.overwrite),
+            lambda written: _manifest(found, place, state, whole, side, written, chosen),
+            watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if is_file(path)],
+        )
+        (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress)
+    written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
+    written += [FileInfo(name=n, bytes=size_of(c) if isinstance(c, Path) else len(c)) for n, c in side.items()]
+    return ExtractResult(
+        path=str(found.path),
+        step=found.step,
+        component=place.name,
+        framework=framework,
+        output=str(target),
+        files=tuple(sorted(written, key=lambda file: file.name)),
+        ranks=state.ranks,
+        scheduler=to_json(_summary(state.scheduler)),
+        training=to_json({name: value for name, value in state.training.items() if name not in ("trainer_state", "metadata")}),
+        random=tuple(state.extra.get("rng", ())),
+        copied=tuple(sorted(state.copies)),
+        not_represented=tuple(state.lost),
+        optimizer=_optimizer_info(optimizer),
+        dry_run=chosen.dry_run,
+        seconds=time.monotonic() - started,
+        notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
+    )
+
+
+def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:
+    """What else there is to extract: an optimizer's state, or that of the step that weights were taken out of."""
+    try:
+        if not options.optimizer and read_optimizer(found, place, files, options.shard_order).tensors:
+            return "pass --optimizer: an optimizer's state is all that is there"
+    except CkptError:
+        pass  # only asked for the hint
+    return "pass the folder of the training step that these weights come from" if found.step is None else None
+
+
+def choose(path: str | os.PathLike[str], type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
+    """The checkpoint and component whose state is meant: the newest step that has all files, unless ``step`` says which.
+
+    If no step has all files it is the newest one: a state is worth having even where weights are not whole. What is refused by
+    name (DeepSpeed) is refused here too. Raises NotFound, Unsupported, UsageError.
+    """
+    target = locate(path, step, also)
+    candidates: list[tuple[Found, Place, str | None]] = []
+    notes: list[Note] = []
+    first_error: CkptError | None = None
+    for listed in reversed(target.checkpoints):
+        try:
+            with Files() as files:
+                found = expanded(listed, files)
+            names = component_names(found, type)
+        except (Unreadable, LfsPointer):
+            raise
+        except CkptError as error:
+            first_error = first_error or error
+            notes.append(Note("warning", "step-skipped", f"{listed.path.name} is skipped: {short_reason(error)}"))
+            continue
+        if len(names) > 1:
+            raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
+        place = found.known_place(names[0])
+        trouble = place.match.trouble
+        if isinstance(trouble, (Unreadable, LfsPointer, Unsupported)):
+            raise trouble
+        problem = listed_component(place).problem
+        if step is None and target.run is not None:
+            target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
+        newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
+        if problem is None:
+            return found, place, [*newer, *notes]
+        candidates.append((found, place, problem))
+        if step is not None or target.run is None:
+            break
+        notes.append(Note("warning", "step-skipped", f"{found.path.name} is skipped: {problem}"))
+    if not candidates:
+        raise first_error or NotFound("there is no checkpoint", path=path)
+    found, place, problem = candidates[0]
+    return found, place, [Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")]
+
+
+def _summary(scheduler: Any) -> Any:
+    """What one wants to see of a scheduler: where it stands, and the learning rates."""
+    if isinstance(scheduler, list):
+        return {"schedulers": len(scheduler)}
+    if not isinstance(scheduler, dict):
+        return None
+    return {name: scheduler[name] for name in ("last_epoch", "_last_lr", "base_lrs") if name in scheduler}
+
+
+def _optimizer_info(optimizer: Optimizer | None) -> OptimizerInfo | None:
+    if optimizer is None:
+        return None
+    return OptimizerInfo(
+        layout=optimizer.layout,
+        parameters=len(optimizer.content["state"]),
+        tensors=len(optimizer.tensors),
+        elements=sum(tensor.numel for tensor in optimizer.tensors.values()),
+        bytes=sum(tensor.nbytes for tensor in optimizer.tensors.values()),
+        groups=len(optimizer.content["param_groups"]),
+    )
+
+
+def _manifest(
+    found: Found, place: Place, state: TrainingState, whole: plan.Plan, side: SideFiles, written: Written, options: ExtractOptions
+) -> bytes:
+    facts: dict[str, Any] = {"checkpoint": os.path.abspath(found.path), "step": found.step, "component": place.name}
+    facts["read"] = sorted(os.path.abspath(source) for source in (*state.sources, *state.copies.values()))
+    settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
+    return manifest.build(
+        "extract-state", settings, whole.sources, whole.digest, written.files, written.checksums, list(side), written.side_files, facts
+    )

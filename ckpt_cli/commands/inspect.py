@@ -1,0 +1,142 @@
+"""`detect` and `inspect`: what is there, in totals and in groups of like tensors. No weight byte is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ckpt_cli.discover.locate import component_names, locate
+from ckpt_cli.discover.open import describe_checkpoint, listed_component, open_checkpoint, steps_of
+from ckpt_cli.discover.trainers import framework_of
+from ckpt_cli.errors import CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths_of, text_of
+from ckpt_cli.hub.assets import resolve_base
+from ckpt_cli.name_patterns import pattern_of, ranged
+from ckpt_cli.results.checkpoint import Checkpoint, TensorInfo
+from ckpt_cli.results.inspect import DetectResult, ErrorInfo, InspectResult, TensorGroup
+
+
+@boundary
+@within_memory
+def detect(
+    path: PathLike,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+) -> DetectResult:
+    """What a path is: framework, steps, components, world size, completeness.
+
+    Reads pickles and headers of the chosen step (the newest complete one), never weights. Raises NotFound,
+    NotRecognised or Unreadable; an incomplete checkpoint is no error here, it is reported as ``problem``.
+    """
+    path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    try:
+        with Files() as files:
+            opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
+            checkpoint = describe_checkpoint(opened)
+    except (IncompleteError, CorruptFile, LfsPointer, Unsupported) as error:
+        target = locate(path, step, nodes)
+        found = target.checkpoints[-1]
+        names = component_names(found, component)
+        components = [listed_component(place) for place in found.places]
+        checkpoint = Checkpoint(
+            path=str(found.path),
+            step=found.step,
+            run=str(target.run) if target.run else None,
+            framework=framework_of(found, target.run),
+            components=tuple(
+                info.model_copy(update={"problem": info.problem or error.message}) if info.name in names else info for info in components
+            ),
+            steps=steps_of(target, {}),
+        )
+        return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code, error=ErrorInfo.of(error))
+    return DetectResult(checkpoint=checkpoint.without_tensors())
+
+
+@boundary
+@within_memory
+def inspect(
+    path: PathLike,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    base: PathLike | None = None,
+    shard_order: ShardOrder = "auto",
+) -> InspectResult:
+    """Every tensor of a checkpoint with shape, dtype and layout, and the same in groups per layer pattern.
+
+    Raises InputError for files that cannot be read, IncompleteError for a checkpoint that is not whole.
+    """
+    path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    folder = resolve_base(path_text(base, "--base")) if base is not None else None
+    with Files() as files:
+        opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
+        checkpoint = describe_checkpoint(opened)
+    groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}
+    return InspectResult(checkpoint=checkpoint, groups=groups)
+
+
+def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
+    """Group names that differ in numeric parts only, where shape, dtype and layout agree and the numbers leave no gap.
+
+    A pattern that needs several rows has its smaller ones marked ``odd``: the one layer that is unlike the others is what
+    people look for.
+    """
+    patterns: dict[str, list[tuple[TensorInfo, tuple[int, ...]]]] = {}
+    for tensor in tensors:
+        pattern, numbers = pattern_of(tensor.name)
+        patterns.setdefault(pattern, []).append((tensor, numbers))
+    rows: list[TensorGroup] = []
+    for pattern, members in patterns.items():
+        alike: dict[tuple[object, ...], list[tuple[TensorInfo, tuple[int, ...]]]] = {}
+        for member in members:
+            alike.setdefault((member[0].shape, member[0].dtype, _layout(member[0])), []).append(member)
+        largest = max(len(group) for group in alike.values())
+        for group in alike.values():
+            odd = len(alike) > 1 and len(group) < largest
+            rows += [_row(pattern, block, odd) for block in _blocks(group)]
+    return tuple(rows)
+
+
+def _blocks(group: Sequence[tuple[TensorInfo, tuple[int, ...]]]) -> list[list[tuple[TensorInfo, tuple[int, ...]]]]:
+    """Split a group so that the numbers of each block are a full product of ranges."""
+    if not group[0][1] or _is_product([numbers for _, numbers in group]):
+        return [list(group)]
+    blocks: list[list[tuple[TensorInfo, tuple[int, ...]]]] = []
+    for member in sorted(group, key=lambda member: member[1]):
+        last = blocks[-1] if blocks else None
+        if last is not None and last[-1][1][1:] == member[1][1:] and last[-1][1][0] + 1 == member[1][0]:
+            last.append(member)
+        else:
+            blocks.append([member])
+    return blocks
+
+
+def _layout(tensor: TensorInfo) -> str:
+    return f"same storage as {tensor.alias_of}" if tensor.alias_of else tensor.layout
+
+
+def _is_product(numbers: Sequence[tuple[int, ...]]) -> bool:
+    size = 1
+    for column in zip(*numbers, strict=True):
+        values = set(column)
+        if max(values) - min(values) + 1 != len(values):
+            return False
+        size *= len(values)
+    return size == len(set(numbers)) == len(numbers)
+
+
+def _row(pattern: str, members: Sequence[tuple[TensorInfo, tuple[int, ...]]], odd: bool) -> TensorGroup:
+    first = members[0][0]
+    return TensorGroup(
+        pattern=ranged(pattern, [numbers for _, numbers in members]),
+        count=len(members),
+        shape=first.shape,
+        dtype=first.dtype,
+        layout=_layout(first),
+        elements=sum(tensor.elements for tensor, _ in members if tensor.alias_of is None),
+        odd=odd,
+    )

@@ -1,0 +1,369 @@
+"""`verify`: proves that a model folder is what it should be, or says in findings what is wrong with it. Only a plot is written."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from typing_extensions import Unpack
+
+from ckpt_cli.commands.verify_source import (
+    changed_sources,
+    different_scales,
+    made_by,
+    made_from,
+    made_of,
+    open_source,
+    planned_source,
+    summary_of,
+)
+from ckpt_cli.commands.verify_subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
+from ckpt_cli.discover.locate import locate
+from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.errors import NotFound, UsageError, within_memory
+from ckpt_cli.files.source import Files, is_file
+from ckpt_cli.formats.base import Naming, ShardOrder
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.hub.assets import CONFIG, resolve_base
+from ckpt_cli.hub.config import architecture
+from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
+from ckpt_cli.lora.names import has_adapters
+from ckpt_cli.merging.base_checks import resemblance
+from ckpt_cli.merging.plan import Part
+from ckpt_cli.names import printable
+from ckpt_cli.progress import Progress
+from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.results.inspect import BaseComparison, Finding, SourceComparison, VerifyResult
+from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.tensor import Note
+from ckpt_cli.tensors.torn import torn_files
+from ckpt_cli.verifying.adapter import check_adapter, no_factors
+from ckpt_cli.verifying.config import ConfigCheck, check_config
+from ckpt_cli.verifying.drift.compare import compare_tensors
+from ckpt_cli.verifying.drift.plot import check_plot, draw
+from ckpt_cli.verifying.findings import finding
+from ckpt_cli.verifying.folder import check_folder
+from ckpt_cli.verifying.left_out import left_out
+from ckpt_cli.verifying.source import Wanted, compare_with_source
+from ckpt_cli.verifying.values import check_values, check_weights_beside
+
+UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
+"""What can be found about a config that is not compared with anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """The options of `verify`, with the meaning that ``ckpt verify --help`` gives them.
+
+    ``sample`` is a share of the values (0 to 1), which is then read instead of all; ``names``, ``key_map``, ``include`` and
+    ``exclude`` say how tensors of ``against`` were named and chosen, where the manifest of the output does not.
+    """
+
+    full: bool = False
+    sample: float | None = None
+    names: Naming | None = None
+    key_map: str | os.PathLike[str] | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    lora_alpha: float | None = None
+    shard_order: ShardOrder = "auto"
+    jobs: int | None = None
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the user says about how the output was made."""
+        names = ("names", "key_map", "include", "exclude", "lora_alpha")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+class VerifyKeywords(TypedDict, total=False):
+    """The keyword arguments of `verify` besides paths: `VerifyOptions` as callers may give them."""
+
+    full: bool
+    sample: float | str | None
+    names: Naming | None
+    key_map: PathLike | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    lora_alpha: float | None
+    shard_order: ShardOrder
+    jobs: int | None
+
+
+@boundary
+@within_memory
+def verify(
+    path: PathLike,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    against: PathLike | None = None,
+    base: PathLike | None = None,
+    plot: PathLike | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[VerifyKeywords],
+) -> VerifyResult:
+    """Check a model folder, or a sharded checkpoint, and report findings.
+
+    Always: headers, index, sizes, manifest, and whether config.json, tokenizer and tensors belong together; no weight byte is
+    read. ``full=True`` reads every byte; ``against`` names the source that the output must equal, bit for bit; ``base`` a model
+    or checkpoint to compare with, whose differences are information; ``plot`` a picture of these (.png, .svg, .html).
+    ``options`` are those of `VerifyKeywords`.
+
+    Raises InputError and IncompleteError for what cannot be opened at all, UsageError.
+    """
+    chosen, progress = options_of(VerifyOptions, options), progress_of(progress)
+    path, source, picture = path_of(path), optional_path(against, "--against"), optional_path(plot, "--plot", output=True)
+    component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    reference = path_text(base, "--base") if base is not None else None
+    _check_options(chosen)
+    if picture is not None:
+        if reference is None:
+            raise UsageError("--plot draws how far tensors moved from a base", hint="ckpt verify PATH --base DIR --plot FILE")
+        check_plot(picture)
+    started = time.monotonic()
+    with Files() as files:
+        of_source = source is not None and is_output(path)
+        subjects = find_subjects(
+            path, files, component, None if of_source else step, () if of_source else nodes, chosen.lora_alpha, chosen.shard_order
+        )
+        subject = subjects[0]
+        found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
+        configs = [_config(one) for one in subjects]
+        for one, config in zip(subjects, configs, strict=True):
+            found += left_out(one.manifest, config, chosen.include, chosen.exclude)
+            found += [finding(t.code, t.text, file=Path(t.path).name, bytes=t.holes) for t in torn_files(one.stored.values(), ends=False)]
+        if chosen.full or chosen.sample is not None:
+            levels.append("full" if chosen.sample is None else "sample")
+            values = [
+                check_values(one.stored, _checksums(one), sample=chosen.sample, jobs=chosen.jobs, progress=progress) for one in subjects
+            ]
+            if subject.manifest is not None and chosen.sample is None:
+                values.append(check_weights_beside(subject.path, subject.manifest.side_checksums, files))
+            found += [item for checked in values for item in checked.findings]
+            found += [item for one, config in zip(subjects, configs, strict=True) for item in _ties(one, config)]
+            checksums, read = sum(checked.checksums for checked in values), sum(checked.bytes_read for checked in values)
+        notes = [note for one in subjects for note in one.notes]
+        sources: list[SourceComparison] = []
+        if source is not None:
+            levels.append("against")
+            for one in subjects:
+                opened = open_source(
+                    source,
+                    files,
+                    one.manifest,
+                    type=component,
+                    step=step if of_source else None,
+                    also=nodes if of_source else (),
+                    shard_order=chosen.shard_order,
+                )
+                notes += opened.notes
+                different, summary = _against(one, opened, files, chosen, progress)
+                wrong = {item.tensor for item in different}
+                found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
+                sources.append(summary)
+        comparison = None
+        if reference is not None:
+            levels.append("base")
+            comparison, other, said = _against_base(subject, configs[0], reference, files, chosen, progress)
+            notes += said
+            found += [*other, *_not_numbers(comparison)]
+            if picture is not None:
+                draw(comparison, picture, name=str(subject.path))
+        files.check_unchanged()
+    measured: dict[str, Any] = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
+    measured["notes"] = tuple(NoteInfo.of(note) for note in dict.fromkeys(notes))
+    return _report(subjects, configs[0], found, levels, started, **measured)
+
+
+def verify_written(
+    folder: Path, parts: Sequence[Part], source: Path, *, jobs: int | None = None, progress: Progress | None = None
+) -> tuple[VerifyResult, ...]:
+    """Check a folder that was just written of planned components: headers, config, and every byte against the source."""
+    results = []
+    with Files() as files:
+        checked = check_folder(folder, files)
+        for part in parts:
+            started = time.monotonic()
+            names = {file.name for file in part.plan.files}
+            weights = next((one for one in checked.sets if names & {path.name for path in one.files}), checked.sets[0])
+            subject = set_subject(folder, checked, weights)
+            config = _config(subject)
+            wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
+            different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
+            summary = summary_of(source, part, subject.tensors, wanted, compared, different)
+            found = [*subject.findings, *left_out(subject.manifest, config), *different]
+            results.append(_report([subject], config, found, ["headers", "against"], started, against=(summary,)))
+        files.check_unchanged()
+    return tuple(results)
+
+
+def _report(
+    subjects: Sequence[Subject],
+    config: ConfigCheck,
+    found: Sequence[Finding],
+    levels: Sequence[str],
+    started: float,
+    **measured: Any,
+) -> VerifyResult:
+    """The result, gravest findings first."""
+    subject = subjects[0]
+    tensors = [tensor for one in subjects for tensor in one.tensors.values()]
+    dtypes: Counter[str] = Counter()
+    for tensor in tensors:
+        dtypes[tensor.dtype.code] += tensor.numel
+    return VerifyResult(
+        path=str(subject.path),
+        component="+".join(one.component for one in subjects),
+        format=subject.format,
+        files=sum(one.files for one in subjects),
+        tensors=len(tensors),
+        elements=sum(tensor.numel for tensor in tensors if tensor.alias_of is None),
+        bytes=sum(tensor.nbytes for tensor in tensors if tensor.alias_of is None),
+        dtypes=dict(dtypes),
+        architecture=_printable(architecture(config.config)),
+        made_from=made_from(subject.manifest),
+        made_of=made_of(subject.manifest),
+        made_by=made_by(subject.manifest, subject.path),
+        levels=tuple(levels),
+        expected=config.expected,
+        naming=config.naming,
+        names=config.names,
+        wrapped=config.wrapped,
+        findings=tuple(sorted(_told_once(found), key=lambda item: ("error", "warning", "info").index(item.severity))),
+        seconds=time.monotonic() - started,
+        **measured,
+    )
+
+
+def _told_once(found: Sequence[Finding]) -> list[Finding]:
+    """Without the news that a file changed, where it is known to be damaged."""
+    damaged = {item.file for item in found if item.severity == "error" and item.tensor is None}
+    return [item for item in found if item.code != "changed-side-file" or item.file not in damaged]
+
+
+def _printable(name: str | None) -> str | None:
+    return None if name is None else printable(name)
+
+
+def _check_options(options: VerifyOptions) -> None:
+    if options.sample is not None and not 0 < options.sample <= 1:
+        raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
+    if options.jobs is not None and not 1 <= options.jobs <= 256:
+        raise UsageError("--jobs is out of range", expected="1 to 256")
+
+
+# -- levels ----------------------------------------------------------------------------------------------------------
+
+
+def _config(subject: Subject) -> ConfigCheck:
+    if not subject.is_model:
+        return ConfigCheck({}, ())
+    if has_adapters(subject.tensors):
+        known = check_adapter(subject.homes, subject.tensors)
+        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
+    if subject.config_home is None:
+        return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
+    if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
+        adapter = is_file(subject.config_home / ADAPTER_CONFIG)
+        lacking = no_factors(subject.config_home) if adapter else []
+        return ConfigCheck({}, (*lacking, finding("no-config", "names and shapes were not compared")))
+    # Of a damaged file, what is missing is known already.
+    tensors = subject.tensors if subject.readable else {}
+    checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
+    if not subject.readable:
+        return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
+    return checked
+
+
+def _checksums(subject: Subject) -> dict[str, int]:
+    """The CRC-32 of tensors that the manifest has, by name; of other files than these it says nothing."""
+    if subject.manifest is None:
+        return {}
+    owners = {name: Path(tensor.pieces[0].source.path).name for name, tensor in subject.tensors.items() if tensor.pieces}
+    known = subject.manifest.checksums
+    return {name: known[file][name] for name, file in owners.items() if name in known.get(file, {})}
+
+
+def _ties(subject: Subject, config: ConfigCheck) -> list[Finding]:
+    """Tied tensors that are stored: with other values, a loader ignores one of them."""
+    found = []
+    for item in config.findings:
+        if item.code == "tied-stored" and item.tensor is not None:
+            partner = subject.tensors.get(str(item.numbers.get("partner")))
+            if partner is not None and not same_values(subject.tensors[item.tensor], partner):
+                found.append(finding("tied-differ", f"{partner.name} has other values", tensor=item.tensor))
+    return found
+
+
+# -- against its source ----------------------------------------------------------------------------------------------
+
+
+def _against(
+    subject: Subject, opened: Opened, files: Files, options: VerifyOptions, progress: Progress | None
+) -> tuple[list[Finding], SourceComparison]:
+    """Compare with the checkpoint that the output was made from."""
+    manifest = subject.manifest
+    part, wanted = planned_source(subject.path, subject.tensors, manifest, opened, options.said, files)
+    if not subject.readable:
+        # What lies in a file that cannot be read is known to be lost.
+        wanted = {name: tensor for name, tensor in wanted.items() if name in subject.tensors}
+    found, compared = compare_with_source(subject.tensors, wanted, jobs=options.jobs, progress=progress)
+    if subject.folder is not None:
+        found += different_scales(subject.path, subject.tensors, part, options.lora_alpha)
+    summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
+    return [*found, *changed_sources(manifest)], summary
+
+
+def _as_in_source(item: Finding) -> Finding:
+    """A matrix of zeros that the source has as well is what was trained."""
+    return finding("zeros", item.message, tensor=item.tensor, file=item.file, **item.numbers) if item.code == "all-zero" else item
+
+
+# -- against a base --------------------------------------------------------------------------------------------------
+
+
+def _against_base(
+    subject: Subject,
+    config: ConfigCheck,
+    base: str,
+    files: Files,
+    options: VerifyOptions,
+    progress: Progress | None,
+) -> tuple[BaseComparison, list[Finding], Sequence[Note]]:
+    """The drift of every tensor since the base, which may be anything that can be opened.
+
+    Also whether it is a base of this model, and what was said while opening it.
+    """
+    try:
+        path = resolve_base(base)
+    except NotFound:
+        path = Path(base)
+    opened = open_checkpoint(path, files, shard_order=options.shard_order, located=locate(path))
+    if has_adapters(subject.tensors):
+        hint = "fuse them first: ckpt merge with --base, then verify the result"
+        raise UsageError("these are LoRA adapters alone, of which a base has none", path=subject.path, hint=hint)
+    reference = merged_tensors(opened, files, options.lora_alpha)
+    name = str(opened.found.path)
+    comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
+    numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
+    if alike.renamed:
+        return comparison, [finding("other-names", alike.numbers, file=name, **numbers)], opened.notes
+    return comparison, [] if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)], opened.notes
+
+
+def _not_numbers(comparison: BaseComparison) -> list[Finding]:
+    """Tensors whose distance to the base is no number."""
+    return [
+        finding("not-a-number", f"the largest difference is {drift.max_abs}", tensor=drift.name)
+        for drift in comparison.drifts
+        if drift.max_abs is not None and not math.isfinite(drift.max_abs)
+    ]

@@ -1,0 +1,218 @@
+"""What an output is compared with by ``verify --against``: its source, planned anew with the options that the manifest names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from ckpt_cli.discover.locate import expanded, locate
+from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.errors import CorruptFile, Unreadable, UsageError
+from ckpt_cli.files.source import Files, is_there, status_of
+from ckpt_cli.formats.base import LoraMode, Naming, ShardOrder
+from ckpt_cli.formats.safetensors.folder import FORMAT
+from ckpt_cli.lora.merge import exported_scales
+from ckpt_cli.merging.plan import MergeOptions, Part, planned_parts
+from ckpt_cli.output.manifest import Manifest
+from ckpt_cli.results.inspect import Finding, SourceComparison
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.verifying.adapter import scales
+from ckpt_cli.verifying.findings import finding
+from ckpt_cli.verifying.source import Wanted
+
+AVERAGE = "average"
+MERGE = "merge"
+UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "checksum", "strict"})
+"""Options that do not change what is written."""
+
+SAYABLE = frozenset({"names", "key_map", "include", "exclude", "lora_alpha"})
+"""Options that `verify` has as well."""
+
+
+def planned_source(
+    folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest | None, opened: Opened, said: Mapping[str, Any], files: Files
+) -> tuple[Part, dict[str, Wanted]]:
+    """The part of a merge that made these tensors of a folder, and what it would write, by name.
+
+    ``said`` are options of the user. The manifest counts where the source is what was merged; another Hugging Face folder is
+    taken as it is. Raises UsageError for an average, which equals none of its checkpoints, and what planning a merge raises.
+    """
+    plain = all(component.component.format == FORMAT for component in opened.components)
+    merged = manifest is not None and manifest.command == MERGE
+    known = merged and (not plain or os.path.abspath(opened.found.path) == (manifest and manifest.facts.get("checkpoint")))
+    if manifest is not None and manifest.command == AVERAGE and not plain:
+        averaged = manifest.facts.get("averaged")
+        count = len(averaged) if isinstance(averaged, list) else "several"
+        proof = ", which uses its checksums" if any(manifest.checksums.values()) else ""
+        hint = f"compare it with another average, or pass --full{proof}"
+        raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=folder, hint=hint)
+    base = manifest.facts.get("base") if manifest is not None and known else None
+    if isinstance(base, str) and ("\0" in base or not base.isprintable()):
+        raise CorruptFile("the manifest names no proper base", path=folder)
+    options = remade_options(manifest if known else None, said)
+    parts = planned_parts(opened, Path(base) if isinstance(base, str) else None, options, files)
+    names = {Path(tensor.pieces[0].source.path).name for tensor in tensors.values() if tensor.pieces}
+    part = next((part for part in parts if names & {file.name for file in part.plan.files} and len(parts) > 1), parts[0])
+    wanted = {output.name: Wanted(output.tensor, output.dtype if known else None) for output in part.plan.tensors}
+    for head, partner in part.selection.tied.items():
+        if head in tensors and partner in wanted:
+            wanted[head] = wanted[partner]
+    return part, wanted
+
+
+def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Part, alpha: float | None) -> list[Finding]:
+    """Modules that an exported adapter's config scales otherwise than the run."""
+    if part.lora is None or part.lora.outcome != "exported":
+        return []
+    mine, theirs = scales(folder, tensors), exported_scales(part.opened, alpha)
+    return [
+        finding("different-scale", f"{mine[module]:.6g}, and the run says {scale:.6g}", tensor=module, file="adapter_config.json")
+        for module, scale in theirs.items()
+        if module in mine and mine[module] != scale
+    ]
+
+
+def open_source(
+    path: Path,
+    files: Files,
+    manifest: Manifest | None,
+    *,
+    type: str | None,
+    step: int | None,
+    also: tuple[Path, ...] = (),
+    shard_order: ShardOrder = "auto",
+) -> Opened:
+    """The source of an output: of a run the step (and the components) that the manifest names, where nothing else is asked for."""
+    said = manifest.facts.get("step") if manifest is not None else None
+    target = locate(path, None, also)
+    known = {found.step for found in target.checkpoints} if target.run is not None else set()
+    component = str(manifest.facts.get("component")) if manifest is not None and manifest.command == "merge" else None
+    places = {place.name for found in target.checkpoints for place in found.places}
+    if component is not None and component not in places:
+        # It may be one of several in a folder or a file, which names alone do not tell.
+        places |= {place.name for place in expanded(target.checkpoints[-1], files).places}
+    wanted = type or (component if component in places else "both" if component == "model+ema" else None)
+    ema_from_model = manifest is not None and manifest.options.get("ema_from_model") is True
+    return open_checkpoint(
+        path,
+        files,
+        type=wanted,
+        step=step if step is not None else said if isinstance(said, int) and said in known else None,
+        also=also,
+        shard_order=_order(manifest, shard_order),
+        ema_from_model=ema_from_model,
+    )
+
+
+def _order(manifest: Manifest | None, asked: ShardOrder) -> ShardOrder:
+    """What the user says, or else what the merge was told."""
+    said = manifest.options.get("shard_order") if manifest is not None else None
+    known: tuple[ShardOrder, ...] = get_args(ShardOrder)
+    return next((order for order in known if order == said), asked) if asked == "auto" else asked
+
+
+def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeOptions:
+    """How an output was made: by its manifest, and by what the user says. What only matters for writing is left out.
+
+    Raises CorruptFile for a manifest with options that no merge has.
+    """
+    made: dict[str, Any] = {}
+    for field in fields(MergeOptions):
+        value = manifest.options.get(field.name) if manifest is not None else None
+        if value is None or field.name in UNSAID | {"compare", "max_shard_size", "allow_unequal_replicas"}:
+            continue
+        made[field.name] = tuple(value) if isinstance(value, list) else value
+        if field.name not in said and not _fits(made[field.name], field.default, field.name):
+            hint = f"pass --{field.name.replace('_', '-')} yourself" if field.name in SAYABLE else None
+            raise CorruptFile(f"the manifest has no proper option {field.name}", hint=hint)
+    return MergeOptions(**{**made, **said, "allow_unequal_replicas": True})
+
+
+def _fits(value: object, default: object, name: str) -> bool:
+    """Whether a value has the type of an option."""
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if isinstance(default, bool):
+        return isinstance(value, bool)
+    if name == "lora_alpha":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    allowed = {"names": get_args(Naming), "lora": get_args(LoraMode), "shard_order": get_args(ShardOrder)}.get(name)
+    return isinstance(value, str) and (allowed is None or value in allowed)
+
+
+def summary_of(
+    source: Path, part: Part, tensors: Mapping[str, Tensor], wanted: Mapping[str, Wanted], compared: int, found: Sequence[Finding]
+) -> SourceComparison:
+    """What was compared with a planned component, in numbers."""
+    shared = [name for name in wanted if name in tensors]
+    common = [name for name in shared if name not in part.from_base]
+    cast = sum(wanted[name].tensor.dtype != tensors[name].dtype for name in common)
+    lora = part.lora if part.lora is not None and part.lora.outcome == "fused" else None
+    return SourceComparison(
+        source=str(source),
+        component=part.opened.name,
+        tensors=len(common),
+        from_base=len(shared) - len(common),
+        bytes=compared - sum(wanted[name].tensor.nbytes for name in shared if name in part.from_base),
+        cast=cast,
+        different=len({item.tensor for item in found if item.tensor is not None}),
+        lora=lora,
+    )
+
+
+def changed_sources(manifest: Manifest | None) -> list[Finding]:
+    """Files that the manifest names and that are no longer as they were: a hint where values differ."""
+    listed = manifest.facts.get("sources") if manifest is not None else None
+    found = []
+    for source in listed if isinstance(listed, list) else []:
+        if isinstance(source, dict) and isinstance(source.get("path"), str):
+            try:
+                status = status_of(source["path"])
+            except Unreadable as error:
+                found.append(finding("changed-source", error.message, file=source["path"]))
+                continue
+            if status is None:
+                found.append(finding("changed-source", "is not where it was", file=source["path"]))
+            elif (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
+                found.append(finding("changed-source", "has another size or time than when it was merged", file=source["path"]))
+    return found
+
+
+def made_from(manifest: Manifest | None) -> str | None:
+    """The checkpoint that an output was merged from, if it still is where it was."""
+    source = manifest.facts.get("checkpoint") if manifest is not None and manifest.command == MERGE else None
+    try:
+        return source if isinstance(source, str) and is_there(source) else None
+    except Unreadable:
+        return None  # only asked for the next command
+
+
+def made_of(manifest: Manifest | None) -> str | None:
+    """The component of that checkpoint: "model+ema" for two in one folder."""
+    component = manifest.facts.get("component") if manifest is not None and manifest.command == MERGE else None
+    return component if isinstance(component, str) and component.isprintable() else None
+
+
+def made_by(manifest: Manifest | None, folder: Path) -> tuple[str, ...]:
+    """The command, word by word, that would write an output again; empty if it was not merged, or its source is gone."""
+    source = made_from(manifest)
+    if manifest is None or source is None or manifest.options.get("in_place"):
+        return ()
+    words = ["ckpt", "merge", source, "-o", str(folder)]
+    component, base = manifest.facts.get("component"), manifest.facts.get("base")
+    if isinstance(component, str):
+        words += ["--type", "both" if component == "model+ema" else component]
+    if isinstance(base, str):
+        words += ["--base", base]
+    for field in fields(MergeOptions):
+        value = manifest.options.get(field.name)
+        if field.name in UNSAID or value in (None, False, [], field.default):
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        words += (
+            [flag] if value is True else [word for item in (value if isinstance(value, list) else [value]) for word in (flag, str(item))]
+        )
+    return (*words, "--overwrite", "--verify")

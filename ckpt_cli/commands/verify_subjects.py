@@ -1,0 +1,156 @@
+"""What `verify` looks at: sets of weights of a model folder, a file of one, or the components of a sharded checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.errors import NotFound
+from ckpt_cli.files.source import Files, is_file, is_folder
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.safetensors.folder import FORMAT
+from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.lora.names import has_adapters
+from ckpt_cli.merging.plan import MergeOptions, planned_parts
+from ckpt_cli.output.manifest import Manifest
+from ckpt_cli.results.inspect import Finding
+from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.verifying.folder import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder, wanted_index
+
+STATE = "extract-state"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is verified: tensors by name of one set of weights, and what was found by looking at files.
+
+    ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same. ``homes``
+    are the folders in which files about its adapters may lie; ``notes`` were made while it was opened: a step that was skipped, say.
+    """
+
+    path: Path
+    component: str
+    format: str
+    files: int
+    tensors: Mapping[str, Tensor]
+    stored: Mapping[str, Tensor]
+    readable: bool
+    folder: FolderCheck | None
+    config_home: Path | None
+    findings: tuple[Finding, ...]
+    homes: tuple[Path, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self.folder.manifest if self.folder is not None else None
+
+    @property
+    def is_model(self) -> bool:
+        return self.manifest is None or self.manifest.command != STATE
+
+
+def is_output(path: Path) -> bool:
+    """Whether a path is a model folder, or a file in one: --step then means the source."""
+    return is_model_folder(path) if is_folder(path) else path.name.endswith((SUFFIX, INDEX_SUFFIX))
+
+
+def find_subjects(
+    path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...], alpha: float | None, order: ShardOrder
+) -> list[Subject]:
+    """The weights that a path means, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
+    if step is None and is_folder(path) and is_model_folder(path):
+        return _folder_subjects(path, files, type)
+    if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
+        return [_file_subject(path, files)]
+    opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
+    first = opened.components[0]
+    root = first.component.root
+    if first.component.format == FORMAT and is_folder(root):
+        subjects = _folder_subjects(root, files, first.place.match.component if type is not None else None)
+        return [replace(subject, notes=opened.notes) for subject in subjects]
+    home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
+    tensors, component = merged_tensors(opened, files, alpha), first.component
+    return [
+        Subject(
+            path=opened.found.path,
+            component=first.name,
+            format=component.format,
+            files=len(component.files),
+            tensors=tensors,
+            stored=component.tensors,
+            readable=True,
+            folder=None,
+            config_home=home,
+            findings=(),
+            homes=first.homes,
+            notes=opened.notes,
+        )
+    ]
+
+
+def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:
+    """The tensors of the first component of a checkpoint, as a merge would write them."""
+    tensors = opened.components[0].component.tensors
+    alone, adapted = adapters_alone(tensors), has_adapters(tensors)
+    options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None, lora_alpha=alpha if adapted and not alone else None)
+    part = planned_parts(opened, None, options, files)[0]
+    return {output.name: output.tensor for output in part.plan.tensors}
+
+
+def _file_subject(path: Path, files: Files) -> Subject:
+    """One file of a model folder: all files that are loaded with it, and what was found about these."""
+    folder = path.parent
+    checked = check_folder(folder, files)
+    for weights in checked.sets:
+        own = {file.name for file in (*weights.files, *([weights.index] if weights.index else []))}
+        if path.name in own:
+            own.add(wanted_index(path.name))
+            about = tuple(item for item in checked.findings if item.file in own or (item.tensor is not None and item.file is None))
+            return set_subject(folder, replace(checked, findings=about), weights)
+    return _folder_subjects(folder, files, None)[0]
+
+
+def _folder_subjects(folder: Path, files: Files, type: str | None) -> list[Subject]:
+    checked = check_folder(folder, files)
+    if not checked.sets:
+        if not checked.findings:
+            raise NotFound("there are no weights to verify", path=folder, expected="safetensors files")
+        return [Subject(folder, type or "model", FORMAT, 0, {}, {}, False, checked, folder, checked.findings)]
+    return [set_subject(folder, checked, weights) for weights in _chosen(checked, type)]
+
+
+def set_subject(folder: Path, checked: FolderCheck, weights: WeightSet) -> Subject:
+    """One set of weights of a folder."""
+    files_read = len(weights.files) + (weights.index is not None)
+    return Subject(
+        folder,
+        weights.name,
+        FORMAT,
+        files_read,
+        weights.tensors,
+        weights.tensors,
+        weights.readable,
+        checked,
+        folder,
+        checked.findings,
+        (folder,),
+    )
+
+
+def _chosen(checked: FolderCheck, type: str | None) -> list[WeightSet]:
+    """The sets of weights that are meant: all that were written, or the main one; with ``type`` those of that name."""
+    outputs = checked.manifest.outputs if checked.manifest is not None else {}
+    written = [weights for weights in checked.sets if any(path.name in outputs for path in weights.files)]
+    if type in (None, "all", "both"):
+        return written or list(checked.sets[:1])
+    name = {"regular": "model", "main": "model"}.get(str(type), type)
+    named = [weights for weights in checked.sets if weights.name == name]
+    # A folder with one set of weights has no names for components: what was merged into it is what is meant.
+    alone = written or list(checked.sets)
+    if named or len(alone) == 1 or name == "model":
+        return named or alone[:1]
+    raise NotFound(f"there is no component {type}", path=checked.folder, expected=", ".join(weights.name for weights in checked.sets))

@@ -1,0 +1,262 @@
+"""Opening a checkpoint: the newest complete step of a run, its components described and proved whole."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli.discover.beside import left_out_notes
+from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.locate import called_ema, component_names, expanded, locate, step_of, with_ema_of_model
+from ckpt_cli.discover.trainers import framework_of
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.assembly import ranks_of
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.registry import describe
+from ckpt_cli.hub.assets import Assets, find_assets
+from ckpt_cli.hub.config import architecture, layer_count
+from ckpt_cli.hub.ties import Live
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
+from ckpt_cli.tensors.tensor import Component, Note, Tensor
+
+MAX_OTHERS = 3
+"""How many other steps are looked into, for a hint: each takes as long as describing a checkpoint."""
+
+FETCH = "get the file from the node that wrote it, or pass that node's folder with --also"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedComponent:
+    """A component that was read and tiles exactly, with the assets that belong to it; ``homes`` are the folders of its side files.
+
+    ``live``: of an EMA, the tensors of the model that it is the average of.
+    """
+
+    name: str
+    place: Place
+    component: Component
+    assets: Assets
+    homes: tuple[Path, ...] = ()
+    live: Live | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The checkpoint that a path and the options mean.
+
+    ``problems`` says why newer steps were passed over; ``chosen``: of a run, without being asked for this step.
+    """
+
+    target: Target
+    found: Found
+    components: tuple[OpenedComponent, ...]
+    problems: dict[Path, str]
+    notes: tuple[Note, ...]
+    chosen: bool = False
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    files: Files,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    base: Path | None = None,
+    also: tuple[Path, ...] = (),
+    shard_order: ShardOrder = "auto",
+    ema_from_model: bool = False,
+    located: Target | None = None,
+) -> Opened:
+    """Locate ``path``, choose the newest complete step (or ``step``), describe the components that ``type`` means.
+
+    ``also`` are folders that hold more files of the same checkpoint; ``ema_from_model``: a checkpoint without EMA gets a
+    component "ema" that is its model; ``located`` is what `locate` found at the path, if that was asked before.
+    Raises NotFound, NotRecognised, InputError for unreadable files and newer steps that cannot be looked at, IncompleteError for a
+    checkpoint that is not whole.
+    """
+    target = located or locate(path, step, also)
+    choosing = step is None and target.run is not None and len(target.checkpoints) > 1
+    problems: dict[Path, str] = {}
+    errors: list[CkptError] = []
+    for listed in reversed(target.checkpoints):
+        if step is None and any(since(listed)(blocked.step) for blocked in target.blocked):
+            hint = _step_hint(listed, target, also, located) if _is_whole(listed, type, files, base, shard_order) else None
+            target.check_readable(since(listed), hint)
+        try:
+            found = expanded(listed, files)
+            if ema_from_model:
+                found = with_ema_of_model(found)
+            components = tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
+        except (IncompleteError, CorruptFile, NotFound) as error:
+            if not choosing or isinstance(error, Undecidable):
+                other = (
+                    _other_step(listed, target, lambda found: _is_whole(found, type, files, base, shard_order)) if _helps(error) else None
+                )
+                hint = _step_hint(other, target, also, located) if other is not None else None
+                fetch = FETCH if isinstance(error, MissingShard) else None
+                error.hint = ", or ".join(filter(None, (error.hint or fetch, hint))) or None
+                raise
+            problems[listed.path] = short_reason(error)
+            errors.append(error)
+            continue
+        newer = since(found) if step is None and target.run is not None else lambda _: False
+        notes = bare_notes(target, newer)
+        notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
+        if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
+            notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} is an average by its name, and was taken"))
+        notes += [note for opened in components for note in opened.component.notes]
+        return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
+    target.check_readable(lambda _: True)
+    if not errors:
+        raise NotFound("there is no checkpoint", path=path)
+    if isinstance(errors[0], MissingShard):
+        none = "; no step of this run is whole" if not any(isinstance(error, NotFound) for error in errors) else ""
+        errors[0].hint = f"{errors[0].hint or FETCH}{none}"
+    raise errors[0]
+
+
+def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Checkpoint:
+    """The descriptor of an opened checkpoint; components that were not opened are listed by name."""
+    main = opened.components[0]
+    described = {opened.name: ComponentInfo.of(opened.component, opened.name) for opened in opened.components}
+    listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
+    config = main.assets.config
+    notes = [*opened.notes, *extra_notes, *_tracker_notes(opened)]
+    if opened.target.steps_inside:
+        text = f"the folder holds weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
+        notes.append(Note("warning", "steps-inside", text))
+    for component in opened.components:
+        for other in component.place.passed_over:
+            text = f"{component.name}: {component.place.match.evidence} was chosen; {other} is there as well"
+            notes.append(Note("info", "passed-over", text))
+    if opened.target.nodes > 1:
+        notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were taken together as the nodes of one training"))
+    return Checkpoint(
+        path=str(opened.found.path),
+        step=opened.found.step,
+        run=str(opened.target.run) if opened.target.run else None,
+        framework=framework_of(opened.found, opened.target.run),
+        components=tuple(listed.values()),
+        newest_complete=opened.chosen,
+        steps=steps_of(opened.target, opened.problems),
+        assets=tuple(main.assets.names),
+        lacking=tuple(main.assets.lacking),
+        architecture=architecture(config),
+        layers=layer_count(config),
+        notes=tuple(NoteInfo.of(note) for note in notes),
+    )
+
+
+def listed_component(place: Place) -> ComponentInfo:
+    """What names alone tell about a component."""
+    match = place.match
+    missing = match.missing_ranks
+    problem = match.trouble.message if match.trouble else None
+    if missing and problem is None:
+        problem = f"{ranks_of(missing, match.world_size or max(match.ranks) + 1)} missing"
+    return ComponentInfo(
+        name=place.name,
+        format=match.format,
+        writer=match.evidence,
+        path=str(match.root),
+        files=len(match.files),
+        world_size=match.world_size or len(match.ranks) or None,
+        missing_ranks=missing,
+        problem=problem,
+    )
+
+
+def steps_of(target: Target, problems: Mapping[Path, str]) -> tuple[StepInfo, ...]:
+    """One line about every step of a run, also about those that could not be looked at; nothing for a single checkpoint."""
+    if target.run is None:
+        return ()
+    listed = [step_info(found, problems.get(found.path)) for found in target.checkpoints]
+    listed += [StepInfo(step=b.step, path=str(b.path), components=(), problem=b.error.message) for b in target.blocked]
+    return tuple(sorted(listed, key=lambda info: (info.step or 0, info.path)))
+
+
+def step_info(found: Found, problem: str | None = None) -> StepInfo:
+    """One line about a step, from names, or with the problem that was found in its content."""
+    by_name = next((info.problem for place in found.places if (info := listed_component(place)).problem), None)
+    return StepInfo(
+        step=found.step, path=str(found.path), components=tuple(place.name for place in found.places), problem=problem or by_name
+    )
+
+
+def describe_place(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:
+    """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
+    place = found.known_place(name)
+    homes = (place.home, found.path, *place.more_homes)
+    assets = find_assets(homes, base)
+    component = describe(place.match, files, ReadOptions(assets.config, shard_order))
+    notes = (*component.notes, *left_out_notes(found, place, component))
+    live = (lambda: _live_tensors(found, files, base, shard_order)) if name == "ema" else None
+    return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
+
+
+def _live_tensors(found: Found, files: Files, base: Path | None, shard_order: ShardOrder) -> Mapping[str, Tensor] | None:
+    """The tensors of the main component beside an EMA, None if there is none or it is not whole: it is only compared with."""
+    main = next((place.name for place in found.places if place.name != "ema"), None)
+    try:
+        return describe_place(found, main, files, base, shard_order).component.tensors if main is not None else None
+    except CkptError:
+        return None
+
+
+def _helps(error: CkptError) -> bool:
+    """Whether another step may be without this error."""
+    return isinstance(error, (IncompleteError, CorruptFile)) and not isinstance(error, Undecidable)
+
+
+def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool]) -> Found | None:
+    """The newest other step of the run that is whole, of the first few whose files are all there by name; None if none of these is."""
+    siblings = target.checkpoints
+    if found.step is not None and (target.run is None or len(siblings) <= 1):
+        try:
+            siblings = locate(found.path.parent).checkpoints
+        except CkptError:
+            return None  # only asked for the hint
+    others = (other for other in reversed(siblings) if other.path != found.path and step_info(other).problem is None)
+    return next(filter(is_whole, itertools.islice(others, MAX_OTHERS)), None)
+
+
+def bare_notes(target: Target, counts: Callable[[int], bool]) -> list[Note]:
+    """What is said about step folders without weights, of those whose step ``counts``."""
+    bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
+    return [Note("warning", "step-skipped", f"{folder.name} is skipped: nothing in it is recognised as weights") for folder in bare]
+
+
+def since(found: Found) -> Callable[[int], bool]:
+    """Whether a step is not older than this one."""
+    return lambda step: step >= (found.step or 0)
+
+
+def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Target | None) -> str | None:
+    """How to ask for another step, which is whole: by number where the command takes one (others locate by themselves), or by folder."""
+    if target.run is not None and located is None:
+        return f"pass --step {whole.step}, which is whole"
+    return None if also or target.nodes > 1 else f"use {whole.path}, which is whole"
+
+
+def _is_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> bool:
+    """Whether the components of another step that ``type`` means can be read and are complete."""
+    try:
+        found = expanded(found, files)
+        return all(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
+    except CkptError:
+        return False
+
+
+def _tracker_notes(opened: Opened) -> list[Note]:
+    step = opened.found.step
+    return [Note("info", "tracker", f"{hint}, but step {step} was chosen") for hint in opened.target.hints if not hint.endswith(f" {step}")]
+
+
+def short_reason(error: CkptError) -> str:
+    """An error in one line, with the name of its file."""
+    where = Path(error.path).name if error.path else None
+    return f"{error.message} ({where})" if where and where not in error.message else error.message

@@ -1,0 +1,89 @@
+"""Which trainer wrote a checkpoint, as far as folder and file names tell. One row per trainer, the first that fits wins."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_cli.discover.found import Found
+from ckpt_cli.files.source import is_folder, is_there
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A trainer and its signs; all signs that are given must be there.
+
+    ``root``, ``folder`` and ``run`` are expressions for the names of the folder with the data, of the checkpoint and of the
+    run; ``beside``, ``inside`` and ``in_run`` are files (or folders) in the checkpoint, beside the data, and in the run;
+    ``evidence`` is what the reader says about the file names.
+    """
+
+    name: str
+    formats: tuple[str, ...]
+    root: str = ""
+    folder: str = ""
+    run: str = ""
+    beside: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    in_run: tuple[str, ...] = ()
+    evidence: str = ""
+
+
+RANKS, DCP = ("rank-shards",), ("dcp",)
+FRAMEWORKS = (
+    Framework("BAGEL fork", RANKS, evidence="BAGEL fork"),
+    Framework("BAGEL fork", DCP, root="model_sharded|ema_sharded"),
+    Framework("BAGEL", ("safetensors",), folder="[0-9]{7}", inside=("ema.safetensors",)),
+    Framework("BAGEL", ("safetensors",), inside=("ema.safetensors", "llm_config.json")),
+    Framework("lmms-engine", RANKS, root="pytorch_(ema_)?model_fsdp_[0-9]+"),
+    Framework("SkyRL", RANKS, in_run=("latest_ckpt_global_step.txt",)),
+    Framework("SkyRL", RANKS, root="policy"),
+    Framework("EasyR1", RANKS, in_run=("checkpoint_tracker.json",)),
+    Framework("verl", RANKS, folder="global_steps?_[0-9]+", evidence="verl family"),
+    Framework("verl family", RANKS, evidence="verl family"),
+    Framework("Hugging Face Trainer", DCP, root="pytorch_model_fsdp_[0-9]+", beside=("trainer_state.json",)),
+    Framework("Hugging Face Trainer", (*RANKS, "torch-file"), folder="checkpoint-[0-9]+", beside=("trainer_state.json",)),
+    Framework("accelerate", DCP, root="pytorch_model_fsdp_[0-9]+"),
+    Framework("accelerate", RANKS, evidence="accelerate"),
+    Framework("accelerate", ("torch-file",), evidence=r"pytorch_model_fsdp.*\.bin"),
+    Framework("Lightning", DCP, inside=("meta.pt",)),
+    Framework("composer", DCP, folder="ep[0-9]+-ba[0-9]+"),
+    Framework("OLMo-core", DCP, root="model_and_optim"),
+    Framework("prime-rl", DCP, root="trainer"),
+    Framework("torchtitan", DCP, folder="step-[0-9]+", run="checkpoint"),
+    Framework("verl (Megatron)", DCP, root="dist_ckpt"),
+    Framework("VeOmni", DCP, folder="global_step_[0-9]+"),
+    Framework("NeMo AutoModel", (*DCP, "hub-shards"), folder="epoch_[0-9]+_step_[0-9]+"),
+    Framework("Megatron-LM", DCP, folder="iter_[0-9]{7}"),
+    Framework("torch DCP", DCP),
+    Framework("torch DCP, Hugging Face storage", ("hub-shards",)),
+    Framework("Hugging Face", ("safetensors",)),
+    Framework("Hugging Face", ("torch-file",), evidence=r"(index )?pytorch_model\.bin.*"),
+    Framework("torch.save", ("torch-file",)),
+)
+
+
+def framework_of(found: Found, run: Path | None) -> str:
+    """The name of the trainer, by the main component of a checkpoint."""
+    match = found.places[0].match
+    run = run or found.path.parent
+    inside = match.root if is_folder(match.root) else match.root.parent
+    for framework in FRAMEWORKS:
+        fits = (
+            match.format in framework.formats
+            and _named(framework.root, inside)
+            and _named(framework.folder, found.path)
+            and _named(framework.run, run)
+            and all(is_there(found.path / name) for name in framework.beside)
+            and all(is_there(inside / name) for name in framework.inside)
+            and all(is_there(run / name) for name in framework.in_run)
+            and (not framework.evidence or re.fullmatch(framework.evidence, match.evidence) is not None)
+        )
+        if fits:
+            return framework.name
+    return match.evidence
+
+
+def _named(pattern: str, folder: Path) -> bool:
+    return not pattern or re.fullmatch(pattern, folder.name) is not None

@@ -1,0 +1,207 @@
+"""Which of the nested keys of a DCP folder are a model: groups, their names, and the one level that goes away.
+
+Every trainer nests its state dicts in its own way; the first rule of `MODELS` that finds tensors names the model. Exactly
+that prefix is removed, never more: with accelerate a Hugging Face name "model.layers.0..." is stored as "model.model.layers.0...".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.formats.dcp.megatron import refuse_megatron
+from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
+from ckpt_cli.formats.torch_files.averages import AVERAGE
+from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The path of nested keys above a model's tensors, who nests like that, and a wrapper that every name has as well."""
+
+    prefix: tuple[str, ...]
+    writer: str
+    wrapper: str = ""
+
+
+MODELS = (
+    Rule(("state", "model"), "composer, llm-foundry", wrapper="model."),
+    Rule(("app", "model"), "prime-rl"),
+    Rule(("state_dict",), "Lightning Trainer"),
+    Rule(("fsdp_checkpoint", "model"), "RLinf"),
+    Rule(("model",), "accelerate, Lightning Fabric, OLMo-core, VeOmni"),
+)
+CONTAINER = re.compile(r"app(_state)?|state|trainer|model_state|state_dict|model|module|model_state_dict|checkpoint|ckpt")
+"""Keys above a state dict that do not say which model it is."""
+
+MODEL = re.compile(r"(.+_)?(model|ema|net|network|module|policy|actor|critic|reward|value|generator|discriminator|student|teacher)(_.+)?")
+"""Keys that name a model of its own, not a part of one."""
+
+FLAT = "keys at the top level"
+
+Path = tuple[str, ...]
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors of one group, by the name that they have without its prefix; objects that lie among them, by their whole name.
+
+    ``key`` is where they lie in the folder.
+    """
+
+    name: str
+    writer: str
+    tensors: Mapping[str, CatalogTensor]
+    objects: Mapping[str, CatalogObject]
+    key: str = ""
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether there may be weights among them: counters and metrics have no dimension."""
+        return any(tensor.shape for tensor in self.tensors.values())
+
+
+def groups_of(catalog: Catalog) -> list[Group]:
+    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name."""
+    refuse_megatron((*catalog.tensors, *catalog.objects))
+    found: list[Group] = []
+    taken: set[str] = set()
+    for rule in MODELS:
+        inside = {key: t for key, t in catalog.tensors.items() if _is_below(t, rule.prefix)}
+        if inside:
+            found.append(_group(catalog, "model", rule.writer, inside, _only_state_dict(inside, rule.prefix), rule.wrapper))
+            taken |= set(inside)
+            break
+    kept = {below for tensor in catalog.tensors.values() if len(tensor.shape) > 1 for below in _of_trainer(tensor)}
+    nested = [
+        (prefix, inside)
+        for top in dict.fromkeys(tensor.path[0] for tensor in catalog.tensors.values() if len(tensor.path) > 1)
+        for prefix, inside in _state_dicts(
+            {
+                key: tensor
+                for key, tensor in catalog.tensors.items()
+                if key not in taken and _is_below(tensor, (top,)) and not _is_training_state(tensor, kept)
+            },
+            (top,),
+        )
+    ]
+    # A group's name becomes the name of a component and of a folder; what cannot be one gets a number.
+    names = {group.name for group in found}
+    named: list[Group] = []
+    for prefix, inside in nested:
+        name = _name_of(prefix, alone=len(nested) == 1 and not found)
+        name = name if NAME.fullmatch(name) else "other"
+        name = next(free for free in (name, *(f"{name}_{number}" for number in range(2, len(nested) + 3))) if free not in names)
+        names.add(name)
+        named.append(_group(catalog, name, "", inside, prefix))
+    # Groups with matrices come first: of two groups, counters are not the model either.
+    found += sorted(named, key=lambda group: (not _has_matrix(group.tensors), _rank(group.name)))
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not _is_flat_state(t)}
+    if flat:
+        first = (not found or found[0].writer == "") and not _is_loose(flat, named)
+        group = _group(catalog, "model" if first and "model" not in names else "flat", FLAT, flat, ())
+        found = [group, *found] if first else [*found, group]
+    return found
+
+
+def _is_training_state(tensor: CatalogTensor, kept: Container[Path]) -> bool:
+    """Whether a tensor is an optimizer's or the like by the keys above it, or one of a trainer's, of those that hold no matrix."""
+    return any(map(is_state_key, tensor.path[:-1])) or any(below not in kept for below in _of_trainer(tensor))
+
+
+def _is_of_trainer(key: str) -> bool:
+    return is_state_key(key) or is_trainer_key(key)
+
+
+def _is_flat_state(tensor: CatalogTensor) -> bool:
+    first = tensor.path[0].split(".")[0]
+    return is_state_key(first) or (is_trainer_key(first) and len(tensor.shape) < 2)
+
+
+def _of_trainer(tensor: CatalogTensor) -> list[Path]:
+    """The paths down to the keys above a tensor under which trainers keep their own."""
+    if any(map(is_state_key, tensor.path[:-1])):
+        return []
+    return [tensor.path[: depth + 1] for depth, key in enumerate(tensor.path[:-1]) if is_trainer_key(key)]
+
+
+def _has_matrix(tensors: Mapping[str, CatalogTensor]) -> bool:
+    return any(len(tensor.shape) > 1 for tensor in tensors.values())
+
+
+def _is_loose(flat: Mapping[str, CatalogTensor], groups: Sequence[Group]) -> bool:
+    """Whether tensors at the top level (a step, a queue) only lie beside a group that is the model."""
+    if any("." in tensor.path[0] for tensor in flat.values()) and _has_matrix(flat):
+        return False
+    sizes = (sum(math.prod(tensor.shape) for tensor in group.tensors.values()) for group in groups)
+    return max(sizes, default=0) > sum(math.prod(tensor.shape) for tensor in flat.values())
+
+
+def _is_below(tensor: CatalogTensor, prefix: Path) -> bool:
+    return len(tensor.path) > len(prefix) and tensor.path[: len(prefix)] == prefix
+
+
+def _only_state_dict(inside: Mapping[str, CatalogTensor], prefix: Path) -> Path:
+    """Where the one state dict below a prefix is: further down if all of its tensors are there, in one dict with names of several parts."""
+    parents = {tensor.path[:-1] for tensor in inside.values()}
+    deeper = next(iter(parents)) if len(parents) == 1 else prefix
+    return deeper if any("." in tensor.path[-1] for tensor in inside.values()) else prefix
+
+
+def _state_dicts(inside: Mapping[str, CatalogTensor], prefix: Path) -> list[tuple[Path, dict[str, CatalogTensor]]]:
+    """The state dicts below a top-level key.
+
+    Names of several parts ("layers.0.weight") tell a state dict from a dict of modules. Several of them are models of their own
+    where all have a name of one; else they are parts of one model.
+    """
+    if not inside:
+        return []
+    parents = list(dict.fromkeys(tensor.path[:-1] for tensor in inside.values() if "." in tensor.path[-1]))
+    outer = [parent for parent in parents if not any(parent != other and parent[: len(other)] == other for other in parents)]
+    whole = all(any(tensor.path[: len(parent)] == parent for parent in outer) for tensor in inside.values())
+    if not whole or not outer or (len(outer) > 1 and not all(any(map(MODEL.fullmatch, parent[1:])) for parent in outer)):
+        return [(_only_state_dict(inside, prefix), dict(inside))]
+    return [(parent, {key: tensor for key, tensor in inside.items() if _is_below(tensor, parent)}) for parent in outer]
+
+
+def _name_of(prefix: Path, *, alone: bool) -> str:
+    """The last key above a state dict that says which model it is."""
+    telling = [part for part in prefix if not CONTAINER.fullmatch(part)]
+    return telling[-1] if telling else "model" if len(prefix) > 1 or alone else prefix[-1]
+
+
+def _rank(name: str) -> int:
+    """Models first, then what acts in reinforcement learning, averages last."""
+    return 0 if name == "model" else 1 if name in ("policy", "actor") else 3 if "ema" in name else 2
+
+
+def _group(
+    catalog: Catalog, name: str, writer: str, inside: Mapping[str, CatalogTensor], prefix: tuple[str, ...], wrapper: str = ""
+) -> Group:
+    depth = len(prefix)
+    names = {key: ".".join(tensor.path[depth:]) for key, tensor in inside.items()}
+    if wrapper and all(short.startswith(wrapper) for short in names.values()):
+        names = {key: short.removeprefix(wrapper) for key, short in names.items()}
+    if len(set(names.values())) != len(names):
+        twice = next(short for short in names.values() if list(names.values()).count(short) > 1)
+        raise Inconsistent(f"two entries of group {name} have the same name without their prefix", tensor=twice)
+    beside = {key: thing for key, thing in catalog.objects.items() if thing.path[:depth] == prefix}
+    if not prefix:
+        # What lies one level down is another group's, and some objects beside the weights are a trainer's.
+        beside = {key: thing for key, thing in beside.items() if len(thing.path) == 1 and not _is_of_trainer(thing.path[0])}
+    return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()}, beside, ".".join(prefix))
+
+
+def may_be_the_model(group: Group, main: Group) -> bool:
+    """Whether a group beside the one that was taken for the model may be it as well: nothing in its name says that it is another."""
+    if main.writer in ("", FLAT):
+        return True
+    telling = [part for part in group.key.split(".") if not CONTAINER.fullmatch(part)]
+    if any(AVERAGE.fullmatch(part) or MODEL.fullmatch(part) for part in telling):
+        return False
+    return not telling or group.tensors.keys() == main.tensors.keys()

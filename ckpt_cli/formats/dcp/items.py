@@ -1,0 +1,124 @@
+"""The items of ``.distcp`` files: a whole ``torch.save`` zip per chunk, or one safetensors blob for all tensors of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import INTERRUPTED, CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.files.compressed import Inflaters, inflated
+from ckpt_cli.files.safetensors_file import Entry, read_header
+from ckpt_cli.files.source import Files, FileSource, is_file
+from ckpt_cli.files.torch_file import StoredTensor, TorchFile
+from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
+from ckpt_cli.formats.dcp.metadata import CatalogTensor, Stored
+from ckpt_cli.formats.torch_files.state_dict import holds_storage
+from ckpt_cli.names import few
+from ckpt_cli.tensors.plain_values import Unrepresented, ValueReader
+from ckpt_cli.tensors.tensor import Tensor
+
+ZIP = b"PK\x03\x04"
+
+
+def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
+    """A tensor of the catalogue with its pieces; replicas are copies. Raises what `tile` raises, and Inconsistent."""
+    parts = []
+    for box, places in entry.chunks.items():
+        for stored in places:
+            tensor = reader.read(entry, stored)
+            if tensor.shape != box.extent or tensor.dtype != entry.dtype:
+                raise Inconsistent(
+                    f"the item at {box.offset} is {tensor.dtype} {list(tensor.shape)}, the metadata says {entry.dtype} {list(box.extent)}",
+                    path=reader.path(stored.file),
+                    hint="the metadata may be of another save, or may record wrong chunks (as of FSDP2 with tensor parallelism)",
+                )
+            parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
+    kind, layout = cut_layout(entry.shape, entry.chunks)
+    replicated = any(len(places) > 1 for places in entry.chunks.values())
+    return tile(name, entry.dtype, Laid(entry.shape, parts, kind, layout, check_copies=replicated), 0, ())
+
+
+class ItemReader:
+    """Finds tensors in items; the safetensors blob of a file is parsed once."""
+
+    def __init__(self, roots: Sequence[Path], files: Files) -> None:
+        self._roots = roots
+        self._files = files
+        self._inflaters = Inflaters()
+        self._blobs: dict[tuple[str, int], dict[str, Entry]] = {}
+
+    def path(self, file: str) -> Path:
+        """Where a data file lies: in the first folder that has it."""
+        return next((root / file for root in self._roots if is_file(root / file)), self._roots[0] / file)
+
+    def check_files(self, tensors: Iterable[CatalogTensor]) -> None:
+        """Raise MissingShard, naming all data files of some tensors that are nowhere."""
+        needed = sorted({stored.file for entry in tensors for places in entry.chunks.values() for stored in places})
+        absent = [file for file in needed if not is_file(self.path(file))]
+        if absent:
+            raise MissingShard(
+                f"{len(absent)} of {len(needed)} data files are missing: {few(absent)}",
+                path=self._roots[0],
+                expected=str(self._roots[0] / absent[0]),
+                hint="copy them from the nodes that wrote them, or pass their folders with --also",
+            )
+
+    def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
+        """One stored chunk. Raises CorruptFile if the item is no tensor."""
+        with reading(self.path(stored.file)):
+            source = self._checked(stored)
+            item = self._zip_item(source, stored)
+            if item is None:
+                return self._blob_item(source, entry, stored)
+            tensor = item.tensor(item.root)
+            if tensor is None:
+                raise CorruptFile("an item holds no tensor")
+            return tensor
+
+    def holds_tensors(self, stored: Stored) -> bool:
+        """Whether tensors hang below an object that is not a tensor itself. False if its file is not there."""
+        if not is_file(self.path(stored.file)):
+            return False
+        with reading(self.path(stored.file)):
+            item = self._zip_item(self._checked(stored), stored)
+            return item is not None and holds_storage(item.root)
+
+    def value(self, stored: Stored) -> Any:
+        """An object that was pickled, as plain values; Unrepresented if its item is no file of torch.save."""
+        with reading(self.path(stored.file)):
+            item = self._zip_item(self._checked(stored), stored)
+            return Unrepresented("an object of unknown form") if item is None else ValueReader(item).read(item.root)
+
+    def _checked(self, stored: Stored) -> FileSource:
+        path = self.path(stored.file)
+        if not is_file(path):
+            hint = "copy it from the node that wrote it, or pass that node's folder with --also"
+            raise MissingShard(f"{stored.file} is missing", expected=str(path), hint=hint)
+        source = self._files.source(path)
+        if stored.offset + stored.length > source.size:
+            raise CorruptFile(
+                f"the file has {source.size} bytes",
+                expected=f"at least {stored.offset + stored.length}, as the metadata says",
+                hint=INTERRUPTED,
+            )
+        return source
+
+    def _zip_item(self, source: FileSource, stored: Stored) -> TorchFile | None:
+        """The item as a file of torch.save, or None if it is not one."""
+        if stored.transforms:
+            stream = inflated(source, stored.offset, stored.length, stored.transforms, self._inflaters)
+            return TorchFile(stream, 0, stream.size)
+        if source.read(stored.offset, min(4, stored.length)) == ZIP:
+            return TorchFile(source, stored.offset, stored.length)
+        return None
+
+    def _blob_item(self, source: FileSource, entry: CatalogTensor, stored: Stored) -> StoredTensor:
+        key = stored.file, stored.offset
+        if key not in self._blobs:
+            header = read_header(source, stored.offset)
+            self._blobs[key] = {tensor.name: tensor for tensor in header.entries}
+        found = self._blobs[key].get(entry.name)
+        if found is None:
+            raise CorruptFile("the item is neither a zip of torch.save nor a safetensors blob with this tensor")
+        return stored_entry(found, source)

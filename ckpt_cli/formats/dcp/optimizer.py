@@ -1,0 +1,110 @@
+"""The optimizer in a DCP folder: states by parameter name, whichever way the keys were nested or flattened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, NotFound, Unsupported, reading
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.dcp.groups import groups_of
+from ckpt_cli.formats.dcp.items import ItemReader, assembled
+from ckpt_cli.formats.dcp.metadata import CatalogTensor, read_catalog
+from ckpt_cli.formats.dcp.state import is_optimizer, tensor_value
+from ckpt_cli.formats.optimizer_state import Group, NamedState, regrouped
+from ckpt_cli.names import check_name, few
+from ckpt_cli.tensors.tensor import Tensor
+
+Key = tuple[str, str]
+"""A parameter's name and a slot."""
+
+PREFIXES = ("model.", "module.")
+"""Wrappers that some trainers put around the model; the model's own names tell whether they belong to a name."""
+
+
+def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
+    """The optimizer of a folder (of one or several nodes). Raises NotFound if there is none, Unsupported if there are several."""
+    catalog = read_catalog(*roots)
+    reader = ItemReader(roots, files)
+    found: dict[tuple[str, ...], list[tuple[str, tuple[str, ...], CatalogTensor]]] = {}
+    for entry in catalog.tensors.values():
+        split = _split(entry.path)
+        if split is not None:
+            found.setdefault(split[0], []).append((split[1], split[2], entry))
+    if not found:
+        raise NotFound("the folder holds no optimizer", path=roots[0])
+    if len(found) > 1:
+        listed = few([".".join(prefix) for prefix in found])
+        raise Unsupported(f"the folder holds several optimizers: {listed}", path=roots[0], hint="extract the state without --optimizer")
+    prefix, held = next(iter(found.items()))
+    reader.check_files(entry for _, _, entry in held)
+    tensors: dict[Key, Tensor] = {}
+    values: dict[Key, Any] = {}
+    groups: dict[int, Group] = {}
+    options: dict[str, dict[str, Any]] = {}
+
+    def add(kind: str, rest: tuple[str, ...], value: Any) -> None:
+        if kind == "state":
+            values[_parameter(rest)] = value
+        elif len(rest) == 2 and rest[0].isdecimal():
+            groups.setdefault(int(rest[0]), {})[rest[1]] = value
+        else:
+            name, option = _parameter(rest)
+            options.setdefault(name, {})[option] = value
+
+    for kind, rest, entry in held:
+        with reading(roots[0], tensor=entry.name):
+            if kind == "state":
+                name, slot = _parameter(rest)
+                tensors[check_name(name), slot] = assembled(f"state.{name}.{slot}", entry, reader)
+            else:
+                add(kind, rest, tensor_value(entry, reader))
+    for thing in catalog.objects.values():
+        split = _split(thing.path)
+        if split is not None and split[0] == prefix and thing.stored is not None:
+            add(split[1], split[2], reader.value(thing.stored))
+    listed_groups = [groups[index] for index in sorted(groups)] or regrouped(options)
+    for group in listed_groups:
+        if not isinstance(group.setdefault("params", []), list) or not all(type(name) in (str, int) for name in group["params"]):
+            raise CorruptFile("a parameter group of the optimizer lists no parameters", path=roots[0])
+    models = groups_of(catalog)
+    names = _renamed([name for name, _ in tensors], set(models[0].tensors) if models else set())
+    for group in listed_groups:
+        group["params"] = [names.get(name, name) for name in group["params"]]
+    return NamedState(
+        {(names.get(name, name), slot): tensor for (name, slot), tensor in tensors.items()},
+        {(names.get(name, name), slot): value for (name, slot), value in values.items()},
+        listed_groups,
+    )
+
+
+def _split(path: Sequence[str]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:
+    """The prefix of an optimizer's key, "state" or "param_groups", and what follows; flattened keys are one part of the path."""
+    if not is_optimizer(path):
+        return None
+    for index, part in enumerate(path):
+        for kind in ("state", "param_groups"):
+            # composer puts everything below a key "state".
+            if part == kind and index > 0 and is_optimizer(path[:index]):
+                return tuple(path[:index]), kind, tuple(path[index + 1 :])
+            if part.startswith(f"{kind}."):
+                return tuple(path[:index]), kind, (part.removeprefix(f"{kind}."), *path[index + 1 :])
+    return None
+
+
+def _parameter(rest: Sequence[str]) -> Key:
+    """Parameter and slot (or option) of what follows "state": parts of the path, or one text in the flattened form."""
+    if len(rest) > 1:
+        return rest[0], ".".join(rest[1:])
+    name, _, last = rest[0].rpartition(".") if rest else ("", "", "")
+    return name, last
+
+
+def _renamed(names: Sequence[str], model: set[str]) -> dict[str, str]:
+    """Names without the prefix that the model's own tensors lack."""
+    for prefix in PREFIXES:
+        short = {name: name.removeprefix(prefix) for name in names}
+        if not set(names) <= model and all(n.startswith(prefix) for n in names) and set(short.values()) <= model:
+            return short
+    return {}

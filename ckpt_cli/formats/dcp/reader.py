@@ -1,0 +1,202 @@
+"""torch DCP folders: ``.metadata`` and ``*.distcp``, read with positioned reads, without torch and without collectives.
+
+A ``.distcp`` file is a plain concatenation of items; an item is a whole ``torch.save`` zip of one chunk (strides and dtype
+in there count), or one safetensors blob for all tensors of the file (SerializationFormat.SAFETENSORS, torch >= 2.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
+from ckpt_cli.files.source import Files, entries_in, is_file, is_there
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
+from ckpt_cli.formats.dcp.items import ItemReader, assembled
+from ckpt_cli.formats.dcp.megatron import has_megatron_files, megatron_error
+from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
+from ckpt_cli.names import check_name, few, is_extra_state, printable
+from ckpt_cli.tensors.tensor import Component, Leaf, Note, Tensor
+
+FORMAT = "dcp"
+
+
+class Dcp:
+    """Reader of torch.distributed.checkpoint folders."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        is_part = path.name == METADATA or RANK_METADATA.fullmatch(path.name) or path.suffix == ".distcp"
+        folder = path.parent if is_part else path
+        found = metadata_files(folder)
+        items = tuple(entry for entry in entries_in(folder) if entry.suffix == ".distcp")
+        if not found and not items:
+            return []
+        trouble: CkptError | None = None
+        if has_megatron_files(folder):
+            trouble = megatron_error(folder)
+        elif not found:
+            temporary = " (.metadata.tmp is there)" if is_there(folder / ".metadata.tmp") else ""
+            trouble = MissingShard(
+                f"{METADATA} is missing{temporary}: it is written last, so the save did not finish",
+                path=folder,
+                expected=str(folder / METADATA),
+                hint="if the save did finish, .metadata is on the node that ran rank 0: copy it from there",
+            )
+        return [Match(FORMAT, "model", folder, items or tuple(found), "torch DCP", trouble=trouble)]
+
+    def groups(self, match: Match, files: Files) -> list[str]:
+        """The groups of tensors in the folder that may be weights, the main one first."""
+        return [group.name for group in groups_of(read_catalog(match.root, *match.more_roots))] if match.trouble is None else []
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        roots = (match.root, *match.more_roots)
+        catalog = read_catalog(*roots)
+        with reading(match.root):
+            groups = groups_of(catalog)
+        group = _chosen(match, groups)
+        state = [name for name in group.tensors if is_extra_state(name)]
+        if state:
+            group = replace(group, tensors={name: entry for name, entry in group.tensors.items() if not is_extra_state(name)})
+        if not group.tensors:
+            raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
+        _refuse_permuted(catalog, group, match.root)
+        reader = ItemReader(roots, files)
+        reader.check_files(group.tensors.values())
+        tensors: dict[str, Tensor] = {}
+        for name, entry in group.tensors.items():
+            with reading(match.root, tensor=name):
+                tensors[check_name(name)] = assembled(name, entry, reader)
+        notes = _notes_of_objects(group, reader, match.root)
+        used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
+        known = set(catalog.files)
+        unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
+        if match.group is None:
+            notes += _notes_of_groups(group, [other for other in groups if other.name != group.name and other.holds_weights])
+        if unused:
+            notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
+        world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
+        return Component(
+            name=match.component,
+            format=FORMAT,
+            root=match.root,
+            tensors=tensors,
+            files=tuple(reader.path(file) for file in sorted(used)),
+            world_size=world,
+            leaves=tuple(Leaf(name, "stored object") for name in (*state, *catalog.objects)),
+            notes=tuple(notes),
+            writer=f"torch DCP ({catalog.writer})",
+            ordered=catalog.ordered,
+        )
+
+
+def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note]:
+    """Warnings about entries beside weights that are no tensors. Raises Unsupported, or MissingShard, where that would lose weights."""
+    notes = []
+    for name, thing in group.objects.items():
+        if is_extra_state(name):
+            continue
+        # Nothing tells a trainer's state from weights in a folder without groups.
+        stray = group.writer == FLAT
+        if thing.stored is None or not is_file(reader.path(thing.stored.file)):
+            if not stray:
+                file = thing.stored.file if thing.stored else None
+                raise MissingShard(
+                    "the file of this entry is missing, so that nothing tells whether it holds tensors",
+                    path=root,
+                    tensor=name,
+                    expected=str(root / file) if file else "a place for it in the metadata",
+                    hint="copy it from the node that wrote it, or pass that node's folder with --also",
+                )
+            notes.append(Note("warning", "object-missing", f"{printable(name)} is no tensor, and its file is missing"))
+        elif reader.holds_tensors(thing.stored):
+            if not stray:
+                raise Unsupported(
+                    "this entry is no tensor but holds tensors",
+                    path=root,
+                    tensor=name,
+                    expected="a dict of tensors",
+                    hint="save what is in it as entries of their own",
+                )
+            text = f"{printable(name)} is no tensor but holds tensors, which are not written"
+            notes.append(Note("warning", "object-with-tensors", text))
+    return notes
+
+
+def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:
+    """What is said of groups of weights that are not in this component: a warning of those that could be the model as well."""
+    doubtful = [other for other in others if may_be_the_model(other, main)]
+    notes = []
+    if doubtful:
+        told = few([_told(other) for other in doubtful])
+        notes.append(Note("warning", "other-groups", f"the folder also holds tensors of {told}, which are not in this component"))
+    if len(doubtful) < len(others):
+        told = few([_told(other) for other in others if other not in doubtful])
+        notes.append(Note("info", "other-components", f"the folder also holds {told}"))
+    return notes
+
+
+def _told(group: Group) -> str:
+    where = f", at {printable(group.key)}" if group.key not in ("", group.name) else ""
+    return f"{group.name} (--type {group.name}{where})"
+
+
+def _chosen(match: Match, groups: Sequence[Group]) -> Group:
+    if not groups:
+        raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
+    return groups[0] if match.group is None else next(group for group in groups if group.name == match.group)
+
+
+def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:
+    """Two things that torch 2.3 and 2.4 recorded wrongly, although the chunks tile perfectly.
+
+    - FSDP2 with tensor parallelism: two cuts of one dimension were recorded in mesh order although tp had been cut first.
+      The sign is a dimension with as many chunks as ranks, in the order of ranks, beside tensors cut on two dimensions.
+    - FSDP2 with hybrid sharding (torch 2.3): chunks were numbered by the replica row instead of the place in the row, so
+      that the row of a chunk tells where it claims to be.
+    """
+    if catalog.writer not in ("2.3", "2.4-2.6"):
+        return
+    entries = {name: entry for name, entry in group.tensors.items() if len(entry.chunks) > 1}
+    world = 1 + max((stored.rank for entry in entries.values() for places in entry.chunks.values() for stored in places), default=0)
+    if world < 4:
+        return
+    on_grid = any(_cut_dimensions(entry) > 1 for entry in catalog.tensors.values()) or _cut_by_some(entries, world)
+    for name, entry in entries.items():
+        ranks = [places[0].rank for _, places in sorted(entry.chunks.items(), key=lambda item: item[0].offset)]
+        count = len(ranks)
+        if on_grid:
+            wrong = _cut_dimensions(entry) == 1 and count == world and ranks == sorted(ranks)
+        else:
+            rows = world // count
+            by_row = count < world and all(rank // rows == i for i, rank in enumerate(ranks))
+            wrong = by_row and any(rank % count != i for i, rank in enumerate(ranks))
+        if wrong:
+            what = "tensor parallelism" if on_grid else "hybrid sharding"
+            raise Undecidable(
+                f"torch <= 2.4 recorded the chunks of FSDP2 with {what} in a wrong order",
+                path=root,
+                tensor=name,
+                expected="a save by torch >= 2.5, or files of ranks, which say how they were cut",
+                hint="load it with the torch version that saved it, on the same mesh, and save the full state dict",
+            )
+
+
+def _cut_by_some(entries: Mapping[str, CatalogTensor], world: int) -> bool:
+    """Whether some tensors are cut by all ranks, and others by fewer than one mesh of all ranks would cut them."""
+    by_all, by_fewer = False, False
+    for entry in entries.values():
+        if _cut_dimensions(entry) == 1:
+            axis = next(d for d in range(len(entry.shape)) if len({box.offset[d] for box in entry.chunks}) > 1)
+            size = -(-entry.shape[axis] // world)
+            by_all |= len(entry.chunks) == world
+            by_fewer |= len(entry.chunks) < -(-entry.shape[axis] // size)
+    return by_all and by_fewer
+
+
+def _cut_dimensions(entry: CatalogTensor) -> int:
+    """How many dimensions of a tensor are cut into chunks."""
+    return sum(len({box.offset[d] for box in entry.chunks}) > 1 for d in range(len(entry.shape)))

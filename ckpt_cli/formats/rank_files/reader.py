@@ -1,0 +1,293 @@
+"""One file of ``torch.save`` per rank: what verl, EasyR1, SkyRL, lmms-engine, accelerate and BAGEL forks write.
+
+File names carry the rank and mostly the world size; ranks are not zero-padded, so they are ordered as numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
+from ckpt_cli.files.pickle_nodes import describe
+from ckpt_cli.files.source import Files, FileSource, entries_in, is_file
+from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.assembly import RankState, assemble
+from ckpt_cli.formats.base import MAX_RANKS, Match, ReadOptions, missing_of
+from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
+from ckpt_cli.formats.sets.contents import refuse_part
+from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group
+from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
+from ckpt_cli.names import few
+from ckpt_cli.tensors.tensor import Component, Leaf, Mesh, Note
+
+FORMAT = "rank-shards"
+MAX_HOURS = 1
+"""Ranks of one save write within minutes of each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """How one family of trainers names the files of one component."""
+
+    regex: re.Pattern[str]
+    component: str
+    writer: str
+
+
+PATTERNS = (
+    NamePattern(re.compile(r"model_world_size_(?P<world>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt", re.ASCII), "model", "verl family"),
+    NamePattern(re.compile(r"model_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "model", "BAGEL fork"),
+    NamePattern(re.compile(r"ema_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "ema", "BAGEL fork"),
+    NamePattern(re.compile(r"pytorch_model_fsdp(_[0-9]+)?_rank(?P<rank>[0-9]+)\.bin", re.ASCII), "model", "accelerate"),
+)
+
+
+class RankShards:
+    """Reader of per-rank ``torch.save`` files."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        if is_file(path):
+            # One shard file stands for the folder it lies in.
+            return [match for match in self.recognise(path.parent) if path in match.files] if _pattern(path.name) else []
+        entries = [entry.name for entry in entries_in(path) if entry.suffix in (".pt", ".bin")]
+        found: dict[tuple[NamePattern, int | None], dict[int, list[Path]]] = {}
+        for name in entries:
+            pattern = _pattern(name)
+            fields = pattern.regex.fullmatch(name) if pattern is not None else None
+            if pattern is not None and fields is not None:
+                world = int(fields["world"]) if "world" in fields.groupdict() else None
+                found.setdefault((pattern, world), {}).setdefault(int(fields["rank"]), []).append(path / name)
+        worlds: dict[NamePattern, list[int | None]] = {}
+        for pattern, world in found:
+            worlds.setdefault(pattern, []).append(world)
+        return [_match(path, pattern, sizes, {size: found[pattern, size] for size in sizes}) for pattern, sizes in worlds.items()]
+
+    def groups(self, match: Match, files: Files) -> list[str]:
+        """The state dicts in a rank's file: those of all ranks have the same, which is checked where they are read."""
+        if match.trouble is not None:
+            return [match.component]
+        path = match.ranks[min(match.ranks)]
+        file = files.parsed(path, TorchFile)
+        with reading(path):
+            return [group.name for group in groups_of(file, match.component, LocalReader(file, min(match.ranks)))[1]]
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        main = match.group or self.groups(match, files)[0]
+        read = [self._read(rank, path, files, match, main) for rank, path in sorted(match.ranks.items())]
+        states = [state for state, _ in read]
+        world_size = match.world_size
+        if world_size is None:
+            _refuse_unproven(states)
+            world_size = max(max(match.ranks) + 1, *map(_announced_size, states))
+        missing = missing_of(world_size, match.ranks)
+        check_rank_files(states, world_size)
+        try:
+            assembled = assemble(states, world_size, missing, options)
+        except MissingShard as error:
+            if error.expected is None and missing:
+                error.expected = str(match.root / _name_of(match, missing[0]))
+            raise
+        all_notes = (
+            *_notes_of_ranks([notes for _, notes in read]),
+            *assembled.notes,
+            *left_out_notes(leaf for state in states for leaf in state.leaves),
+            *_age_notes([files.source(path) for path in match.ranks.values()]),
+        )
+        mesh = next((m for state in states for m in [_largest_mesh(state)] if m is not None), None)
+        return Component(
+            name=match.component,
+            format=FORMAT,
+            root=match.root,
+            tensors=assembled.tensors,
+            files=tuple(match.ranks[rank] for rank in sorted(match.ranks)),
+            world_size=world_size,
+            missing_ranks=missing,
+            mesh=mesh,
+            leaves=states[0].leaves if states else (),
+            notes=all_notes,
+            writer=match.evidence,
+        )
+
+    def _read(self, rank: int, path: Path, files: Files, match: Match, main: str) -> tuple[RankState, list[Note]]:
+        file = files.parsed(path, TorchFile)
+        with reading(path):
+            refuse_part(file, path)
+            reader = LocalReader(file, rank)
+            way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader)
+            group = chosen_group(groups, match.group)
+            if group.name != main:
+                raise Inconsistent(f"the file of rank {rank} holds no {main}, which that of another rank holds", path=path)
+            held, leaves = read_state(group.entries, reader, path)
+            beside = tuple(Leaf(str(key), describe(value)) for key, value in group.beside.items())
+            notes = notes_of_group("the file of each rank", way, groups, group)
+        return RankState(rank, path, held, (*beside, *leaves), file.fingerprint), notes
+
+
+def _component(path: Path) -> str:
+    """The component that the name of a rank's file says."""
+    pattern = _pattern(path.name)
+    return "model" if pattern is None else pattern.component
+
+
+def _notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
+    """What is said of all ranks' files, once; what is not said of every one is a warning: some lack what others hold."""
+    said = dict.fromkeys(note for each in notes for note in each)
+    shared = {note for note in said if all(note in each for each in notes)}
+    partly = (replace(note, level="warning", text=note.text.replace("the file of each rank", "the file of some rank")) for note in said)
+    return [note if note in shared else other for note, other in zip(said, partly, strict=True)]
+
+
+def _refuse_unproven(states: list[RankState]) -> None:
+    """Raise PartOfSet if neither names nor meshes say how many ranks there are: others may have held other layers."""
+    if any(map(_announced_size, states)):
+        return
+    names = few([state.path.name for state in states])
+    one = "if one process wrote all of it, give the file a name without a rank, such as model.pt"
+    raise PartOfSet(
+        f"nothing in {names} says how many ranks there are",
+        path=states[0].path,
+        expected="the files of all ranks, with distributed tensors in them",
+        hint=one if len(states) == 1 and states[0].rank == 0 else None,
+    )
+
+
+def check_rank_files(states: list[RankState], world_size: int) -> None:
+    """The meshes must fit the world size, and the coordinates in the files the ranks in their names.
+
+    Raises MixedWorldSizes, or Inconsistent for files that were renamed or copied over each other.
+    """
+    for state in states:
+        mesh = _largest_mesh(state)
+        if mesh is not None and mesh.size > world_size:
+            raise MixedWorldSizes(
+                f"the file of rank {state.rank} was written by {mesh.size} ranks, not {world_size}",
+                path=state.path,
+                expected=f"a mesh of at most {world_size} ranks",
+                hint="files of two saves may have been mixed, or those of some ranks may be missing",
+            )
+    _check_ranks(states)
+
+
+def _check_ranks(states: list[RankState]) -> None:
+    """The coordinate that each file records must be that of the rank in its name.
+
+    Files that torch's fake process group wrote all record rank 0; these identify nothing, unless they are copies.
+    """
+    claims = {state.rank: claimed for state in states for claimed in [_claimed_rank(state)] if claimed is not None}
+    if len(claims) > 1 and len(set(claims.values())) == 1 and not _copied(states):
+        return
+    for state in states:
+        if claims.get(state.rank, state.rank) != state.rank:
+            raise Inconsistent(
+                f"the file's name says rank {state.rank}, its content says rank {claims[state.rank]}",
+                path=state.path,
+                hint="it may have been renamed or copied over another one: get it again from the node that wrote it",
+            )
+
+
+def _pattern(name: str) -> NamePattern | None:
+    return next((pattern for pattern in PATTERNS if pattern.regex.fullmatch(name)), None)
+
+
+def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Mapping[int | None, Mapping[int, list[Path]]]) -> Match:
+    files = tuple(path for size in sizes for paths in found[size].values() for path in paths)
+    size = sizes[0]
+    trouble: CkptError | None = None
+    if len(sizes) > 1:
+        listed = " and ".join(f"{s} ({len(found[s])} files)" for s in sorted(sizes, key=lambda s: s or 0))
+        trouble = MixedWorldSizes(
+            f"shards of several world sizes lie in one folder: {listed}",
+            path=root,
+            expected="files of one save",
+            hint="move the files of the older save to another folder",
+        )
+    twice = next((paths for paths in found[size].values() if len(paths) > 1), None)
+    if twice:
+        text = f"two files claim to be the same rank: {' and '.join(path.name for path in twice)}"
+        trouble = Inconsistent(text, path=root, hint="move the one away that does not belong to this save")
+    ranks = {rank: paths[0] for rank, paths in found[size].items()}
+    if max(ranks) >= MAX_RANKS or (size is not None and not max(ranks) < size <= MAX_RANKS):
+        text = f"rank {str(max(ranks))[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
+        trouble = trouble or MixedWorldSizes(text, path=root, expected="files of one save", hint="the file may have been renamed")
+    return Match(FORMAT, pattern.component, root, files, pattern.writer, size, ranks, trouble)
+
+
+def _name_of(match: Match, rank: int) -> str:
+    """The name that the file of another rank would have."""
+    sibling = next(iter(match.ranks.values())).name
+    pattern = _pattern(sibling)
+    fields = pattern.regex.fullmatch(sibling) if pattern else None
+    if fields is None:
+        return f"(rank {rank})"
+    start, stop = fields.span("rank")
+    width = stop - start if sibling[start] == "0" and stop - start > 1 else 0
+    return f"{sibling[:start]}{rank:0{width}d}{sibling[stop:]}"
+
+
+def _age_notes(sources: Sequence[FileSource]) -> list[Note]:
+    """Shards do not say their step; files written hours apart are the only sign of a mixture of steps."""
+    times = sorted((source.identity.mtime_ns, source.path) for source in sources)
+    hours = (times[-1][0] - times[0][0]) / 3.6e12
+    if hours < MAX_HOURS:
+        return []
+    oldest, newest = (path.rsplit("/", 1)[-1] for path in (times[0][1], times[-1][1]))
+    text = f"{oldest} is {hours:.0f} hours older than {newest}: if they are of different steps, the result is neither"
+    return [Note("warning", "written-apart", text)]
+
+
+def _announced_size(state: RankState) -> int:
+    """The least number of ranks that the content of a file speaks of, for names that do not say it."""
+    sizes = [1 + max(local.mesh.ranks) for local in state.locals.values() if isinstance(local, DistributedLocal)]
+    sizes += [1 + rank for local in state.locals.values() if isinstance(local, ShardedLocal) for rank, _ in local.everywhere]
+    return max(sizes, default=0)
+
+
+def _largest_mesh(state: RankState) -> Mesh | None:
+    meshes = {
+        (local.mesh.names, local.mesh.shape)
+        for local in state.locals.values()
+        if isinstance(local, DistributedLocal)
+    }  # fmt: skip
+    if not meshes:
+        return None
+    return max((Mesh(names, shape) for names, shape in meshes), key=lambda mesh: (mesh.size, len(mesh.shape)))
+
+
+def _claimed_rank(state: RankState) -> int | None:
+    """The rank that the meshes of a file claim; None if they claim nothing or several."""
+    meshes = [local.mesh for local in state.locals.values() if isinstance(local, DistributedLocal) and local.mesh.claimed is not None]
+    # Up to torch 2.9 a sub-mesh cannot tell ranks of the same row apart; the widest mesh knows best.
+    widest = max((len(mesh.ranks) for mesh in meshes), default=0)
+    claims = {mesh.claimed for mesh in meshes if len(mesh.ranks) == widest}
+    return claims.pop() if len(claims) == 1 else None
+
+
+def _copied(states: list[RankState]) -> bool:
+    """Whether two files have the same bytes although their ranks should hold different parts.
+
+    Without checksums that cannot be excluded, so it is assumed.
+    """
+    seen: dict[object, RankState] = {}
+    for state in states:
+        if state.fingerprint is None:
+            return True
+        other = seen.setdefault(state.fingerprint, state)
+        if other is not state and _part_coordinates(other) != _part_coordinates(state):
+            return True
+    return False
+
+
+def _part_coordinates(state: RankState) -> list[tuple[str, int, int]]:
+    """Tensor, mesh dimension and coordinate of every cut: what makes the part of this rank different from others."""
+    return [
+        (name, axis, local.mesh.coordinate[axis])
+        for name, local in state.locals.items()
+        if isinstance(local, DistributedLocal)
+        for axis, placement in enumerate(local.placements)
+        if placement.kind != "Replicate"
+    ]

@@ -1,0 +1,56 @@
+"""``*.index.json`` of a Hugging Face model: which file holds which tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, PartOfSet, reading
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import is_file, read_small, stays_inside
+from ckpt_cli.formats.sets.names import unlisted_parts
+from ckpt_cli.names import few
+
+
+def check_members(mapping: Mapping[str, str], file: str, inside: Iterable[str]) -> None:
+    """A file must hold exactly the tensors that the index assigns to it. Raises Inconsistent."""
+    held = set(inside)
+    for name, owner in mapping.items():
+        if owner == file and name not in held:
+            raise Inconsistent("the index says that this tensor is in the file, but it is not", tensor=name)
+    for name in held:
+        if mapping.get(name) != file:
+            hint = "files of two models may have been mixed"
+            raise Inconsistent("the file holds a tensor that the index does not assign to it", tensor=name, hint=hint)
+
+
+def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
+    """Tensor name -> file name; every file lies in the index's folder, has the ``suffix``, and is there.
+
+    Raises CorruptFile or MissingShard.
+    """
+    with reading(index):
+        content = parse_json(read_small(index), "the index")
+        mapping = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(mapping, dict) or not mapping:
+            raise CorruptFile("the index has no weight_map")
+        for name, file in mapping.items():
+            if not stays_inside(file) or not file.endswith(suffix):
+                message = "the index names a file outside of its folder or of another format"
+                raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
+        names = sorted(set(mapping.values()))
+        unlisted = unlisted_parts(names)
+        if unlisted:
+            raise PartOfSet(
+                f"the index lists {len(names)} files and not {few(unlisted)}, of which their names speak",
+                expected="the index of the whole model",
+                hint="get the index again from where the model came from",
+            )
+        absent = [name for name in names if not is_file(index.parent / name)]
+        if absent:
+            raise MissingShard(
+                f"{len(absent)} of {len(names)} weight files are missing: {few(absent)}",
+                expected=str(index.parent / absent[0]),
+                hint="copy the missing files from where the model came from",
+            )
+        return mapping

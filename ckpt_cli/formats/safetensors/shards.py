@@ -1,0 +1,145 @@
+"""Shards of ``HuggingFaceStorageWriter`` (torch >= 2.8, transformers >= 5): safetensors files whose metadata say which part they are.
+
+Every file has ``DCP_SHARDING_INFO`` = ``{name: {"saved_offsets": [...]}}``. There is neither index nor ``.metadata``: the
+shape of a tensor is what its shards span. So a missing last shard cannot be seen in one tensor, only in the numbering of the
+files or in a tensor whose parts leave a hole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.boxes import Box
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.files.safetensors_file import Entry, parse_json, read_header
+from ckpt_cli.files.source import Files, FileSource, entries_in
+from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.safetensors.folder import entry_leaf
+from ckpt_cli.formats.sets.contents import SHARDING as INFO
+from ckpt_cli.names import check_name, is_extra_state
+from ckpt_cli.tensors.tensor import Component, Leaf, Note, Tensor
+
+FORMAT = "hub-shards"
+SHARD = re.compile(r"shard-(?P<rank>[0-9]+)-model-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
+
+
+class HubShards:
+    """Reader of sharded Hugging Face saves of torch DCP."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        folder = path.parent if SHARD.fullmatch(path.name) else path
+        found = [entry for entry in entries_in(folder) if SHARD.fullmatch(entry.name)]
+        if not found:
+            return []
+        names = [fields for entry in found if (fields := SHARD.fullmatch(entry.name))]
+        ranks = {int(fields["rank"]) for fields in names}
+        absent = _absent(ranks, max(ranks))
+        trouble = f"files of shard {', '.join(map(str, absent))} are missing" if absent else None
+        counts = {int(fields["parts"]) for fields in names}
+        if len(counts) > 1:
+            trouble = trouble or f"files of saves with {' and '.join(map(str, sorted(counts)))} parts lie in one folder"
+        lost = _absent({int(fields["part"]) for fields in names}, max(counts))
+        if lost:
+            trouble = trouble or f"no file holds part {lost[0]} of {max(counts)}"
+        trouble = trouble or _lost_part(names)
+        mixed = "move the files of the older save to another folder"
+        hint = "copy what is missing from the nodes that wrote it" if len(counts) == 1 else mixed
+        error = MissingShard(trouble, path=folder, hint=hint) if trouble else None
+        return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=error)]
+
+    def groups(self, match: Match, files: Files) -> list[str]:
+        return [match.component]
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        parts: dict[str, list[Part]] = {}
+        leaves: dict[str, Leaf] = {}
+        for path in match.files:
+            rank = _rank(path)
+            source = files.source(path)
+            header = read_header(source)
+            with reading(path):
+                offsets = _saved_offsets(header.metadata.get(INFO))
+                for entry in header.entries:
+                    if is_extra_state(entry.name):
+                        leaves[entry.name] = entry_leaf(entry)
+                        continue
+                    with reading(path, tensor=entry.name):
+                        parts.setdefault(check_name(entry.name), []).append(_part(entry, source, rank, offsets))
+        if not parts:
+            raise CorruptFile("the files hold no tensor", path=match.root)
+        tensors = {}
+        for name, held in parts.items():
+            with reading(match.root, tensor=name):
+                tensors[name] = _assemble(name, held)
+        note = Note(
+            "warning",
+            "unproven-end",
+            "these files record no whole shapes: if those of the last ranks were lost, it would not show; compare with --base",
+        )
+        world = max((part.rank for held in parts.values() for part in held), default=0) + 1
+        return Component(
+            match.component,
+            FORMAT,
+            match.root,
+            tensors,
+            match.files,
+            world_size=world,
+            leaves=tuple(leaves.values()),
+            notes=(note,),
+            writer=match.evidence,
+        )
+
+
+def _absent(there: set[int], highest: int) -> list[int]:
+    """The first numbers from 1 on that are not there, however high the highest is."""
+    return list(itertools.islice((number for number in range(1, highest + 1) if number not in there), 8))
+
+
+def _rank(path: Path) -> int:
+    """The rank that wrote a file; names count shards from one."""
+    fields = SHARD.fullmatch(path.name)
+    return int(fields["rank"]) - 1 if fields is not None else 0
+
+
+def _lost_part(names: list[re.Match[str]]) -> str | None:
+    """Every shard has all parts: without those of the last one, tensors would only look shorter."""
+    held = {(int(fields["rank"]), int(fields["part"])) for fields in names}
+    parts = {part for _, part in held}
+    for fields in names:
+        for part in sorted(parts):
+            if (int(fields["rank"]), part) not in held:
+                return f"shard-{fields['rank']}-model-{part:0{len(fields['part'])}d}-of-{fields['parts']}.safetensors is missing"
+    return None
+
+
+def _assemble(name: str, held: list[Part]) -> Tensor:
+    if len({part.stored.dtype for part in held}) > 1 or len({len(part.box.offset) for part in held}) > 1:
+        raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files of two saves may have been mixed")
+    dims = range(len(held[0].box.offset))
+    shape = tuple(max(part.box.offset[d] + part.box.extent[d] for part in held) for d in dims)
+    kind, layout = cut_layout(shape, (part.box for part in held))
+    return tile(name, held[0].stored.dtype, Laid(shape, held, kind, layout, check_copies=True), 0, ())
+
+
+def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) -> Part:
+    corner = offsets.get(entry.name, {}).get("saved_offsets") if isinstance(offsets.get(entry.name), dict) else None
+    if corner is None:
+        corner = [0] * len(entry.shape)
+    if not isinstance(corner, list) or len(corner) != len(entry.shape) or any(type(n) is not int or not 0 <= n < 1 << 60 for n in corner):
+        raise CorruptFile("the offsets of a shard make no sense")
+    return Part(rank, stored_entry(entry, source), Box(tuple(corner), entry.shape), (0,) * len(entry.shape))
+
+
+def _saved_offsets(text: str | None) -> dict[str, Any]:
+    if text is None:
+        raise CorruptFile(f"the file has no {INFO}", expected="a shard of HuggingFaceStorageWriter")
+    info = parse_json(text.encode("utf-8", "surrogatepass"), INFO)
+    if not isinstance(info, dict):
+        raise CorruptFile(f"{INFO} is not an object")
+    return info

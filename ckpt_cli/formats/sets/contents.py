@@ -1,0 +1,170 @@
+"""What a file of ``torch.save`` says itself about the set that it is a part of, whatever its name: Megatron, DeepSpeed, fairseq, Meta.
+
+Facts: Megatron-LM ``save_checkpoint`` (``args`` in every file), DeepSpeed ``_save_checkpoint`` (``ds_version``, ``param_shapes``,
+``mp_world_size``, ``num_experts``), fairscale's FSDP (``shard_metadata``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.errors import CkptError, PartOfSet, Unsupported
+from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import is_file, read_small
+from ckpt_cli.files.torch_file import TorchFile, dimensions
+from ckpt_cli.formats.sets.names import deepspeed_hint
+from ckpt_cli.tensors.tensor import Tensor
+
+MEGATRON = "convert it with Megatron's own tools or with mbridge"
+PARALLEL = {
+    "TP": ("tensor_model_parallel_size", "model_parallel_size"),
+    "PP": ("pipeline_model_parallel_size",),
+    "EP": ("expert_model_parallel_size",),
+}
+"""What Megatron's args call the numbers of ranks among which a model is cut."""
+
+MODULE = "module"
+SHARDING = "DCP_SHARDING_INFO"
+"""The metadata with which torch's HuggingFaceStorageWriter marks its files."""
+
+
+def refuse_part(file: TorchFile, path: Path) -> None:
+    """Raise PartOfSet, or Unsupported, if a file says that it is no model of its own."""
+    entries = as_dict(file.root)
+    if entries is None:
+        return
+    _refuse_megatron(entries, path)
+    if "ds_version" in entries or "ds_config" in entries or ("param_shapes" in entries and MODULE in entries):
+        _refuse_deepspeed(file, entries, path)
+    if as_dict(entries.get("shard_metadata")) or isinstance(entries.get("shard_metadata"), (list, Call)):
+        raise PartOfSet(
+            f"{path.name} is one shard of fairscale's FSDP (shard_metadata)",
+            path=path,
+            expected="all shards",
+            hint="put them together with the program that wrote them (fairscale: consolidate_shard_weights)",
+        )
+
+
+def _refuse_megatron(entries: Mapping[Any, Any], path: Path) -> None:
+    args = entries.get("args")
+    fields: Mapping[str, Any] = {}
+    if isinstance(args, Call):
+        try:
+            fields = attributes(args.state) if args.state is not None else {}
+        except CkptError:
+            fields = {}
+    elif (plain := as_dict(args)) is not None:
+        fields = plain
+    sizes = {label: _first_int(fields, names) for label, names in PARALLEL.items()}
+    if sizes["TP"] is None and sizes["PP"] is None and "checkpoint_version" not in entries:
+        return
+    cut = {label: size for label, size in sizes.items() if size is not None and size > 1}
+    if cut:
+        what = ", ".join(f"{label} {size}" for label, size in cut.items())
+        count = math.prod(cut.values())
+        raise PartOfSet(
+            f"this is one rank's file of a Megatron checkpoint ({what}), one of {str(count)[:20]}",
+            path=path,
+            expected="the files of all ranks (mp_rank_*)",
+            hint=MEGATRON,
+        )
+    raise Unsupported(
+        "this is a Megatron checkpoint, whose tensor names and layouts only Megatron knows; it is not read yet", path=path, hint=MEGATRON
+    )
+
+
+def _refuse_deepspeed(file: TorchFile, entries: Mapping[Any, Any], path: Path) -> None:
+    hint = deepspeed_hint(path.parent)
+    module = as_dict(entries.get(MODULE))
+    if MODULE not in entries:
+        raise PartOfSet(
+            "this is one rank's optimizer state of DeepSpeed, no model", path=path, expected="the files of all ranks", hint=hint
+        )
+    if module is None:
+        text = "this file of a DeepSpeed pipeline holds no weights: they are in the files of the layers"
+        raise PartOfSet(text, path=path, expected="the files of all layers and stages", hint=hint)
+    ranks = _first_int(entries, ("mp_world_size",)) or 1
+    degrees = [size for size in (as_dict(entries.get("checkpoint_parallel_dimensions")) or {}).values() if type(size) is int]
+    if max(ranks, *degrees, 1) > 1:
+        text = f"this is one of {max(ranks, math.prod(degrees))} parts of a DeepSpeed checkpoint with model parallelism"
+        raise PartOfSet(text, path=path, expected="the files of all ranks (mp_rank_*)", hint=hint)
+    experts = entries.get("num_experts")
+    if isinstance(experts, (list, tuple)) and any(type(count) is int and count > 1 for count in experts):
+        text = "this file of a DeepSpeed MoE checkpoint holds no experts: they are in files of their own"
+        raise PartOfSet(text, path=path, expected="the files of all experts", hint=hint)
+    shapes = {name: stored.shape for name, node in module.items() if (stored := file.tensor(node)) is not None}
+    empty = [name for name, shape in shapes.items() if 0 in shape]
+    declared = dict(_declared(entries))
+    for name in (*declared, *(empty if len(empty) > len(shapes) // 2 else ())):
+        if name in empty or shapes.get(name) != declared[name]:
+            text = "this file holds no weights but their placeholders: ZeRO-3 cuts them over the files of all ranks"
+            raise PartOfSet(text, path=path, tensor=name, expected="the files of all ranks", hint=hint)
+
+
+def _declared(entries: Mapping[Any, Any]) -> Iterable[tuple[str, Shape]]:
+    """The parameters that a DeepSpeed file says the model has, with their shapes."""
+    listed = entries.get("param_shapes")
+    groups = list(listed) if isinstance(listed, (list, tuple)) else [listed]
+    for group in (*groups, entries.get("frozen_param_shapes")):
+        for name, shape in (as_dict(group) or {}).items():
+            yield name, dimensions(shape)
+
+
+def refuse_shard(metadata: Mapping[str, str]) -> None:
+    """Raise PartOfSet if the header of a safetensors file says that a tensor in it does not begin at the tensor's beginning."""
+    text = metadata.get(SHARDING)
+    if text is None:
+        return
+    info = parse_json(text.encode(), SHARDING)
+    for name, place in info.items() if isinstance(info, dict) else ():
+        corner = place.get("saved_offsets") if isinstance(place, dict) else None
+        if isinstance(corner, list) and any(corner):
+            raise PartOfSet(
+                f"this is one shard of a DCP save in safetensors ({SHARDING}), under another name",
+                tensor=name,
+                expected="all files, as they were called (shard-*-model-*-of-*.safetensors)",
+                hint="get them again from where they were saved",
+            )
+
+
+def share_error(tensors: Mapping[str, Tensor], path: Path) -> PartOfSet | None:
+    """What is wrong with a file that is the one parameter of Nanotron's, or one of several files of Meta's format; None if not.
+
+    There the output projection has fewer columns than all heads together; ``params.json`` beside it says how many these are, and
+    without it they are taken to make up the width of the model.
+    """
+    if tensors.keys() == {"data"} and path.name.startswith("model_"):
+        text = "this is one parameter of a Nanotron checkpoint"
+        return PartOfSet(text, path=path, expected="the whole folder", hint="convert it with Nanotron's own tools")
+    wo = tensors.get("layers.0.attention.wo.weight")
+    if wo is None or len(wo.shape) != 2 or not all(wo.shape):
+        return None
+    rows, columns = wo.shape
+    heads = _meta_columns(path.parent / "params.json", rows)
+    if heads != columns and heads % columns == 0:
+        text = f"this is one of {heads // columns} files of a model in Meta's format: wo has {columns} of {heads} columns"
+        hint = "get the other files (consolidated.*.pth); one model in one file is read"
+        return PartOfSet(text, path=path, tensor=wo.name, expected="the whole set", hint=hint)
+    return None
+
+
+def _meta_columns(params: Path, width: int) -> int:
+    if not is_file(params):
+        return width
+    try:
+        content = parse_json(read_small(params), "params.json")
+    except CkptError:
+        return width
+    if not isinstance(content, dict):
+        return width
+    heads, size = _first_int(content, ("n_heads",)), _first_int(content, ("head_dim",))
+    return heads * size if heads and size else width
+
+
+def _first_int(fields: Mapping[Any, Any], names: tuple[str, ...]) -> int | None:
+    return next((fields[name] for name in names if type(fields.get(name)) is int and fields[name] > 0), None)

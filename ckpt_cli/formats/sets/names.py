@@ -1,0 +1,403 @@
+"""Names of files that are one part of a set: ``model-00002-of-00003.safetensors``, ``zero_pp_rank_0_...``, ``rank0.pt``.
+
+A part alone is a well-formed file of weights; only its name, its siblings, or its content tell that it is no model. Here are
+the names; `set_contents` is about what a file says itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ckpt_cli.errors import CkptError, PartOfSet
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import entries_in, is_file, read_small
+from ckpt_cli.names import few
+
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
+"""Endings of files of weights."""
+
+INDEX_SUFFIX = ".index.json"
+MAX_DIGITS = 12
+MAX_PARTS = 1 << 20
+SHOWN = 5
+SMALL = 8
+"""Numbers below are those of ranks, alone as well: what else is called a rank (of a decomposition) is mostly larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetKind:
+    """A way of naming the files of a set: ``part`` is a number in the expression, ``parts`` how many there are, if names say it.
+
+    ``content_decides``: part 0 without siblings may be everything, which `set_contents` finds out.
+    """
+
+    regex: re.Pattern[str]
+    writer: str
+    unit: str
+    content_decides: bool = False
+
+
+def _kind(expression: str, writer: str, unit: str = "rank", content_decides: bool = False) -> SetKind:
+    return SetKind(re.compile(expression, re.ASCII | re.IGNORECASE), writer, unit, content_decides)
+
+
+DEEPSPEED = (
+    _kind(r"(bf16_|fp16_)?zero_pp_rank_(?P<part>\d+)_mp_rank_\d+_optim_states\.pt", "DeepSpeed ZeRO"),
+    _kind(r"zero_pp_rank_(?P<part>\d+)_mp_rank_\d+_model_states\.pt", "DeepSpeed ZeRO-3"),
+    _kind(r"expp_rank_(?P<part>\d+)_mp_rank_\d+_optim_states\.pt", "DeepSpeed MoE"),
+    _kind(r"layer_\d+_expert_(?P<part>\d+)_mp_rank_\d+_model_states\.pt", "DeepSpeed MoE", "expert"),
+    _kind(r"layer_(?P<part>\d+)(-model_\d+)?-model_states\.pt", "a DeepSpeed pipeline", "layer"),
+    _kind(r"mp_rank_(?P<part>\d+)_model_states\.pt", "DeepSpeed", content_decides=True),
+)
+"""What DeepSpeed writes, whole names."""
+
+WHOLE_NAMES = (
+    *DEEPSPEED,
+    _kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
+    _kind(r"(model|weights)\.(?P<part>\d{2})\.safetensors", "MLX", "part", content_decides=True),
+    _kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
+    _kind(r"model(?P<part>\d+)-mp(?P<parts>\d+)\.safetensors", "DeepSeek's inference code", "part"),
+    _kind(r"model_[a-z_]+_pp-rank-(?P<part>\d+)-of-\d+_tp-rank-\d+-of-\d+\.safetensors", "a Nanotron checkpoint", "parameter"),
+    _kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
+)
+
+OF = _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
+COUNTER = re.compile(
+    r"(?<![a-z])(epochs?|steps?|folds?|seeds?|runs?|iter(ation)?s?|rounds?|checkpoints?|ckpts?|trials?|best|top)[-_. ]?", re.IGNORECASE
+)
+"""Words before "N of M" that make it a place in time or among equals, each of which is whole."""
+
+NUMBERED = re.compile(r"-\d{5}-of-\d{5}(?!\d)", re.ASCII)
+"""How transformers and accelerate number parts, whatever stands before."""
+
+PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,60})-of-(?P<parts>\d{1,60})(?P<suffix>\.safetensors|\.bin)", re.ASCII)
+RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
+SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
+MARKS = (
+    RANK,
+    SHARD,
+    _kind(r"(?<![a-z])part(ition)?[-_. ]?(?P<part>\d+)(?!\d)", "a model in parts", "part"),
+    _kind(r"(?<![a-z])(tp|pp|(pp|pipe(line)?)[-_]?stage|[a-z]{1,9}[-_]parallel)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
+)
+"""Marks anywhere in a name."""
+
+WEAK = _kind(
+    r"(?<![a-z])(mp|dp|worker|node|host|proc(ess)?|device|gpu|chunk|split|slice|piece|fragment|consolidated|layers?|block|experts?)"
+    r"[-_. ]?(?P<part>\d+)(?!\d)",
+    "files that differ in a number",
+    "part",
+)
+"""Marks that count only beside a sibling with a neighbouring number, or number 0."""
+
+RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", re.ASCII)
+"""``mp_rank_00_001``, ``tp_rank_00_pp_rank_000``: where Megatron and NeMo put the file of one rank."""
+
+BY_CONTENT = frozenset({"model_optim_rng.pt"})
+"""Names whose content says everything, so that their folder need not."""
+
+UNIVERSAL = re.compile(r"(fp32|exp_avg|exp_avg_sq|step)\.pt", re.ASCII)
+"""What a DeepSpeed universal checkpoint has per parameter: ``zero/<parameter>/fp32.pt``."""
+
+SCRIPT = "zero_to_fp32.py"
+STAGE_3 = re.compile(r"zero_pp_rank_[0-9]+_mp_rank_[0-9]+_model_states\.pt", re.ASCII)
+OUT_OF_SCRIPT = re.compile(r"layer_|expp_|mp_rank_0*[1-9]|.*_mp_rank_0*[1-9]", re.ASCII)
+
+ONE_WRITER = re.compile(r"world[-_]?size[-_]?0*1(?!\d)", re.ASCII | re.IGNORECASE)
+OF_PROCESSES = re.compile(r"(?<![a-z])(tp|pp|dp|ep|cp|sp|mp|ddp|fsdp|zero|local|global|world)[-_]rank[-_. ]?$", re.IGNORECASE)
+"""Ranks that are no decomposition's."""
+
+ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
+"""In names of adapters, "rank32" is mostly the rank of the factors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a set: its number, how many there are (None: unknown), and its siblings that are there, by number.
+
+    ``place``: where the number stands in the name.
+    """
+
+    path: Path
+    kind: SetKind
+    number: int
+    count: int | None
+    siblings: Mapping[int, Path]
+    place: tuple[int, int] | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.siblings) == 1
+
+    @property
+    def has_neighbour(self) -> bool:
+        """Whether number 0 is there, or one next to this: not so for models of ranks 64 and 128, or with 12 and 24 layers."""
+        return not self.is_alone and any(number in self.siblings for number in (0, self.number - 1, self.number + 1))
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether such files have an index: parts of a Hugging Face model, no ranks or shards of another program."""
+        marked = any(mark.regex.search(self.path.name) for mark in (RANK, SHARD))
+        return self.kind is OF and not marked and self.path.suffix in (".safetensors", ".bin")
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The first numbers that are nowhere, as far as names tell: a few more than are shown."""
+        if self.kind.unit in ("layer", "parameter") or self.kind.regex is RANK_FOLDER:
+            # Layers without weights have no file, and of folders only one was looked at.
+            return ()
+        from_one = self.kind is OF and 0 not in self.siblings and self.number > 0 and "rank" not in self.path.name
+        first = 1 if from_one else 0
+        last = first + self.count if self.count is not None else max(self.siblings) + 1
+        return tuple(islice((number for number in range(first, last) if number not in self.siblings), SHOWN + 1))
+
+
+class PartName(NamedTuple):
+    """The fields of ``model-00002-of-00003.safetensors``."""
+
+    stem: str
+    part: int
+    parts: int
+    suffix: str
+
+
+def part_name(name: str) -> PartName | None:
+    """What the name of a part of a Hugging Face model says; None for other names."""
+    fields = PART_NAME.fullmatch(name)
+    if fields is None or not any(found.start("part") == fields.start("part") for found in _counts(name)):
+        return None
+    return PartName(fields["stem"], int(fields["part"]), int(fields["parts"]), fields["suffix"])
+
+
+def lost_part(paths: Sequence[Path]) -> PartOfSet | None:
+    """Why files called "N of M" are no model: some are missing, or they are such as no index belongs to. None if only that is missing."""
+    part = part_of(paths[0])
+    return None if part is None or (part.is_indexed and not part.missing) else error_of(part)
+
+
+def part_of(path: Path) -> Part | None:
+    """The set that a file is one of, by its name and those beside it; None for what may be a whole model.
+
+    The first of these that applies decides:
+
+    =======================  ===============================================  =========================================
+    what                     is a part                                        is not
+    =======================  ===============================================  =========================================
+    ``zero/<name>/fp32.pt``  always: one parameter (`UNIVERSAL`)
+    names of one program     always (`WHOLE_NAMES`)                           "1 in all"; number 0 alone, where content
+                                                                              decides (``consolidated.00.pth``)
+    "N of M" (`OF`)          always                                           M is 1; after a `COUNTER` (``epoch_3_of_10``),
+                                                                              unless as transformers writes it (`NUMBERED`)
+    a rank (`RANK`)          below `SMALL`, padded with 0, of parallelism     larger and by itself (``svd_rank_64.pt``);
+                             (``tp_rank``), or beside a neighbour             of LoRA factors; ``world_size_1``
+    other marks (`MARKS`)    always                                           of LoRA factors; ``world_size_1``
+    weak marks (`WEAK`)      beside a neighbour (``gpu0.pt``, ``gpu1.pt``)    otherwise (``layers12.pt``, ``layers24.pt``)
+    the folder               ``mp_rank_00/`` always; ``rank0/`` beside a      files of `BY_CONTENT`
+                             neighbour with a file of the same name
+    =======================  ===============================================  =========================================
+
+    A neighbour has number 0 or the next one in either direction. What a file says itself comes after its name (`set_contents`).
+    """
+    folder = path.parent
+    if UNIVERSAL.fullmatch(path.name) and folder.parent.name == "zero":
+        return Part(path, SetKind(UNIVERSAL, "a DeepSpeed universal checkpoint", "parameter"), 0, None, {0: path})
+    for kind in WHOLE_NAMES:
+        fields = kind.regex.fullmatch(path.name)
+        if fields:
+            part = _part(path, kind, fields)
+            return None if kind.content_decides and part.number == 0 and len(part.siblings) == 1 else part if part.count != 1 else None
+    counts = [_part(path, OF, fields) for fields in _counts(path.name) if len(fields["part"]) <= MAX_DIGITS]
+    several = next((part for part in counts if part.count != 1), None)
+    if several is not None:
+        return several
+    counted = {place for fields in OF.regex.finditer(path.name) for place in range(*fields.span())}
+    for kind in (*MARKS, WEAK):
+        fields = next((found for found in kind.regex.finditer(path.name) if found.start("part") not in counted), None)
+        if fields is None or len(fields["part"]) > MAX_DIGITS:
+            continue
+        part = _part(path, kind, fields)
+        if part.count != 1 and not _says_otherwise(part) and (part.has_neighbour or _counts_alone(part)):
+            return part
+    if path.name in BY_CONTENT:
+        return None
+    if RANK_FOLDER.fullmatch(folder.name):
+        return Part(path, SetKind(RANK_FOLDER, f"model parallelism ({folder.name})", "rank"), 0, None, {0: path})
+    return _part_of_folders(path)
+
+
+def _part_of_folders(path: Path) -> Part | None:
+    """Files of one name in folders of ranks or shards: ``rank0/model.pt`` beside ``rank1/model.pt``."""
+    folder = path.parent
+    for kind in (RANK, SHARD):
+        fields = kind.regex.fullmatch(folder.name)
+        if fields:
+            part = _part(folder, kind, fields)
+            like = {number: sibling / path.name for number, sibling in part.siblings.items() if is_file(sibling / path.name)}
+            found = Part(path, SetKind(RANK_FOLDER, f"folders like {folder.name}", kind.unit), part.number, None, like)
+            if found.has_neighbour and not _says_otherwise(replace(part, path=folder / path.name)):
+                return found
+    return None
+
+
+def part_error(path: Path) -> CkptError | None:
+    """Why a file alone is no model, by names, its own or that which a link points to; None if nothing says so."""
+    part = part_of(path)
+    if part is None and os.path.islink(path):
+        part = part_of(Path(os.path.realpath(path)))
+    return None if part is None else error_of(part)
+
+
+def error_of(part: Part) -> PartOfSet:
+    """What there is to say about a part: the set, what is missing, what to do."""
+    name, unit = part.path.name, part.kind.unit
+    if unit == "parameter":
+        message = f"{part.path.parent.name}/{name} is one parameter of {part.kind.writer}"
+    elif part.count is not None:
+        message = f"{name} is one of {part.count} files of {part.kind.writer}"
+    else:
+        message = f"{name} is one file of a set ({part.kind.writer}), {unit} {part.number}"
+    missing = [_sibling_name(part, number) for number in part.missing]
+    listed = f"{', '.join(missing[:SHOWN])} and others" if len(missing) > SHOWN else few(missing)
+    expected = f"the whole set; not here: {listed}" if missing else None
+    if expected is None and len(part.siblings) > 1:
+        shown = {number: path.name if path.parent == part.path.parent else str(path) for number, path in part.siblings.items()}
+        others = [name for number, name in sorted(shown.items()) if number != part.number]
+        expected = f"the whole set; beside it: {few(others)}"
+    return PartOfSet(message, path=part.path, expected=expected or "the whole set", hint=_hint(part, missing))
+
+
+def unread_sets(names: Sequence[str]) -> list[str]:
+    """Those names of weight files that are parts of sets of DeepSpeed."""
+    return [name for name in names if any(kind.regex.fullmatch(name) for kind in DEEPSPEED)]
+
+
+def index_beside(path: Path) -> Path | None:
+    """An index in the same folder that lists this file, and others with it."""
+    for index in entries_in(path.parent):
+        if index.name.endswith(INDEX_SUFFIX):
+            files = _indexed(index)
+            if path.name in files and len(files) > 1:
+                return index
+    return None
+
+
+def unlisted_parts(files: Iterable[str]) -> list[str]:
+    """Parts that names such as "x-00001-of-00003.bin" speak of and that are not among the files; of each set the first one."""
+    sets: dict[tuple[str, str, int, int], set[int]] = {}
+    for name in {file.rpartition("/")[2] for file in files}:
+        for fields in _counts(name):
+            (start, stop), count = fields.span("part"), int(fields["parts"][:MAX_DIGITS])
+            if stop - start <= MAX_DIGITS and int(fields["part"]) <= count <= MAX_PARTS:
+                sets.setdefault((name[:start], name[stop:], stop - start, count), set()).add(int(fields["part"]))
+    absent = []
+    for (before, after, width, count), numbers in sorted(sets.items()):
+        first = 0 if 0 in numbers else 1
+        missing = next((number for number in range(first, first + count) if number not in numbers), None)
+        if missing is not None:
+            absent.append(f"{before}{missing:0{width}d}{after}")
+    return absent
+
+
+def _indexed(index: Path) -> set[str]:
+    try:
+        content = parse_json(read_small(index), "the index")
+    except CkptError:
+        return set()
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    return {file for file in mapping.values() if isinstance(file, str)} if isinstance(mapping, dict) else set()
+
+
+def _part(path: Path, kind: SetKind, fields: re.Match[str]) -> Part:
+    start, stop = fields.span("part")
+    if stop - start > MAX_DIGITS:
+        return Part(path, kind, MAX_PARTS, None, {MAX_PARTS: path})
+    like = re.compile(re.escape(path.name[:start]) + r"(\d{1,12})" + re.escape(path.name[stop:]), re.ASCII)
+    siblings = {int(found[1]): entry for entry in entries_in(path.parent) if (found := like.fullmatch(entry.name))}
+    number = int(fields["part"])
+    text = fields.groupdict().get("parts")
+    count = int(text[:MAX_DIGITS]) if text else None
+    if ONE_WRITER.search(path.name) and kind.unit == "rank":
+        count = 1
+    return Part(path, kind, number, count, {number: path, **siblings}, (start, stop))
+
+
+def _counts(name: str) -> Iterator[re.Match[str]]:
+    """Where a name says "N of M", N being no count of epochs and the like."""
+    for fields in OF.regex.finditer(name):
+        start = fields.start("part")
+        if NUMBERED.match(name, max(start - 1, 0)) or not any(word.end() == start for word in COUNTER.finditer(name, 0, start)):
+            yield fields
+
+
+def _counts_alone(part: Part) -> bool:
+    """Whether a mark without a neighbour is one: not a weak one, nor a rank that is rather that of a decomposition."""
+    if part.kind is not RANK or part.place is None:
+        return part.kind is not WEAK
+    padded = part.path.name[part.place[0]] == "0"
+    return part.number < SMALL or padded or bool(OF_PROCESSES.search(part.path.name, 0, part.place[0]))
+
+
+def _says_otherwise(part: Part) -> bool:
+    """Whether the number is the rank of LoRA factors."""
+    name = f"{part.path.parent.name}/{part.path.name}"
+    return part.kind.unit == "rank" and bool(ADAPTERS.search(name)) and part.number > 0 and 0 not in part.siblings
+
+
+def _sibling_name(part: Part, number: int) -> str:
+    if part.place is None:
+        return f"{part.kind.unit} {number}"
+    start, stop = part.place
+    width = stop - start if part.path.name[start] == "0" else 0
+    return f"{part.path.name[:start]}{number:0{width}d}{part.path.name[stop:]}"
+
+
+def _hint(part: Part, missing: Sequence[str]) -> str:
+    """What to do next; every hint says only what was looked at."""
+    index = index_beside(part.path)
+    if index is not None:
+        absent = [file for file in sorted(_indexed(index)) if not is_file(index.parent / file)]
+        return f"pass {index}" if not absent else f"{index.name} lists the files; get the missing ones: {few(absent)}"
+    if part.kind in DEEPSPEED or part.kind.unit == "parameter":
+        return deepspeed_hint(part.path.parent)
+    if part.is_indexed:
+        what = "the other files and the index" if missing else "the index that belongs to these files"
+        advice = f"get {what} from where the model came from"
+    elif part.is_alone and part.count is None and part.number > 0 and part.kind.unit == "part":
+        advice = "get the other files"
+    else:
+        advice = "put the set together with the program that wrote it, and save one state dict"
+    certain = part.place is None or NUMBERED.search(part.path.name) or (part.kind is not OF and part.count is not None)
+    return f"{advice}; if it is a whole model, rename it without the number" if part.is_alone and not certain else advice
+
+
+def deepspeed_hint(folder: Path) -> str:
+    """DeepSpeed puts a script beside the folder of a step, which knows ZeRO, but no experts, pipelines or tensor parallelism.
+
+    Of stage 1 it leaves frozen tensors out, of ZeRO++ it writes the codes of quantised ones, and it refuses what BF16_Optimizer
+    wrote: names do not tell these from others.
+    """
+    names = [entry.name for entry in entries_in(folder)]
+    plain = not any(OUT_OF_SCRIPT.match(name) for name in names) and any("zero_pp_rank_" in name for name in names)
+    home = next((home for home in (folder, *folder.parents[:2]) if is_file(home / SCRIPT)), None)
+    if home is None or not plain:
+        return "load the set with DeepSpeed, and save one state dict"
+    tag = os.path.relpath(folder, home)
+    chosen = "" if _latest(home) == tag else f" -t {shlex.quote(tag)}"
+    stage_3 = any(STAGE_3.fullmatch(name) for name in names)
+    may = "write quantised frozen tensors as codes" if stage_3 else "leave frozen tensors out (stage 1), and refuses BF16_Optimizer"
+    command = f"python {SCRIPT} . OUTPUT{chosen}"
+    return f"{home / SCRIPT} puts the set together where deepspeed is installed: in its folder, {command}; it may {may}"
+
+
+def _latest(home: Path) -> str | None:
+    """The step that DeepSpeed's tools take where none is named."""
+    try:
+        return read_small(home / "latest", 1 << 10).decode("utf-8", "replace").strip() if is_file(home / "latest") else None
+    except CkptError:
+        return None  # only asked for the hint

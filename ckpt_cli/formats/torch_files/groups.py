@@ -1,0 +1,222 @@
+"""The state dicts in one file of ``torch.save``: the model, averages of its weights that a trainer keeps beside it, and others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt_cli.errors import Unsupported
+from ckpt_cli.files.pickle_nodes import as_dict, describe
+from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.formats.torch_files.averages import (
+    EMA_KEYS,
+    MODEL_KEYS,
+    NAMELESS,
+    averaged_alone,
+    is_average,
+    is_averaged_model,
+    named_tensors,
+    split_average,
+)
+from ckpt_cli.formats.torch_files.matrices import MatrixSearch, dimensions_of, is_optimizer, is_tensor
+from ckpt_cli.formats.torch_files.state_dict import holds_storage
+from ckpt_cli.formats.torch_files.way_down import Way, way_down
+from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
+from ckpt_cli.names import few
+from ckpt_cli.tensors.tensor import Note
+
+HOLDERS = ("callbacks", "extra_state")
+MEANT = ("all", "both", "main", "regular")
+"""What ``--type`` gives a meaning of its own."""
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """A state dict of a file: ``entries`` by name; ``beside`` are the entries around it, which are no weights of its.
+
+    ``node`` is set instead of entries for what is no dict; ``why`` says something about it that a user should know. ``known`` is all that
+    lies in a state dict beside the model: who asks for the group is told of it.
+    """
+
+    name: str
+    key: str
+    entries: Mapping[Any, Any] = field(default_factory=dict)
+    beside: Mapping[Any, Any] = field(default_factory=dict)
+    node: Any = None
+    why: str | None = None
+    known: Mapping[Any, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Its key in the file, and how to ask for it."""
+        return f"{self.key or self.name} (--type {self.name})"
+
+
+def groups_of(file: TorchFile, component: str, reader: LocalReader) -> tuple[Way, list[FileGroup]]:
+    """The state dicts of a file, the main one first, and the way to that one. Raises CorruptFile, Undecidable.
+
+    A component that is no "ema" means the model: which group is wanted is chosen afterwards.
+    """
+    main = "ema" if component == "ema" else "model"
+    way = way_down(file.root, (*EMA_KEYS, *MODEL_KEYS) if main == "ema" else MODEL_KEYS, reader)
+    return way, file_groups(way, main)
+
+
+def file_groups(way: Way, component: str) -> list[FileGroup]:
+    """The state dicts of a file, the main one first: that of ``component`` ("ema" for a file that is called so)."""
+    entries, above = way.entries, way.above
+    if component == "ema":
+        return [FileGroup(component, "", averaged_alone(entries), above)]
+    averages = dict(_averages(way))
+    swapped = _swapped(way.levels[0], averages)
+    if swapped is not None:
+        return swapped
+    split = split_average(entries)
+    if split is not None:
+        return [FileGroup(component, "", split[0], above), FileGroup("ema", "", split[1], above)]
+    groups: list[FileGroup] = []
+    for key, node in averages.items():
+        taken = {component, *MEANT, *(group.name for group in groups)}
+        own = key if NAME.fullmatch(key) and key not in taken else f"average_{len(groups)}"
+        name = "ema" if "ema" not in taken and "ema" in key.lower() else own
+        groups.append(_group_beside(name, key, node, *named_tensors(node)))
+    known = {id(node) for each in (entries, *(group.known for group in groups)) for node in each.values()}
+    for key, node in _others(way, known):
+        taken = {component, *MEANT, *(group.name for group in groups)}
+        name = key if NAME.fullmatch(key) and key not in taken else f"other_{len(groups)}"
+        groups.append(_group_beside(name, key, node, *named_tensors(node)))
+    rest = {key: node for key, node in entries.items() if key not in averages or averages[key] is not node}
+    if groups and not any(holds_storage(node) and not _is_no_model(key) for key, node in rest.items()):
+        # The file holds nothing but averages.
+        return groups
+    return [FileGroup(component, "", averaged_alone(rest) if is_averaged_model(rest) else rest, above), *groups]
+
+
+def _group_beside(name: str, key: str, node: Any, inner: Mapping[Any, Any] | None, around: Mapping[Any, Any]) -> FileGroup:
+    if inner is None:
+        return FileGroup(name, key, node=node)
+    return FileGroup(name, key, averaged_alone(inner), around, known={**around, **inner})
+
+
+def passed_over(way: Way, groups: list[FileGroup], group: FileGroup) -> list[str]:
+    """The keys beside a group below which matrices are that belong to no group of the file: whoever takes the group is told of them."""
+    held = [node for each in groups for node in (*each.entries.values(), each.node)]
+    passed = list(_holding(group.beside, MatrixSearch(held))) if group.known else []
+    if group is groups[0] or not group.known:
+        search = MatrixSearch([*held, *(node for each in groups for node in each.known.values())])
+        passed += [key for level in way.beside for key in _holding(level, search)]
+    return list(dict.fromkeys(passed))
+
+
+def _holding(level: Mapping[Any, Any], search: MatrixSearch) -> Iterator[str]:
+    return (str(key) for key, node in level.items() if not is_state_key(key) and search.holds(node))
+
+
+def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGroup) -> list[Note]:
+    """What is said about a state dict of the file ``name``: what it is, which others there are, and what is left out beside it."""
+    notes = [] if group.why is None else [Note("warning", "averaged", group.why)]
+    if group is groups[0] and len(groups) > 1:
+        notes.append(Note("info", "other-components", f"{name} also holds {few([other.title for other in groups[1:]])}"))
+    passed = passed_over(way, groups, group)
+    if passed:
+        notes.append(Note("warning", "beside-weights", f"left out, since they lie beside the state dict: {few(passed)}"))
+    return notes
+
+
+def chosen_group(groups: list[FileGroup], name: str | None) -> FileGroup:
+    """The group of a name, or the main one. Raises Unsupported for an average that has no names."""
+    group = groups[0] if name is None else next((group for group in groups if group.name == name), groups[0])
+    if group.node is not None:
+        pairs = as_dict(group.node) or {}
+        if isinstance(group.node, (list, tuple)) or any(isinstance(pairs.get(key), (list, tuple)) for key in NAMELESS):
+            raise Unsupported(
+                f"the average under {group.key} is a list of tensors without names",
+                expected="a state dict",
+                hint="load it with the trainer that wrote it, and save the state dict of the averaged model",
+            )
+        raise Unsupported(f"the average under {group.key} is {describe(group.node)}, not a state dict", hint="save its state dict")
+    return group
+
+
+def without_averages(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The entries of a trainer's file without state dicts and averages, also of those that callbacks keep.
+
+    Empty for a file that is a state dict itself.
+    """
+    kept: dict[Any, Any] = {}
+    for key, node in entries.items():
+        if (key in MODEL_KEYS and as_dict(node) is not None) or is_average(key, node):
+            continue
+        if key not in HOLDERS and _is_state_dict(key, node):
+            continue
+        inner = as_dict(node) if key in HOLDERS else None
+        kept[key] = node if inner is None else {name: _without(each) for name, each in inner.items() if not is_average(name, each)}
+    wrapped = any(as_dict(entries.get(key)) is not None for key in MODEL_KEYS)
+    alone = len(kept) == len(entries) or any(is_tensor(node) and not _is_no_model(key) for key, node in kept.items())
+    return kept if wrapped or not alone else {}
+
+
+def _without(node: Any) -> Any:
+    inner = as_dict(node)
+    return node if inner is None else {key: value for key, value in inner.items() if not is_average(key, value)}
+
+
+def _averages(way: Way) -> Iterator[tuple[str, Any]]:
+    """Keys and nodes of averages: beside the model, and what callbacks keep."""
+    found: dict[str, Any] = {}
+    for level in way.beside:
+        for key in sorted(level, key=lambda key: EMA_KEYS.index(key) if key in EMA_KEYS else len(EMA_KEYS)):
+            if is_average(key, level[key]):
+                found.setdefault(key, level[key])
+        for holder in HOLDERS:
+            for key, node in (as_dict(level.get(holder)) or {}).items():
+                inner = {key: node, **(as_dict(node) or {})}
+                for name, value in inner.items():
+                    if is_average(name, value) and as_dict(value) is not None:
+                        found.setdefault(name, value)
+    yield from found.items()
+
+
+def _others(way: Way, known: Container[int]) -> Iterator[tuple[str, Any]]:
+    """Other state dicts beside the model: a teacher, a discriminator, a value head. ``known``: ids of other groups' tensors."""
+    for level in way.beside[:-1]:
+        for key, node in level.items():
+            if not is_average(key, node) and _is_state_dict(key, node, known):
+                yield key, node
+
+
+def _is_no_model(key: object) -> bool:
+    return is_state_key(key) or is_record_key(key)
+
+
+def _is_state_dict(key: object, node: Any, known: Container[int] = ()) -> bool:
+    """Whether something beside a model holds weights by name: no optimizer or the like, and matrices where the key speaks of numbers."""
+    if not isinstance(key, str) or is_state_key(key) or as_dict(node) is None:
+        return False
+    inner = {name: each for name, each in (named_tensors(node)[0] or {}).items() if id(each) not in known}
+    least = 2 if is_record_key(key) else 1
+    return not is_optimizer(inner) and any(isinstance(name, str) and (dimensions_of(each) or 0) >= least for name, each in inner.items())
+
+
+def _swapped(entries: Mapping[Any, Any], averages: Mapping[str, Any]) -> list[FileGroup] | None:
+    """Savers that put the average in the place of the model, so that it is what gets loaded."""
+    meta = as_dict(entries.get("meta")) or {}
+    average = as_dict(entries.get("state_dict"))
+    if average is None:
+        return None
+    if as_dict(entries.get("current_model_state")) is not None and "averaging_state" in entries:
+        who, key = "Lightning's WeightAveraging", "current_model_state"
+    elif "mmengine_version" in meta and "ema_state_dict" in averages:
+        who, key = "mmengine's EMAHook", "ema_state_dict"
+    else:
+        return None
+    beside = {name: node for name, node in entries.items() if name not in ("state_dict", key)}
+    why = f"state_dict holds averaged weights ({who}); those that training goes on with are in {key}: --type current"
+    model = FileGroup("model", "state_dict", average, beside, why=why)
+    current = averaged_alone(as_dict(entries[key]) or {})
+    return [model, FileGroup("ema", "state_dict", average, beside), FileGroup("current", key, current, beside)]

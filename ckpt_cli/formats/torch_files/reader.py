@@ -1,0 +1,154 @@
+"""Single files of ``torch.save``: ``pytorch_model.bin`` (also with an index), ``model.pt``, ``.pth`` with more than the model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import IncompleteError, MissingShard, Undecidable, reading
+from ckpt_cli.files.pickle_nodes import as_dict, describe
+from ckpt_cli.files.source import Files, files_in, is_file
+from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.assembly import RankState, assemble
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.formats.safetensors.index import check_members, read_weight_map
+from ckpt_cli.formats.sets.contents import refuse_part
+from ckpt_cli.formats.sets.names import PartName, lost_part, part_name
+from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
+from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
+from ckpt_cli.formats.training_state_names import is_state_file
+from ckpt_cli.names import few
+from ckpt_cli.tensors.plain_values import ValueReader
+from ckpt_cli.tensors.tensor import Component, Leaf, Note
+
+FORMAT = "torch-file"
+INDEX = "pytorch_model.bin.index.json"
+KNOWN = re.compile(
+    r"pytorch_model\.bin|pytorch_model_fsdp(_[0-9]+)?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
+    r"|(model|checkpoint|model_best)\.pth\.tar|model_optim_rng\.pt|consolidated\.0+\.pth",
+    re.ASCII,
+)
+ADAPTER = "adapter_model.bin"
+"""PEFT's adapter, in the form from before safetensors."""
+
+SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
+
+
+class TorchFiles:
+    """Reader of unsharded ``torch.save`` files."""
+
+    name = FORMAT
+
+    def recognise(self, path: Path) -> list[Match]:
+        if is_file(path):
+            if path.name == INDEX:
+                return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
+            wanted = path.name.endswith(SUFFIXES) and not is_state_file(path.name)
+            return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
+        if is_file(path / INDEX):
+            return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
+        listed = files_in(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or _part(name))
+        found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]
+        parts = [] if found else [entry for entry in listed if _part(entry.name)]
+        if len(parts) == 1 and (only := _part(parts[0].name)) is not None and only.parts == 1:
+            found, parts = parts, []
+        if not found and not parts:
+            found = [entry for entry in listed if entry.name == ADAPTER]
+        if parts:
+            unproven: IncompleteError = MissingShard(
+                f"{INDEX} is missing; {len(parts)} parts without it prove nothing",
+                path=path / INDEX,
+                hint="copy the index from where the model came from",
+            )
+            unproven = lost_part(parts) or unproven
+            return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]
+        models, ema = [entry for entry in found if entry.stem != "ema"], [entry for entry in found if entry.stem == "ema"]
+        matches = []
+        for component, files in (("model", models), ("ema", ema)):
+            if files:
+                several = Undecidable(
+                    f"several files could be the model: {few([file.name for file in files])}",
+                    path=path,
+                    expected="one of them",
+                    hint="pass the file itself instead of its folder",
+                )
+                matches.append(Match(FORMAT, component, path, tuple(files), files[0].name, trouble=several if len(files) > 1 else None))
+        return matches
+
+    def groups(self, match: Match, files: Files) -> list[str]:
+        """The model of a file, and the averages that a trainer keeps beside it."""
+        first = match.files[0]
+        if match.trouble is not None or first.name == INDEX:
+            return [match.component]
+        file = files.parsed(first, TorchFile)
+        with reading(first):
+            return [group.name for group in groups_of(file, match.component, LocalReader(file, 0))[1]]
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        first = match.files[0]
+        paths, mapping = [first], None
+        if first.name == INDEX:
+            mapping = read_weight_map(first, ".bin")
+            paths = [first.parent / name for name in sorted(set(mapping.values()))]
+        tensors = {}
+        leaves: list[Leaf] = []
+        notes: list[Note] = []
+        for path in paths:
+            state, others = _read(path, files, match, notes)
+            if mapping is not None:
+                with reading(path):
+                    check_members(mapping, path.name, state.locals)
+            leaves += others
+            tensors.update(assemble([state], 1, (), options).tensors)
+        return Component(
+            match.component,
+            FORMAT,
+            match.root,
+            tensors,
+            tuple(dict.fromkeys([first, *paths])),
+            leaves=tuple(leaves),
+            writer=match.evidence,
+            notes=(*notes, *left_out_notes(leaves)),
+        )
+
+
+def holds_torch_model(folder: Path) -> bool:
+    """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
+    return is_file(folder / INDEX) or bool(files_in(folder, lambda name: KNOWN.fullmatch(name) or _part(name)))
+
+
+def _part(name: str) -> PartName | None:
+    part = part_name(name)
+    return part if part is not None and part.suffix == ".bin" else None
+
+
+def _component(path: Path) -> str:
+    return "ema" if path.name == "ema.pt" else "model"
+
+
+def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[RankState, list[Leaf]]:
+    file = files.parsed(path, TorchFile)
+    reader = LocalReader(file, 0)
+    with reading(path):
+        refuse_part(file, path)
+        way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader)
+        group = chosen_group(groups, match.group)
+        held, leaves = read_state(group.entries, reader, path)
+        beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]
+        notes += notes_of_group(path.name, way, groups, group)
+    return RankState(0, path, held), [*beside, *leaves]
+
+
+def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict[str, Any]:
+    """What a trainer's file holds beside its state dicts of weights, as values: without keys that ``leave_out`` matches.
+
+    Empty for a file that is a state dict itself.
+    """
+    file = TorchFile(files.source(path))
+    entries = as_dict(file.root) or {}
+    reader = ValueReader(file)
+    with reading(path):
+        kept = {str(key): node for key, node in without_averages(entries).items() if not leave_out.fullmatch(str(key))}
+        return {key: reader.read(node) for key, node in kept.items()}

@@ -1,0 +1,125 @@
+"""One file's state dict: which entries are tensors, which are something else, and what must not be overlooked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, Unsupported, reading
+from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, below, describe
+from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
+from ckpt_cli.names import check_name, few, is_extra_state
+from ckpt_cli.tensors.plain_values import NUMPY_CORES
+from ckpt_cli.tensors.tensor import Leaf, Note
+
+MAX_SETTING = 4096
+"""Bytes of an entry that may be a setting; more are data."""
+
+FLAT_PARAMETER = re.compile(r"(.*\.)?(_?flat_param(_[0-9]+)?|.*_flat_param)")
+"""What FSDP and fairscale call a module's parameters in one vector."""
+
+
+def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> tuple[dict[str, Local], tuple[Leaf, ...]]:
+    """The tensors of a state dict, and its other entries as inert leaves; extra state of modules is one of these, whatever it holds.
+
+    Raises Unsupported for an entry that is no tensor but holds some (a nested dict, an object of an unknown class), or one of an
+    unknown kind: to leave it out would lose weights. Raises CorruptFile if there is no tensor at all.
+    """
+    search = StorageSearch()
+    held: dict[str, Local] = {}
+    leaves: list[Leaf] = []
+    for name, node in entries.items():
+        checked = check_name(name)
+        if is_extra_state(checked):
+            leaves.append(Leaf(checked, describe(node)))
+            continue
+        with reading(path, tensor=checked):
+            local = reader.read(node)
+            if local is not None:
+                held[checked] = local
+                continue
+            unknown = _unknown_tensor(node)
+            if unknown is not None:
+                raise Unsupported(
+                    f"this entry is a tensor that is built by {unknown}, which is not known",
+                    expected="tensors of torch, as state_dict() gives them",
+                    hint="save it again as a plain tensor; a newer version of ckpt may read it",
+                )
+            if search.holds(node):
+                raise Unsupported(
+                    f"this entry is no tensor but holds tensors: {describe(node)}",
+                    expected="a flat dict of tensors",
+                    hint="save the state dict that is in it on its own",
+                )
+        leaves.append(Leaf(checked, describe(node), _is_array(node)))
+    _refuse_flat_parameters(held)
+    if not held:
+        raise CorruptFile("the state dict holds no tensor", expected="a dict of tensors")
+    return held, tuple(leaves)
+
+
+def _refuse_flat_parameters(held: Mapping[str, Local]) -> None:
+    """FSDP's LOCAL_STATE_DICT: flat vectors without the names and shapes of what is in them."""
+    flat = next((name for name in held if FLAT_PARAMETER.fullmatch(name)), None)
+    if flat is not None:
+        raise Unsupported(
+            "these are flat parameters of FSDP (LOCAL_STATE_DICT): names and shapes of what is in them are not recorded",
+            tensor=flat,
+            expected="a SHARDED or FULL state dict",
+            hint="load it once in the training script and save with SHARDED_STATE_DICT",
+        )
+
+
+class StorageSearch:
+    """Looks for storages of tensors below nodes of one pickle: exact, and linear in the size of the pickle for all nodes together."""
+
+    def __init__(self) -> None:
+        self._clean: set[int] = set()
+        """Nodes below which there is none, by identity: the pickle that they belong to keeps them alive."""
+
+    def holds(self, node: object) -> bool:
+        """Whether a storage hangs anywhere below a node, however deep."""
+        pending, seen = [node], set()
+        while pending:
+            current = pending.pop()
+            if isinstance(current, Persistent) or (isinstance(current, Call) and current.is_("torch.storage", "_load_from_bytes")):
+                return True
+            if isinstance(current, (list, tuple, dict, Call)) and id(current) not in self._clean and id(current) not in seen:
+                seen.add(id(current))
+                pending += below(current)
+        self._clean |= seen
+        return False
+
+
+def holds_storage(node: object) -> bool:
+    """Whether a storage of tensors hangs anywhere below a node."""
+    return StorageSearch().holds(node)
+
+
+def _is_array(node: object) -> bool:
+    """Whether a node is a numpy array, or bytes that may be one: data that is no setting."""
+    if isinstance(node, Call) and node.is_("_codecs", "encode") and node.args and isinstance(node.args[0], str):
+        # How protocol 2 holds bytes.
+        return len(node.args[0]) > MAX_SETTING
+    if isinstance(node, (bytes, bytearray)):
+        return len(node) > MAX_SETTING
+    return isinstance(node, Call) and any(node.is_(module, "_reconstruct") for module in NUMPY_CORES)
+
+
+def _unknown_tensor(node: object) -> str | None:
+    """The name of what would have built a tensor in a way that is not known here; None if it is no such thing."""
+    target = node.target if isinstance(node, Call) else None
+    if not isinstance(target, Global):
+        return None
+    named = "rebuild" in target.name.lower() or target.name.endswith(("Tensor", "Parameter", "Storage"))
+    return str(target) if named else None
+
+
+def left_out_notes(leaves: Iterable[Leaf]) -> tuple[Note, ...]:
+    """A warning that names entries with data that are no tensors and so are not written."""
+    names = list(dict.fromkeys(leaf.name for leaf in leaves if leaf.holds_data))
+    if not names:
+        return ()
+    return (Note("warning", "left-out", f"{few(names)}: no tensors of torch but arrays or bytes, which are not written"),)

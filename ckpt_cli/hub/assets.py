@@ -1,0 +1,245 @@
+"""The files besides weights that a model folder needs: config, generation config, tokenizer, processor, custom code.
+
+They are copied byte for byte from wherever the run keeps them; only the dtype that config.json names is set to what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, reading
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import files_in, is_folder, is_there, read_small, size_of
+from ckpt_cli.hub.critics import repaired_class
+from ckpt_cli.hub.custom_code import custom_code
+from ckpt_cli.output.manifest import NAME as MANIFEST
+from ckpt_cli.tensors.tensor import Note
+
+CONFIG = "config.json"
+HUB_FOLDER = "huggingface"
+ASSET_NAMES = frozenset(
+    {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+        "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
+        "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "image_processor.json",
+        "feature_extractor.json", "chat_template.json", "chat_template.jinja", "modules.json", "LICENSE", "LICENSE.txt", "NOTICE",
+        "llm_config.json", "vit_config.json",
+    }
+)  # fmt: skip
+"""What trainers write into a checkpoint's own folder; other JSON files there (trainer state and so on) stay behind."""
+
+ASSET_PATTERN = re.compile(r".*\.(jinja|tiktoken|spm)")
+WEIGHT_SUFFIXES = frozenset(
+    {
+        ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".npz", ".npy", ".pkl", ".pickle",
+        ".gguf", ".ggml", ".llamafile", ".onnx", ".onnx_data", ".data", ".ot", ".tflite", ".mlmodel", ".pdparams", ".nemo", ".engine",
+        ".tar", ".zip", ".gz", ".zst",
+    }
+)  # fmt: skip
+"""Weights in any form, and archives, which may hold them: never an asset."""
+
+NO_ASSETS = re.compile(
+    r".*\.index(\.[\w-]+)?\.json|adapter_config\.json|lora_train_meta\.json|trainer_state\.json|\w+_results\.json|events\.out\.tfevents\..*",
+    re.ASCII,
+)
+"""What belongs to other weights than those that are written, or to a training."""
+
+AUXILIARY = "ae.safetensors"
+"""BAGEL's image decoder, which no training changes: the one weights file that is passed on as it is."""
+
+OF_BAGEL = ("llm_config.json", "ema.safetensors")
+NO_CODE = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json"})
+MAX_CONFIG = 4 << 20
+"""Bytes of a config; what is larger is a vocabulary."""
+
+TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"})
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """Asset files by name, where each comes from, and the parsed config (empty if there is none)."""
+
+    files: Mapping[str, Path]
+    config: Mapping[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    @property
+    def lacking(self) -> list[str]:
+        """What a usable model folder still needs."""
+        lacks = [] if CONFIG in self.files else [CONFIG]
+        if not TOKENIZER_FILES & set(self.files) and not any(name.endswith(".tiktoken") for name in self.files):
+            lacks.append("a tokenizer")
+        return lacks
+
+
+def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
+    """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
+
+    The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks. Of a base,
+    everything is an asset but weights and its README, which speaks of another model. Of Python files only those that a
+    config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
+    Raises Unreadable, LfsPointer, and CorruptFile for the config.
+    """
+    files: dict[str, Path] = {}
+    folders = [(folder, is_hub) for home in homes for folder, is_hub in ((home / HUB_FOLDER, True), (home, False))]
+    for folder, is_hub in folders:
+        found = _listed(folder, everything=is_hub)
+        if CONFIG in found:
+            files = found
+            break
+        for name, path in found.items():
+            files.setdefault(name, path)
+    if base is not None:
+        for name, path in _listed(base, everything=True, configs=_texts(files.values())).items():
+            if not name.startswith("README"):
+                files.setdefault(name, path)
+    for path in files.values():
+        size_of(path)
+    config = read_config(files[CONFIG]) if CONFIG in files else {}
+    return Assets(files, config)
+
+
+def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
+    """What an output will lack to be used, and where it may come from."""
+    cure = "pass --base DIR with the model that training started from" if base is None else "neither the run nor the base has one"
+    return [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """A config.json as a dict. Raises CorruptFile."""
+    with reading(path):
+        return _config_of(read_small(path))
+
+
+def _config_of(raw: bytes) -> dict[str, Any]:
+    config = parse_json(raw, "the config")
+    if not isinstance(config, dict):
+        raise CorruptFile("the config is not a JSON object")
+    return config
+
+
+def resolve_base(base: str) -> Path:
+    """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
+    folder = Path(base)
+    if is_folder(folder):
+        return folder.resolve() if ".." in folder.parts else folder
+    hint = "pass the folder that the file lies in" if is_there(folder) else "check the path: nothing is there"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
+        # As huggingface_hub finds it: variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
+        home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")
+        cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+        repository = Path(os.path.expanduser(cache)) / f"models--{base.replace('/', '--')}"
+        try:
+            commit = read_small(repository / "refs" / "main", 1 << 10).decode("ascii", "replace").strip()
+        except (NotFound, CorruptFile):
+            commit = ""
+        if re.fullmatch(r"[0-9a-f]{40}", commit) and is_folder(repository / "snapshots" / commit):
+            return repository / "snapshots" / commit
+        if not is_there(folder.parent):
+            hint = "download it first; ckpt never does"
+    raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint=hint)
+
+
+def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
+    """A config.json with other entries."""
+    config = read_config(content) if isinstance(content, Path) else _config_of(content)
+    return (json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
+    """config.json with its dtype set to what was written (torch's name); the untouched path if it says so already.
+
+    Only these words of the text change. Sub-configs of multimodal models that repeat the old dtype follow.
+    """
+    raw = read_small(path)
+    with reading(path):
+        config = _config_of(raw)
+    text = raw.decode("utf-8-sig")
+    keys = [key for key in ("dtype", "torch_dtype") if key in config]
+    old = {config[key] for key in keys if isinstance(config[key], str)}
+    if keys and old == {dtype} and all(isinstance(config[key], str) for key in keys):
+        return path
+    if not config:
+        return config_with(b"{}", {_dtype_key(config): dtype})
+    if not old:
+        return text.replace("{", f'{{\n  "{_dtype_key(config)}": "{dtype}",', 1).encode() if not keys else path
+    words = "|".join(re.escape(json.dumps(word)) for word in old)
+    return re.sub(rf'("(?:torch_)?dtype"\s*:\s*)(?:{words})', rf'\g<1>"{dtype}"', text).encode()
+
+
+def _dtype_key(config: Mapping[str, Any]) -> str:
+    """The key that the config's transformers version knows: "dtype" since 4.56, "torch_dtype" before."""
+    version = str(config.get("transformers_version", "0")).split(".")
+    numbers = [int(part) for part in version[:2] if part.isascii() and part.isdecimal()]
+    return "dtype" if numbers >= [4, 56] else "torch_dtype"
+
+
+def _listed(folder: Path, *, everything: bool, configs: Sequence[Any] = ()) -> dict[str, Path]:
+    """Asset files of a folder: by name, or ``everything`` that is no weights; code that its configs (or ``configs``) name."""
+
+    def matters(name: str) -> bool:
+        weights = os.path.splitext(name)[1] in WEIGHT_SUFFIXES or NO_ASSETS.fullmatch(name) is not None or name == MANIFEST
+        named = name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
+        return name.endswith(".py") or named or name == AUXILIARY or (everything and not weights and not name.startswith("."))
+
+    present = files_in(folder, matters)
+    bagel = any(path.name in OF_BAGEL for path in present)
+    found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
+    modules = {path.stem: path for path in present if path.suffix == ".py"}
+    return found | (custom_code(modules, [*_texts(found.values()), *configs]) if modules else {})
+
+
+def _texts(paths: Iterable[Path]) -> list[Any]:
+    """What JSON files say. One that cannot be read names no code; whether it may be broken is not decided here."""
+    found = []
+    for path in paths:
+        if path.suffix == ".json" and path.name not in NO_CODE and size_of(path) <= MAX_CONFIG:
+            with contextlib.suppress(CkptError):
+                found.append(parse_json(read_small(path), path.name))
+    return found
+
+
+# -- what the config says about the weights --------------------------------------------------------------------------
+
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
+HEADS = ("lm_head.weight", "embed_out.weight")
+
+
+def tied_pair(names: Sequence[str]) -> tuple[str, str] | None:
+    """(head, embedding) among tensor names, if there is exactly one of each."""
+    heads = [name for name in names if _last_two(name) in HEADS]
+    embeddings = [name for name in names if _last_two(name) in EMBEDDINGS]
+    return (heads[0], embeddings[0]) if len(heads) == len(embeddings) == 1 else None
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes: set[str]) -> list[Note]:
+    """Where the config contradicts the weights (by name) in a way that makes loading go wrong silently, and what was done about it."""
+    notes = []
+    architectures = config.get("architectures") or []
+    value_heads = [name for name in shapes if name.split(".")[0] in ("score", "v_head")]
+    repaired = repaired_class(config, shapes)
+    if repaired:
+        text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: it says {repaired['architectures'][0]} now"
+        notes.append(Note("info", "class-repaired", text))
+    elif value_heads and any(isinstance(a, str) and a.endswith(("ForCausalLM", "ForConditionalGeneration")) for a in architectures):
+        text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: load them with the class that trained them"
+        notes.append(Note("warning", "value-head", text))
+    wanted = config.get("dtype", config.get("torch_dtype"))
+    if wanted == "bfloat16" and dtypes == {"F32"}:
+        notes.append(Note("info", "fp32-masters", "these are float32 masters of a bfloat16 model: --dtype bf16 halves the output"))
+    return notes

@@ -1,0 +1,262 @@
+"""What an output may say about its names, and why it is refused: the outcome of comparing it with the class of its config.
+
+Decided before anything is written. Tensors that the class needs and nobody has are an error; whatever else differs is a warning.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.errors import Inconsistent, MissingTensors
+from ckpt_cli.formats.base import Naming
+from ckpt_cli.hub.classes.config_counts import Mismatch, mismatches
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared
+from ckpt_cli.hub.config import Config
+from ckpt_cli.name_patterns import pattern_of, ranged
+from ckpt_cli.names import few, foreign_names, printable
+from ckpt_cli.results.inspect import ClassComparison
+from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.verifying.findings import shape_text
+
+ADVICE = {
+    "uneven-layers": "ckpt verify with --base shows whether the base has it",
+    "odd-count": "correct config.json",
+    "other-model-type": "loaders choose by model_type: correct config.json",
+    "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",
+    "extra-tensors": "--exclude leaves them out, --key-map renames them",
+    "extra-layers": "restore config.json from the run",
+    "extra-experts": "restore config.json from the run",
+    "vocabulary-rows": "set vocab_size in config.json, or pad or cut the embedding",
+    "no-prediction-layers": "speculative decoding needs them: --carry-from-base takes them from the base",
+    "no-tower": "--carry-from-base takes them from the base",
+}
+"""What can be done about what is odd; the last two need a base with such tensors."""
+
+SHOWN_GLOBS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """``text`` is all that is said of names. ``lacking``: tensors (or globs) that a loader needs, and what is known of them."""
+
+    text: str
+    fit: Fit | None
+    notes: tuple[Note, ...]
+    lacking: Mapping[str, str]
+    named: str = "the model"
+    mixed: tuple[str, ...] = ()
+
+    @property
+    def comparison(self) -> ClassComparison | None:
+        """The comparison with the class as a result, None if there was none."""
+        if self.fit is None:
+            return None
+        fit = self.fit
+        return ClassComparison(
+            architecture=printable(fit.kind),
+            origin=fit.origin,
+            shapes=fit.expected is not None,
+            expected=fit.expected,
+            fitting=fit.fitting,
+            missing=tuple(fit.missing),
+            reshaped=tuple(fit.reshaped),
+            extra=fit.extra,
+        )
+
+
+def claim_for(
+    shapes: Mapping[str, Shape],
+    kind: KnownClass | str,
+    naming: Naming,
+    config: Config,
+    *,
+    on_purpose: Collection[str] = (),
+    change: tuple[str, str] = ("", ""),
+) -> Claim:
+    """Compare what will be written with the class (``kind``) and with the counts of its config.
+
+    ``change`` is the prefix of all names that was taken away for that, and the one that was added. ``on_purpose`` are names that
+    filters, a key map or --intersect left out: they are not lacking.
+    """
+    odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and kind.has_shapes)
+    counted = {glob: item.text for item in odd for glob in item.lacking}
+    notes = [Note("warning", item.code, _advised(item)) for item in odd if not item.lacking]
+    if not isinstance(kind, KnownClass):
+        return Claim(f"as trained, not compared: {kind}", None, tuple(notes), counted)
+    fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
+    if not fit.fitting and naming == "native":
+        text = f"as trained: none of them is one of {printable(kind.kind)} ({kind.origin})"
+        return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))
+    absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
+    if not kind.has_shapes:
+        notes += _unproved(absent, kind) if fit.fitting else ()
+        lacking = counted if fit.fitting else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
+    else:
+        lacking = {name: shape_text(shape) for name, shape in absent.items()}
+    notes += _different_shapes(fit, kind)
+    mixed = tuple(name for name in fit.extra if kind.knows(name))
+    patterns = {pattern_of(name)[0] for name in (*kind.known.hub, *kind.known.native)}
+    beyond = [name for name in fit.extra if name not in mixed and fit.expected is not None and pattern_of(name)[0] in patterns]
+    if beyond:
+        text = f"{len(beyond)} tensors are of layers or experts beyond those of config.json: {few(_grouped(beyond), 3)}"
+        notes.append(Note("warning", "extra-layers", f"{text}; {ADVICE['extra-layers']}"))
+    fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond}))
+    foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
+    if foreign:
+        kinds = few(_grouped(foreign))
+        if not kind.has_shapes:
+            text = f"{len(foreign)} names are not among those known of {printable(kind.kind)}: {kinds}"
+            notes.append(Note("warning", "unknown-names", f"{text}; they were not compared: {kind.unknown}"))
+        else:
+            plural = "tensor has" if len(foreign) == 1 else "tensors have"
+            text = f"{len(foreign)} {plural} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
+            notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
+    old, new = map(printable, change)
+    done = f", {old} was taken away from every name" if old else f", {new} was put in front of every name" if new else ""
+    text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
+    return Claim(text, replace(fit, extra=(*fit.extra, *mixed, *beyond)), tuple(notes), lacking, printable(kind.kind), mixed)
+
+
+def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
+    """A claim in which tensors that ``allowed`` (globs) names are no longer lacking, but told."""
+    if not allowed:
+        return made
+    let_go = [name for name in made.lacking if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)]
+    unused = [pattern for pattern in allowed if not any(fnmatch.fnmatchcase(name, pattern) for name in made.lacking)]
+    notes = [Note("warning", "unused-pattern", f"--allow-missing {printable(p)} matches nothing that is missing") for p in unused]
+    if let_go:
+        text = f"missing, as --allow-missing says: {few(_grouped(let_go))} of {made.named}"
+        notes.append(Note("warning", "missing-allowed", text))
+    lacking = {name: what for name, what in made.lacking.items() if name not in let_go}
+    return replace(made, notes=(*made.notes, *notes), lacking=lacking)
+
+
+def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming) -> None:
+    """Raise MissingTensors if a loader needs tensors that nobody has, Inconsistent if most have other shapes than the config says.
+
+    ``base`` are the names that could be taken from the base.
+    """
+    if made.mixed:
+        raise Inconsistent(
+            f"{len(made.mixed)} tensors have names of another kind than the rest: as trained beside those of the hub, of {made.named}",
+            tensor=made.mixed[0],
+            expected="one kind of names; no loader takes fused and single experts together",
+            hint="leave one kind out with --exclude",
+        )
+    if made.fit is not None and len(made.fit.reshaped) > made.fit.fitting:
+        (name, (wanted, held)) = next(iter(made.fit.reshaped.items()))
+        raise Inconsistent(
+            f"config.json is of another model: {len(made.fit.reshaped)} of {made.fit.expected} tensors have other shapes than it asks for",
+            tensor=name,
+            expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",
+            hint="put the config.json of this model in its place; if it came from --base, pass the model that training started from",
+        )
+    if not made.lacking:
+        return
+    absent = _grouped(list(made.lacking))
+    foreign = foreign_names(names)
+    globs = _globs(list(made.lacking), names)
+    there = [name for name in made.lacking if base is not None and _in(base, name)]
+    details = [f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
+    if made.fit is not None and not made.fit.fitting:
+        own = f"these are {foreign}'s own names: " if foreign else ""
+        hint = f"{own}rename them with --key-map, or pass --names native to keep them as they are"
+        message = f"no tensor has a name of {made.named}"
+        details = [f"in the checkpoint: {few(list(names), 3)}", f"in {made.named}: {few(list(made.fit.missing), 3)}"]
+    elif there and len(there) == len(made.lacking):
+        hint = f"the base has them: pass {_flags('--carry-from-base', globs)} to take them from there"
+        message = _counted(made, absent)
+    else:
+        hint = f"{_flags('--allow-missing', globs)} writes the folder without them"
+        if base is None:
+            hint = f"--base DIR with {_flags('--carry-from-base', globs)} takes them from the base model; {hint}"
+        message = _counted(made, absent)
+    raise MissingTensors(
+        message,
+        details=details,
+        expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and made.fit.expected else None,
+        hint=hint,
+    )
+
+
+def _counted(made: Claim, absent: Sequence[str]) -> str:
+    if made.fit is None or made.fit.expected is None:
+        return next(iter(made.lacking.values()))
+    which = f": {absent[0]}" if len(absent) == 1 else ""
+    return (
+        f"{len(made.lacking)} of the {made.fit.expected} tensors of {made.named} {'is' if len(made.lacking) == 1 else 'are'} missing{which}"
+    )
+
+
+def _globs(absent: Sequence[str], there: Collection[str]) -> list[str]:
+    """Globs for names that are missing: each begins like no name that is there, or is one name with its numbers open."""
+    patterns = {pattern_of(name)[0].replace("{}", "*") for name in absent}
+    if len(absent) == 1 or len(patterns) == 1:
+        return [absent[0] if len(absent) == 1 else patterns.pop()]
+    taken = {prefix for name in there for prefix in _prefixes(name)}
+    chosen: list[str] = []
+    for name in absent:
+        free = next((prefix for prefix in _prefixes(name) if prefix not in taken), None)
+        chosen.append(name if free is None else f"{free}.*")
+    return list(dict.fromkeys(chosen))
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """What a name begins with, up to each of its dots, the shortest first."""
+    return itertools.accumulate(name.split(".")[:-1], lambda whole, part: f"{whole}.{part}")
+
+
+def _flags(option: str, globs: Sequence[str]) -> str:
+    """An option for each glob; where there are many, for an unnamed one."""
+    return " ".join(f"{option} '{glob}'" for glob in globs) if len(globs) <= SHOWN_GLOBS else f"{option} GLOB (once for each of them)"
+
+
+def _in(base: Collection[str], name: str) -> bool:
+    return name in base or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in base))
+
+
+def odd_dtypes(tensors: Mapping[str, Tensor], config: Config) -> list[Note]:
+    """A warning about matrices of integers or complex numbers where a class has floats: codes without scales mean nothing."""
+    odd = [
+        name
+        for name, tensor in tensors.items()
+        if tensor.dtype.kind in ("int", "bool", "complex") and len(tensor.shape) > 1 and name.endswith("weight")
+    ]
+    if not odd or "quantization_config" in config:
+        return []
+    text = f"{few(odd, 3)}: {tensors[odd[0]].dtype} where a model has floats; without scales such codes mean nothing"
+    return [Note("warning", "odd-dtype", text)]
+
+
+def _advised(item: Mismatch) -> str:
+    return f"{item.text}; {ADVICE[item.code]}"
+
+
+def _unproved(absent: Mapping[str, Shape], kind: KnownClass) -> list[Note]:
+    """Names by pattern that no tensor has. The shipped names are those of one config, so that this proves nothing."""
+    wanted = [name.replace("{}", "*") for name in absent if not name.endswith("bias")]
+    if not wanted:
+        return []
+    text = f"{printable(kind.kind)} usually has tensors that are not here: {few(wanted)}; nothing proves it: {kind.unknown}"
+    return [Note("warning", "missing-kinds", text)]
+
+
+def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
+    if fit.reshaped:
+        (name, (wanted, held)), *others = fit.reshaped.items()
+        more = f" ({len(others)} more tensors differ)" if others else ""
+        text = f"{printable(name)} is {shape_text(held)}, and {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
+        yield Note("warning", "other-shapes", f"{text}: correct config.json, or loading fails")
+
+
+def _grouped(names: Sequence[str]) -> list[str]:
+    """Names that differ in numbers only, as one with the range of the numbers."""
+    groups: dict[str, list[tuple[int, ...]]] = {}
+    for name in names:
+        pattern, numbers = pattern_of(name)
+        groups.setdefault(pattern, []).append(numbers)
+    return [ranged(pattern, numbers) for pattern, numbers in groups.items()]

@@ -1,0 +1,253 @@
+"""transformers' own tables of names and layouts on the hub, as plain data. Runs in a process of its own: it imports torch.
+
+    python -m ckpt_cli.hub.classes.compile --rules CONFIG.json     prints the rules of the model that a config describes
+    python -m ckpt_cli.hub.classes.compile --tensors CONFIG.json   prints the tensors that it has, in memory and on the hub
+    python -m ckpt_cli.hub.classes.compile --all FILE              writes the rules of every architecture that transformers can build
+    python -m ckpt_cli.hub.classes.compile --names FILE            writes the names of the tensors of each of these architectures
+
+transformers converts weights while loading (`transformers/conversion_mapping.py`) and reverts that while saving
+(`revert_weight_conversion`); what is written here are the reverted transforms in the order in which they apply, and the renamings of
+loading ("older"), which turn names of the hub, or of transformers 4, into those in memory. Nothing of a checkpoint is executed:
+custom code that a config names is not used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.name_patterns import pattern_of
+
+
+def compile_config(content: dict[str, Any]) -> dict[str, Any]:
+    """The rules of the model that a config.json describes. Raises whatever transformers raises for configs it cannot use."""
+    return compile_model(*_class_and_config(content))
+
+
+def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Names and shapes of the tensors of the model that a config describes: as they are in memory, and as it would be saved.
+
+    ``tied`` lists the names in memory that saving leaves out, with one that has the same storage; ``optional`` are expressions
+    for names that loading may lack, ``ignored`` for those that it may find without a place for them; ``prefix`` is what older files may
+    leave out of names.
+    """
+    return tensors_of_model(*_class_and_config(content))
+
+
+def tensors_of_model(kind: Any, config: Any) -> dict[str, Any]:
+    """The same, of a model class and its config."""
+    import torch
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    with torch.device("meta"):
+        model = kind(config)
+    state = model.state_dict()
+    for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
+        state.pop(name, None)
+    kept = remove_tied_weights_from_state_dict(dict(state), model)
+    owners = {id(model.get_parameter_or_buffer(name)): name for name in kept}
+    return {
+        "native": {name: list(tensor.shape) for name, tensor in state.items()},
+        "hub": {name: list(tensor.shape) for name, tensor in revert_weight_conversion(model, dict(kept)).items()},
+        "tied": {name: owners[id(model.get_parameter_or_buffer(name))] for name in state if name not in kept},
+        "prefix": model.base_model_prefix,
+        "optional": sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()),
+        "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
+    }
+
+
+def _class_and_config(content: dict[str, Any]) -> tuple[Any, Any]:
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[content["model_type"]]
+    decode = getattr(kind, "_decode_special_floats", lambda unchanged: unchanged)
+    return getattr(transformers, content["architectures"][0]), kind.from_dict(decode(content))
+
+
+def compile_model(kind: Any, config: Any) -> dict[str, Any]:
+    """The rules of one model class with one config; the model is built without memory for its weights."""
+    import torch
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, WeightConverter
+
+    with torch.device("meta"):
+        model = kind(config)
+    # As in transformers' saving: prefixes that only loading may have changed are left alone.
+    transforms = [entry for entry in get_model_conversion_mapping(model, add_legacy=False) if not isinstance(entry, PrefixChange)]
+    reverted = [entry.reverse_transform() for entry in transforms[::-1]]
+    return {
+        "converters": [_converter(entry) for entry in reverted if isinstance(entry, WeightConverter)],
+        "renamings": [_renaming(entry) for entry in reverted if not isinstance(entry, WeightConverter)],
+        "older": [_renaming(entry) for entry in transforms if not isinstance(entry, WeightConverter)],
+        "ignored": sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()),
+        "tied": dict(_tied(model)),
+        "ties": bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)),
+        "parts": dict(_parts(config)),
+    }
+
+
+def _renaming(entry: Any) -> dict[str, Any]:
+    kinds = {"WeightRenaming": "first", "GroupWeightRename": "paired", "Inkling2IndexOffsetWeightRename": "shifted"}
+    kind = kinds.get(type(entry).__name__, "unknown")
+    if type(entry).__name__ == "LayerPairCollapse":
+        kind = "none"
+    return {**_patterns(entry), "kind": kind, "offset": getattr(entry, "offset", 0)}
+
+
+def _converter(entry: Any) -> dict[str, Any]:
+    return {**_patterns(entry), "operations": [_operation(operation) for operation in entry.operations]}
+
+
+def _patterns(entry: Any) -> dict[str, Any]:
+    scope = None if entry.scope_prefix is None else [entry.base_model_prefix or "", entry.scope_prefix]
+    return {"match": entry.compiled_sources.pattern, "sources": entry.source_patterns, "targets": entry.target_patterns, "scope": scope}
+
+
+def _operation(operation: Any) -> dict[str, Any]:
+    return {"name": type(operation).__name__, **{key: value for key, value in vars(operation).items() if not key.startswith("_")}}
+
+
+def _tied(model: Any) -> Iterator[tuple[str, str]]:
+    """Expressions for names that are tied -> for the names that they are tied to, of all parts of a model."""
+    from transformers import PreTrainedModel
+
+    for prefix, module in model.named_modules():
+        if isinstance(module, PreTrainedModel):
+            start = f"{prefix}." if prefix else ""
+            for target, source in (getattr(module, "_tied_weights_keys", None) or {}).items():
+                yield f"{start}{target}", f"{start}{source}"
+
+
+def _parts(config: Any) -> Iterator[tuple[str, str]]:
+    """Name -> model type of the configs inside of a config: they decide which classes a composed model has."""
+    for name in getattr(config, "sub_configs", None) or {}:
+        inner = getattr(config, name, None)
+        if inner is not None and getattr(inner, "model_type", None):
+            yield name, inner.model_type
+
+
+def known_classes() -> list[tuple[str, str]]:
+    """The model types and classes that transformers' auto classes know."""
+    from transformers.models.auto import modeling_auto
+
+    classes: set[tuple[str, str]] = set()
+    for name in dir(modeling_auto):
+        if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES"):
+            for model_type, kinds in getattr(modeling_auto, name).items():
+                classes |= {(model_type, kind) for kind in (kinds if isinstance(kinds, (tuple, list)) else [kinds])}
+    return sorted(classes)
+
+
+def names_of_all() -> dict[str, Any]:
+    """For all architectures that can be built from their default configs: the names of their tensors, ``{}`` in place of numbers.
+
+    ``names`` has each name once; ``models`` maps an architecture to the positions of its names in memory, of those on the hub where
+    they are others (else None), its prefix, and expressions for names that may be missing, or there without a place for them.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    found: dict[str, tuple[set[str], set[str], dict[str, Any]]] = {}
+    for model_type, name in known_classes():
+        try:
+            tensors = tensors_of_model(getattr(transformers, name), CONFIG_MAPPING[model_type]())
+        except Exception:  # noqa: BLE001 - whatever keeps a class from being built, nothing is known of its names
+            continue
+        native, hub = ({pattern_of(key)[0] for key in tensors[side]} for side in ("native", "hub"))
+        found[f"{model_type}/{name}"] = (native, hub, tensors)
+    names = sorted({name for native, hub, _ in found.values() for name in native | hub})
+    place = {name: position for position, name in enumerate(names)}
+    models = {
+        key: [
+            sorted(place[name] for name in native),
+            sorted(place[name] for name in hub) if hub - native else None,
+            tensors["prefix"],
+            tensors["optional"],
+            tensors["ignored"],
+        ]
+        for key, (native, hub, tensors) in found.items()
+    }
+    return {"transformers": transformers.__version__, "names": names, "models": models}
+
+
+def compile_all() -> dict[str, Any]:
+    """The rules of all architectures that can be built from their default configs, equal ones stored once; None for the others."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    rules: list[dict[str, Any]] = []
+    models: dict[str, list[Any] | None] = {}
+    for model_type, name in known_classes():
+        models[f"{model_type}/{name}"] = None
+        try:
+            compiled = compile_model(getattr(transformers, name), CONFIG_MAPPING[model_type]())
+        except Exception:  # noqa: BLE001 - whatever keeps a class from being built, its rules are made when they are needed
+            continue
+        entry = {key: compiled.pop(key) for key in ("ties", "parts")}
+        if compiled not in rules:
+            rules.append(compiled)
+        models[f"{model_type}/{name}"] = [rules.index(compiled), entry["ties"], entry["parts"]]
+    return {"transformers": transformers.__version__, "rules": rules, "models": models}
+
+
+ANSWERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"--rules": compile_config, "--tensors": tensors_of}
+"""Questions about a config, as the command line names them."""
+
+
+def versioned(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer with the version of transformers that gave it."""
+    import transformers
+
+    return {"transformers": transformers.__version__, **answer}
+
+
+def _end_with_parent() -> None:
+    """Be killed when the process that asked is (on Linux): nobody would read the answer."""
+    import ctypes
+    import os
+    import signal
+
+    if sys.platform == "linux":
+        parent = os.environ.get("CKPT_PARENT")
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of sys/prctl.h
+        if parent is not None and parent != str(os.getppid()):
+            sys.exit(1)  # it ended before that
+
+
+def main(arguments: list[str]) -> None:
+    _end_with_parent()
+    warnings.filterwarnings("ignore")
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if arguments[:1] == ["--all"]:
+        content = compile_all()
+        lines = [f'"transformers": {json.dumps(content["transformers"])}']
+        lines.append('"rules": [\n' + ",\n".join(json.dumps(rule) for rule in content["rules"]) + "\n]")
+        lines.append('"models": {\n' + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in content["models"].items()) + "\n}")
+        Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
+    elif arguments[:1] == ["--names"]:
+        content = names_of_all()
+        lines = [f'"transformers": {json.dumps(content["transformers"])}', f'"names": {json.dumps(content["names"], indent=0)}']
+        entries = (f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in content["models"].items())
+        lines.append('"models": {\n' + ",\n".join(entries) + "\n}")
+        Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
+    else:
+        try:
+            content = ANSWERS[arguments[0]](json.loads(Path(arguments[1]).read_text()))
+        except (ImportError, MemoryError, OSError):
+            # Nothing that the config is to blame for, so that there is no answer to keep.
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever transformers says of a config: it has no answer
+            content = {"error": type(error).__name__}
+        sys.stdout.write(json.dumps(versioned(content)) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

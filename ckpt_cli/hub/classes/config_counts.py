@@ -1,0 +1,228 @@
+"""What config.json itself says about how many layers, experts, rows and towers there are, against the tensors that are there.
+
+For models whose class is not known, this is what can be compared. Only what no sound model has is called missing: layers between, or
+after, layers that are alike; experts of a numbered list. Multi-token prediction is looked for in any case, since no class of
+transformers has a place for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.assets import EMBEDDINGS
+from ckpt_cli.hub.classes.known_names import types_of
+from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count, levels
+from ckpt_cli.names import few, printable
+
+STACK = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|h|blocks))\.(?P<number>[0-9]{1,9})\.")
+EXPERTS = re.compile(r"(?P<stack>(?:.+\.)?experts)\.(?P<number>[0-9]{1,9})\.")
+BLOCK = 4
+"""Tensors that the smallest layer of a transformer has; a stack of less may be linear layers with activations between."""
+
+SCALE = re.compile(r"scale|qweight|qzeros|absmax|SCB|quant|zero_point|codebook|_packed|blocks$|lut", re.IGNORECASE)
+"""What the names of tensors beside quantised weights have in them."""
+
+LISTED = 256
+"""Numbers of one gap that are listed."""
+
+MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers", "num_mtp_modules")
+MTP_PART = re.compile(r"(^|\.)(mtp|mtp_layers|mtp_block|eh_proj|nextn_predict_layers|enorm|hnorm)(\.|$)")
+TOWERS = {
+    "vision_config": re.compile(r"vis|image|siglip|clip|vit", re.IGNORECASE),
+    "audio_config": re.compile(r"audio|speech|whisper|sound", re.IGNORECASE),
+}
+"""Configs of parts, and what occurs in the names of their tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Something that config.json counts otherwise than the tensors do.
+
+    ``lacking``: globs for tensors that are not there and that a loader needs; empty for what is merely odd.
+    """
+
+    code: str
+    text: str
+    lacking: tuple[str, ...] = ()
+
+
+def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool) -> list[Mismatch]:
+    """Everything that config and tensors count differently; ``known``: the class was compared, which says more about all but MTP."""
+    found = list(_prediction(config, shapes))
+    found += [*_types(config), *_quantised(config, shapes)]
+    if not known:
+        found += [*_layers(config, shapes), *_parts(config, shapes), *_experts(config, shapes), *_towers(config, shapes)]
+    if not known and "quantization_config" not in config:
+        found += _rows(config, shapes)
+    return found
+
+
+def _types(config: Config) -> Iterator[Mismatch]:
+    """Loaders choose a class by model_type, and what they build then is not the class that the config names."""
+    kind, model_type = architecture(config), config.get("model_type")
+    others = types_of(kind) if kind is not None else []
+    if others and model_type not in others and not config.get("auto_map"):
+        text = f"config.json says model_type {printable(model_type)}, and {printable(kind)} is a class of {few(others, 3)}"
+        yield Mismatch("other-model-type", text)
+
+
+def _quantised(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """Quantised weights have scales beside them, under one name or another."""
+    if config.get("quantization_config") and not any(SCALE.search(name) for name in shapes):
+        yield Mismatch("no-scales", "config.json says that weights are quantised, and no tensor has the name of a scale")
+
+
+def _prediction(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """Layers of multi-token prediction: beyond the last layer (DeepSeek, GLM), or in a part of their own (Qwen, MiMo)."""
+    for level in levels(config):
+        key = next((key for key in MTP_COUNTS if type(level.get(key)) is int and level[key] > 0), None)
+        if key is None:
+            continue
+        layers = level.get("num_hidden_layers")
+        beyond = type(layers) is int and any(int(match["number"]) >= layers for match in map(STACK.match, shapes) if match)
+        if not beyond and not any(MTP_PART.search(name) for name in shapes):
+            plural = "" if level[key] == 1 else "s"
+            text = f"config.json says {level[key]} layer{plural} of multi-token prediction ({key}), and there is none"
+            yield Mismatch("no-prediction-layers", text)
+        return
+
+
+def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> dict[str, dict[int, set[str]]]:
+    """Stack -> number -> what follows the number in the names of its tensors."""
+    found: dict[str, dict[int, set[str]]] = {}
+    for name, match in ((name, expression.match(name)) for name in shapes):
+        if match:
+            found.setdefault(match["stack"], {}).setdefault(int(match["number"]), set()).add(name[match.end() :])
+    return found
+
+
+def _layers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """Stacks of layers: what lies between layers that are alike, and for the one of the language model, what the config counts."""
+    stacks = _numbers(STACK, shapes)
+    towers = [stack for stack in stacks if any(words.search(stack) for words in TOWERS.values())]
+    models = [stack for stack in stacks if stack not in towers and stack.split(".")[-1] in ("layers", "h")]
+    named = next((level for level in levels(config) if isinstance(level.get("num_hidden_layers"), (int, float, str))), {})
+    wanted = layer_count(config) or _whole(named.get("num_hidden_layers"))
+    if named and wanted is None:
+        text = f"config.json says num_hidden_layers {printable(named['num_hidden_layers'])!r}, which is no number of layers"
+        yield Mismatch("odd-count", text)
+    counted = models[0] if len(models) == 1 and wanted is not None else None
+    predicted = any(MTP_PART.search(name) for name in shapes)
+    for stack, layers in stacks.items():
+        yield from _uneven(stack, layers)
+        if stack == counted and wanted is not None:
+            if not any(max(other) + 1 == wanted == len(other) for other in stacks.values()):
+                yield from _length(stack, layers, wanted, exact=not predicted)
+            continue
+        holes = _holes(layers)
+        if 2 * len(holes) < len(layers):
+            yield from _missing(stack, [number for number in holes if _are_alike(layers, number)], len(layers))
+
+
+def _parts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """The layers of a tower against the config of the part."""
+    stacks = _numbers(STACK, shapes)
+    for key, words in TOWERS.items():
+        part = config.get(key)
+        own = [stack for stack in stacks if words.search(stack) and "merger" not in stack]
+        if isinstance(part, Mapping) and len(own) == 1:
+            wanted = next((count for name in ("depth", "num_hidden_layers", "num_layers") if (count := _whole(part.get(name)))), None)
+            if wanted is not None and len(set(map(frozenset, stacks[own[0]].values()))) == 1:
+                yield from _length(own[0], stacks[own[0]], wanted, exact=False)
+
+
+def _length(stack: str, layers: Mapping[int, set[str]], wanted: int, *, exact: bool) -> Iterator[Mismatch]:
+    """A stack that has fewer layers than the config says; ``exact``: or more."""
+    last = max(layers)
+    absent = [*_holes(layers), *range(last + 1, min(wanted, last + 1 + LISTED))]
+    if absent and last < wanted and _is_block(layers, last):
+        listed = few([str(number) for number in absent], 3)
+        text = f"config.json says {wanted} layers, and {stack} has {len(layers)}: {listed} missing"
+        yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in absent))
+    elif exact and last + 1 > wanted:
+        yield Mismatch("extra-layers", f"config.json says {wanted} layers, and {stack} ends with layer {last}")
+
+
+def _uneven(stack: str, layers: Mapping[int, set[str]]) -> Iterator[Mismatch]:
+    """A few layers that lack what at least as many others have, and have nothing else instead."""
+    kinds = Counter(frozenset(leaves) for leaves in layers.values())
+    poorer = {
+        number: fuller
+        for number, leaves in sorted(layers.items())
+        if (fuller := next((kind for kind, count in kinds.most_common() if leaves < kind and count >= kinds[frozenset(leaves)]), None))
+    }
+    if poorer and (4 * len(poorer) <= len(layers) or len(layers) < BLOCK) and len(next(iter(poorer.values()))) >= BLOCK:
+        number, fuller = next(iter(poorer.items()))
+        text = f"{stack}.{number} lacks {few(sorted(fuller - layers[number]), 3)}, which {kinds[fuller]} of the {len(layers)} layers have"
+        yield Mismatch("uneven-layers", text)
+
+
+def _whole(value: object) -> int | None:
+    """A number of parts, also where a config writes it as "2" or 2.0."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
+        return int(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 10**9:
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _is_block(layers: Mapping[int, set[str]], number: int) -> bool:
+    return len(layers[number]) >= BLOCK
+
+
+def _are_alike(layers: Mapping[int, set[str]], hole: int) -> bool:
+    """Whether the layers around a hole are blocks with the same tensors; between others there may be a module without any."""
+    before = max((number for number in layers if number < hole), default=None)
+    after = min((number for number in layers if number > hole), default=None)
+    return before is not None and after is not None and _is_block(layers, before) and layers[before] == layers[after]
+
+
+def _experts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    wanted = expert_count(config)
+    for stack, experts in _numbers(EXPERTS, shapes).items():
+        last = max(experts)
+        beyond = range(last + 1, min(wanted or 0, last + 1 + LISTED))
+        yield from _missing(stack, [*_holes(experts), *beyond], len(experts))
+        every = set().union(*experts.values())
+        lost = [f"{stack}.{number}.{leaf}" for number, leaves in sorted(experts.items()) for leaf in sorted(every - leaves)]
+        if lost:
+            yield Mismatch("missing-layers", f"{few(lost, 3)}: other experts have it", tuple(lost[:LISTED]))
+        if wanted is not None and last + 1 > wanted:
+            yield Mismatch("extra-experts", f"config.json says {wanted} experts, and {stack} has {last + 1}")
+
+
+def _holes(numbered: Mapping[int, object]) -> list[int]:
+    """Numbers from 0 to the last one that are not there; so many as there are of those that are, at most."""
+    absent: list[int] = []
+    expected = 0
+    for number in sorted(numbered):
+        absent += range(expected, min(number, expected + LISTED))
+        expected = number + 1
+    return absent
+
+
+def _missing(stack: str, numbers: list[int], there: int) -> Iterator[Mismatch]:
+    if numbers:
+        first = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+        text = f"{stack} has {there} modules, and lacks {first}"
+        yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in numbers))
+
+
+def _rows(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    text = config.get("text_config")
+    sizes = [level.get("vocab_size") for level in (config, text) if isinstance(level, Mapping)]
+    wanted = next((size for size in sizes if type(size) is int), None)
+    rows = {name: shape[0] for name, shape in shapes.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(shape) == 2}
+    if wanted is not None and rows and max(rows.values()) < wanted:
+        name = max(rows, key=lambda name: rows[name])
+        yield Mismatch("vocabulary-rows", f"{name} has {rows[name]} rows, and config.json says vocab_size {wanted}")
+
+
+def _towers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    for key, words in TOWERS.items():
+        if isinstance(config.get(key), Mapping) and config[key] and not any(words.search(name) for name in shapes):
+            yield Mismatch("no-tower", f"config.json has a {key}, and no tensor has a name of such a part")

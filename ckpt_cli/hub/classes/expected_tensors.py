@@ -1,0 +1,63 @@
+"""Which tensors the class that a config names has: transformers builds it without memory, in a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.transformers_child import asked_child, installed_version
+from ckpt_cli.hub.config import Config, architecture, huge_number
+from ckpt_cli.names import printable
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Shapes by name, as in memory (``native``) and as saved (``hub``).
+
+    ``prefix`` is the name of the base model inside, which older files may lack or have. ``tied`` maps names in memory that
+    saving leaves out to those that share their storage; ``optional`` and ``ignored`` are expressions for names that a loader
+    may lack, or find without a place for them.
+    """
+
+    origin: str
+    prefix: str
+    native: Mapping[str, Shape]
+    hub: Mapping[str, Shape]
+    tied: Mapping[str, str]
+    optional: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def expected_tensors(config: Config) -> Expected | str:
+    """The tensors of the model that a config describes, or why they are not known. Custom code is never run."""
+    kind, version = architecture(config), installed_version()
+    if kind is None or not isinstance(config.get("model_type"), str):
+        return "config.json names no architecture"
+    if config.get("auto_map"):
+        return f"{printable(kind)} is custom code, which is not run"
+    if version is None:
+        return "transformers is not installed"
+    huge = huge_number(config)
+    if huge is not None:
+        return f"config.json asks for {huge}, which nobody builds"
+    answer = asked_child("tensors", config, SCHEMA)
+    if answer is None:
+        return f"transformers {version} could not be asked about {printable(kind)}: its process failed"
+    if not answer.get("native"):
+        return f"transformers {version} cannot build {printable(kind)} from this config"
+    return Expected(
+        f"transformers {answer['transformers']}",
+        str(answer.get("prefix") or ""),
+        _shapes(answer["native"]),
+        _shapes(answer["hub"]),
+        answer["tied"],
+        tuple(answer["optional"]),
+        tuple(answer["ignored"]),
+    )
+
+
+def _shapes(listed: Mapping[str, list[int]]) -> dict[str, Shape]:
+    return {name: tuple(shape) for name, shape in listed.items()}

@@ -1,0 +1,257 @@
+"""How tensors compare with those of the model class that a config names: the only ground for saying whose names they are.
+
+The class is asked about by way of transformers (names and shapes, `expected_tensors`), or known from the shipped names
+(`class_names`). What neither knows is not compared, and that is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
+from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
+from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
+from ckpt_cli.hub.classes.rules import HubRules, rules_for
+from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.critics import repaired_class
+from ckpt_cli.name_patterns import pattern_of
+from ckpt_cli.names import printable
+
+Naming = Literal["hub", "native", "older"]
+
+WORDS = {"gamma": "weight", "beta": "bias"}
+"""TensorFlow's words for a norm's parameters, in files of BERT's time."""
+
+TRL = "pretrained_model."
+"""What TRL's models with a value head put in front of the names of the model inside."""
+
+VALUE_HEAD = re.compile(r"v_head\..*")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownClass:
+    """A model class, and what is known of its tensors: all of them with shapes, or names by pattern.
+
+    ``chosen``: the config names no class, and this one of its model type fits the tensors. ``unknown``: why shapes are not known.
+    """
+
+    kind: str
+    known: Expected | ClassNames
+    rules: HubRules | None
+    config: Config
+    chosen: bool = False
+    unknown: str = ""
+
+    @property
+    def origin(self) -> str:
+        return self.known.origin
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether all tensors are known, with their shapes; otherwise only names by pattern are."""
+        return isinstance(self.known, Expected)
+
+    def count(self, shapes: Mapping[str, Shape]) -> int:
+        """How many names, in memory or on the hub, of this or of older versions of transformers, the class knows."""
+        strange = [name for name in shapes if not self.knows(name)]
+        if not strange or self.rules is None:
+            return len(shapes) - len(strange)
+        native = native_names(shapes, self.rules)
+        return len(shapes) - sum(not self.knows(native[name]) for name in strange)
+
+    def knows(self, name: str) -> bool:
+        """Whether a tensor of the class has this name, in memory or on the hub."""
+        if isinstance(self.known, Expected):
+            return name in self.known.native or name in self.known.hub or name in self.known.tied
+        pattern = pattern_of(name)[0]
+        return pattern in self.known.native or pattern in self.known.hub
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a comparison with a class gave.
+
+    ``expected`` counts the tensors of the class that a file must have (None: only names by pattern were compared), ``fitting`` how
+    many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``extra`` has
+    no place in the class. Of patterns, ``missing`` are those that no tensor has, with an empty shape.
+
+    Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
+    what a wrapper (TRL's) put in front of the model's names, ``doubles`` the base model's prefix that is there once too often,
+    ``lacks`` that prefix where the file has none.
+    """
+
+    kind: str
+    origin: str
+    naming: Naming
+    fitting: int
+    expected: int | None
+    missing: Mapping[str, Shape] = field(default_factory=dict)
+    reshaped: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    extra: tuple[str, ...] = ()
+    wrapper: str = ""
+    doubles: str = ""
+    lacks: str = ""
+    unknown: str = ""
+
+    def name_in(self, names: Container[str], name: str) -> str:
+        """What a file with these ``names`` calls a tensor that the comparison calls ``name``."""
+        other = self.wrapper + self.doubles + name.removeprefix(self.lacks)
+        return other if other in names else name
+
+    @property
+    def faults(self) -> int:
+        return len(self.missing) + len(self.reshaped) + len(self.extra)
+
+
+def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str:
+    """The class of a model, by its config and tensors, or why its tensors are not known. Custom code is never run.
+
+    A config that names no class means the one of its model type whose tensors fit; that of a critic the class with its head.
+    """
+    if "quantization_config" in config:
+        return "the config says that weights are quantised: names and shapes are those of the method"
+    chosen = None
+    if config and architecture(config) is None and not config.get("auto_map"):
+        chosen = fitting_class(config, shapes)
+        config = {**config, "architectures": [chosen]} if chosen is not None else config
+    else:
+        config = {**config, **repaired_class(config, shapes)}
+    kind = architecture(config)
+    if not config:
+        return "there is no config.json"
+    if kind is None:
+        return "config.json names no architecture"
+    if not isinstance(config.get("model_type"), str):
+        return "config.json names no model_type"
+    expected = expected_tensors(config)
+    rules = rules_for(config)
+    shipped = class_names(config) if rules is not None and not config.get("auto_map") else None
+    known = shipped if isinstance(expected, str) else expected
+    if known is None:
+        return str(expected)
+    return KnownClass(kind, known, rules, config, chosen is not None, expected if isinstance(expected, str) else "")
+
+
+def common_prefix(kind: KnownClass, shapes: Mapping[str, Shape]) -> tuple[str, str]:
+    """What all names begin with and what must stand there instead, so that they are names of the class: ("net.", ""), say.
+
+    Two empty texts if the names fit as they are, or nothing makes them fit.
+    """
+    best, change = kind.count(shapes), ("", "")
+    if not shapes or best == len(shapes):
+        return change
+    for prefix in _shared(list(shapes)):
+        count = kind.count({name.removeprefix(prefix): shape for name, shape in shapes.items()})
+        if count > best and 2 * count >= len(shapes):
+            best, change = count, (prefix, "")
+    if not best and kind.known.prefix:
+        added = f"{kind.known.prefix}."
+        count = kind.count({added + name: shape for name, shape in shapes.items()})
+        if 2 * count >= len(shapes):
+            change = ("", added)
+    return change
+
+
+def _shared(names: Sequence[str]) -> Iterator[str]:
+    """The prefixes, ending in a dot, that all names have, the shortest first."""
+    parts = [name.split(".")[:-1] for name in (min(names), max(names))]
+    prefix = ""
+    for one, other in zip(*parts, strict=False):
+        if one != other:
+            return
+        prefix += f"{one}."
+        yield prefix
+
+
+def changed_prefix(name: str, change: tuple[str, str]) -> str:
+    """A name with one prefix in place of another."""
+    old, new = change
+    return new + name.removeprefix(old) if name.startswith(old) else name
+
+
+def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Naming] = ("hub", "native", "older")) -> Fit:
+    """Differences to the tensors of a class, under those of the ``namings`` that fit best.
+
+    TRL's prefix is looked past, and its value head has no place in the class.
+    """
+    heads = [name for name in shapes if VALUE_HEAD.fullmatch(name)]
+    inner = {name.removeprefix(TRL): shape for name, shape in shapes.items() if name not in heads}
+    wrapped = bool(heads) and any(name.startswith(TRL) for name in shapes)
+    held = inner if wrapped else dict(shapes)
+    fits = [fit for naming in namings for fit in _fits(held, kind, naming)]
+    best = min(fits, key=lambda fit: fit.faults)
+    return replace(best, extra=(*best.extra, *heads), wrapper=TRL) if wrapped else best
+
+
+def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Iterator[Fit]:
+    if naming == "older":
+        older = shapes if kind.rules is None else renamed_for_hub(shapes, kind.rules)
+        yield from _older_fits(older, kind)
+    else:
+        yield _fit(shapes, kind, naming)
+
+
+def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Fit:
+    known = kind.known
+    if isinstance(known, ClassNames):
+        wanted = known.native if naming == "native" else known.hub
+        patterns = {name: pattern_of(name)[0] for name in held}
+        extra = tuple(name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name))
+        tied = _tied_patterns(kind, wanted)
+        lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
+        count = len(held) - len(extra)
+        return Fit(kind.kind, kind.origin, naming, count, None, lacking, {}, extra, unknown=kind.unknown)
+    native = {name: shape for name, shape in known.native.items() if name in held or name not in known.tied}
+    shapes = native if naming == "native" else known.hub
+    partners = {**known.tied, **{source: name for name, source in known.tied.items()}}
+    missing = {
+        name: shape
+        for name, shape in shapes.items()
+        if name not in held and partners.get(name) not in held and not _matches(known.optional, name)
+    }
+    reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
+    places = {*shapes, *known.tied}
+    extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
+    return Fit(kind.kind, kind.origin, naming, len(shapes) - len(missing) - len(reshaped), len(shapes), missing, reshaped, extra)
+
+
+def _tied_patterns(kind: KnownClass, wanted: frozenset[str]) -> set[str]:
+    """Names that may be missing since the class ties them, or may tie them, to others."""
+    expressions = kind.rules.tied if kind.rules is not None else {}
+    return {name for name in wanted if any(re.fullmatch(target, name.replace("{}", "0")) for target in expressions)}
+
+
+def _older_fits(shapes: Mapping[str, Shape], kind: KnownClass) -> Iterator[Fit]:
+    """Comparisons under other names that loaders of transformers understand: TensorFlow's words, the base model's prefix more or less."""
+    words = {name: re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{WORDS[m[1]]}", name) for name in shapes}
+    start = f"{kind.known.prefix}."
+    for renamed, lacks, doubles in (
+        (words, "", ""),
+        ({name: f"{start}{new}" for name, new in words.items()}, start, ""),
+        ({name: new.removeprefix(start) for name, new in words.items()}, "", start),
+    ):
+        if len(set(renamed.values())) == len(shapes):
+            fit = _fit({renamed[name]: shape for name, shape in shapes.items()}, kind, "older")
+            yield replace(fit, lacks=lacks, doubles=doubles)
+
+
+def _matches(expressions: tuple[str, ...], name: str) -> bool:
+    return any(re.search(expression, name) for expression in expressions)
+
+
+NAMINGS: Mapping[Naming, str] = {"hub": "those of the hub", "native": "as trained", "older": "those of an older version"}
+
+
+def claim(fit: Fit) -> str:
+    """What the comparison allows to say about names, in numbers."""
+    kind = printable(fit.kind)
+    others = f", {len(fit.extra)} others" if fit.extra else ""
+    whose = f"those of TRL, behind {fit.wrapper.removesuffix('.')}" if fit.wrapper else NAMINGS[fit.naming]
+    if fit.expected is None:
+        known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known of {kind} ({fit.origin})"
+        return f"{whose}: {known}, shapes not compared: {fit.unknown}"
+    return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"

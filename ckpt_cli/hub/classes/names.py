@@ -1,0 +1,267 @@
+"""From the names and layouts of a model in memory to those on the hub: transformers' own conversions, as views of pieces.
+
+What ``save_pretrained`` does with real tensors (``revert_weight_conversion`` of transformers) is done here with tensors
+that are only described: names are matched in the same order by the same expressions, and every operation is a view.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.hub.classes.gathered import BOTH, applying, check_gathered, checked_axis, checked_parts, two_of_one_name
+from ckpt_cli.hub.classes.rules import Conversion, HubRules, Renaming
+from ckpt_cli.hub.config import Config
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.views import concatenated, interleaved, permuted, selected, sliced, stacked
+
+Held = dict[str, list[Tensor]]
+"""Pattern -> tensors that it gathered."""
+
+
+def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) -> dict[str, Tensor]:
+    """The tensors under the names that ``save_pretrained`` would give them, re-cut as it would.
+
+    Every operation must be known (see `unknown_operations`). Raises Inconsistent if two get one name, if a rule gathers only some of
+    what it joins, and where config and tensors disagree, naming tensor and rule.
+    """
+    state = _State(rules)
+    native = native_tensors(tensors, rules)
+    gathered: dict[str, tuple[Conversion | None, Held, dict[str, list[str]]]] = {}
+    for name in sorted(native, key=natural_key):
+        renamed, conversion, pattern = state.converted(name)
+        if conversion is None:
+            renamed, pattern = state.renamed(name), name
+        first, held, names = gathered.setdefault(renamed, (conversion, {}, {}))
+        names.setdefault(pattern, []).append(name)
+        if first is not conversion or (conversion is None and held):
+            raise two_of_one_name([each for listed in names.values() for each in listed], renamed)
+        held.setdefault(pattern, []).append(native[name])
+    result: dict[str, Tensor] = {}
+    for name, (conversion, held, names) in gathered.items():
+        if conversion is None:
+            made = {name: _single(held)}
+        else:
+            with applying(conversion, next(iter(names.values()))[0]):
+                check_gathered(conversion, names)
+                made = _recut(name, conversion, held, config)
+        for new, tensor in made.items():
+            final = new if conversion is None else state.renamed(new)
+            if final in result:
+                raise Inconsistent("two tensors get the same name on the hub", tensor=final, hint=BOTH)
+            result[final] = tensor
+    return result
+
+
+def native_tensors(tensors: Mapping[str, Tensor], rules: HubRules) -> Mapping[str, Tensor]:
+    """The tensors under the names of the model in memory: what has names of the hub already, or of older versions, is renamed."""
+    names = native_names(tensors, rules)
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+def native_names(names: Iterable[str], rules: HubRules) -> dict[str, str]:
+    """Each name as the model in memory has it; all as they are if two would become one."""
+    state = _State(rules)
+    renamed = {name: state.older(name) for name in sorted(names, key=natural_key)}
+    return renamed if len(set(renamed.values())) == len(renamed) else {name: name for name in renamed}
+
+
+def renamed_for_hub(shapes: Mapping[str, Shape], rules: HubRules) -> dict[str, Shape]:
+    """Shapes under the names of the hub, for names of older versions of transformers; what is re-cut is only renamed."""
+    older, newer = _State(rules), _State(rules)
+    names = {name: older.older(name) for name in sorted(shapes, key=natural_key)}
+    return {newer.renamed(names[name]): shapes[name] for name in sorted(names, key=lambda name: natural_key(names[name]))}
+
+
+def unknown_operations(rules: HubRules) -> list[str]:
+    """Names of operations and renamings that cannot be applied here."""
+    found = {operation["name"] for conversion in rules.conversions for operation in conversion.operations} - set(OPERATIONS)
+    found |= {renaming.kind for renaming in (*rules.renamings, *rules.older)} - {"first", "paired", "shifted"}
+    return sorted(found)
+
+
+def natural_key(name: str) -> list[tuple[Any, ...]]:
+    """Sorts names part by part, numbers as numbers (transformers' ``dot_natural_key``)."""
+    parts: list[tuple[Any, ...]] = []
+    for part in name.split("."):
+        text = part.rstrip("0123456789")
+        if part.isdecimal():
+            parts.append((0, int(part)))
+        else:
+            parts.append((1, text, int(part[len(text) :])) if len(text) < len(part) else (1, text))
+    return parts
+
+
+class _State:
+    """Applies expressions to names; some only count once another name has been seen."""
+
+    def __init__(self, rules: HubRules) -> None:
+        self._rules = rules
+        self._active: set[int] = set()
+
+    def converted(self, name: str) -> tuple[str, Conversion | None, str]:
+        """The name under which the first conversion that matches gathers a tensor, and the pattern that matched."""
+        for conversion in self._rules.conversions:
+            renamed, pattern = self._apply(conversion.renaming, name)
+            if pattern is not None:
+                return renamed, conversion, pattern
+        return name, None, name
+
+    def renamed(self, name: str) -> str:
+        for renaming in self._rules.renamings:
+            name, _ = self._apply(renaming, name)
+        return name
+
+    def older(self, name: str) -> str:
+        for renaming in self._rules.older:
+            name, _ = self._apply(renaming, name)
+        return name
+
+    def _apply(self, renaming: Renaming, name: str) -> tuple[str, str | None]:
+        prefix, inner = "", name
+        if renaming.scope is not None:
+            base, part = (f"{text}." if text else "" for text in renaming.scope)
+            found = next((start for start in (base + part, part) if name.startswith(start)), None)
+            if found is None:
+                return name, None
+            prefix, inner = found, name[len(found) :]
+        match = renaming.match.search(inner)
+        if match is None:
+            return name, None
+        group = next(key for key, value in match.groupdict().items() if value is not None)
+        branch, first = int(group[1:]), renaming.match.groupindex[group] + 1
+        if renaming.kind == "paired":
+            if branch == 0:
+                self._active.add(id(renaming))
+            elif id(renaming) not in self._active:
+                return name, None
+            target = re.sub(r"\\(\d+)", lambda found: match.group(first - 1 + int(found[1])), renaming.targets[branch])
+        else:
+            target = renaming.targets[0]
+            if r"\1" in target:
+                value = match.group(first)
+                target = target.replace(r"\1", str(int(value) + renaming.offset) if renaming.kind == "shifted" else value)
+        return prefix + inner.replace(match.group(0), target, 1), renaming.sources[branch]
+
+
+def _recut(name: str, conversion: Conversion, held: Held, config: Config) -> dict[str, Tensor]:
+    """The tensors that a conversion makes of what it gathered, by their names before the renamings."""
+    sources, targets = conversion.renaming.sources, conversion.renaming.targets
+    current = held
+    for operation in conversion.operations:
+        options = {key: value for key, value in operation.items() if key != "name"}
+        current = OPERATIONS[operation["name"]](current, sources, targets, config, **options)
+    full = name.replace("*.", "0.")
+    for pattern in current:
+        if pattern in full:
+            before, _, after = full.partition(pattern)
+            return {before + key + after: _only(tensors) for key, tensors in current.items()}
+    return {key: _only(tensors) for key, tensors in current.items()}
+
+
+# -- operations: gathered tensors, patterns of the sources and targets, config, options of the operation ------------------
+
+
+def _only(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0]
+
+
+def _single(held: Held) -> Tensor:
+    return _only(next(iter(held.values())))
+
+
+def _chunk(held: Held, _: Sequence[str], targets: Sequence[str], config: Config, dim: int, num_shards_attribute: str | None = None) -> Held:
+    tensor = _single(held)
+    if num_shards_attribute is not None:
+        levels = [level for level in (config.get("text_config"), config) if isinstance(level, Mapping)]
+        named = next((level[num_shards_attribute] for level in levels if num_shards_attribute in level), None)
+        count = checked_parts(tensor, tensor.shape[checked_axis(tensor, dim)], named, f"parts ({num_shards_attribute} in config.json)")
+        targets = [targets[0].replace("*", str(i)) for i in range(count)]
+    axis = checked_axis(tensor, dim)
+    size = tensor.shape[axis] // checked_parts(tensor, tensor.shape[axis], len(targets), "equal parts")
+    return {target: [sliced(tensor, axis, i * size, (i + 1) * size)] for i, target in enumerate(targets)}
+
+
+def _concatenate(
+    held: Held, sources: Sequence[str], targets: Sequence[str], _: Config, dim: int, num_shards_attribute: str | None = None
+) -> Held:
+    tensors = [tensor for source in sources for tensor in held.get(source, [])]
+    return {targets[0]: [concatenated(tensors, checked_axis(tensors[0], dim))]}
+
+
+def _split_list(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int) -> Held:
+    result: Held = {}
+    for pattern, tensors in held.items():
+        tensor = _only(tensors)
+        target = targets[0] if len(held) == 1 else pattern
+        # One element has at least one dimension itself: a stack of numbers is no stack of experts.
+        axis = checked_axis(tensor, dim, least=2)
+        count = checked_parts(tensor, tensor.shape[axis], tensor.shape[axis], "elements of a list")
+        result |= {target.replace("*", str(i)): [selected(tensor, axis, i)] for i in range(count)}
+    return result
+
+
+def _merge_list(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int) -> Held:
+    return {(targets[0] if len(held) == 1 else pattern): [stacked(tensors, dim)] for pattern, tensors in held.items()}
+
+
+def _transpose(
+    held: Held, sources: Sequence[str], targets: Sequence[str], _: Config, dim0: int, dim1: int, check_dims: bool = False
+) -> Held:
+    tensor = _single(held)
+    target = targets[0] if len(targets) == 1 else sources[0]
+    if check_dims:
+        # While saving, transformers compares with the parameter of the same name, which has this very shape.
+        return {target: [tensor]}
+    order = list(range(len(tensor.shape)))
+    first, second = checked_axis(tensor, dim0), checked_axis(tensor, dim1)
+    order[first], order[second] = order[second], order[first]
+    return {target: [permuted(tensor, order)]}
+
+
+def _interleave(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int, inverse: bool = False) -> Held:
+    tensor = _single(held)
+    return {targets[0]: [interleaved(tensor, checked_axis(tensor, dim), inverse=inverse)]}
+
+
+def _permute_for_rope(
+    held: Held,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    config: Config,
+    subconfig_key: str | None = None,
+    permute_layer_names: Sequence[str] | None = None,
+    inverse: bool = False,
+) -> Held:
+    level = config.get(subconfig_key, config) if subconfig_key is not None else config
+    heads = level.get("num_attention_heads", 1) if isinstance(level, Mapping) else 1
+    result: Held = {}
+    for pattern, tensors in held.items():
+        target = targets[0] if len(targets) == len(sources) == 1 else pattern
+        wanted = permute_layer_names is None or any(name in pattern for name in permute_layer_names)
+        result[target] = [_rotated(_only(tensors), heads, inverse)] if wanted else tensors
+    return result
+
+
+def _rotated(tensor: Tensor, heads: int, inverse: bool) -> Tensor:
+    """Rows of each head: pairs of neighbours become two halves, or (``inverse``) two halves pairs of neighbours."""
+    rows = tensor.shape[checked_axis(tensor, 0)]
+    length = rows // checked_parts(tensor, rows, heads, "heads (num_attention_heads in config.json)")
+    checked_parts(tensor, length, 2, "halves of a head (num_attention_heads in config.json)")
+    parts = [sliced(tensor, 0, head * length, (head + 1) * length) for head in range(heads)]
+    return concatenated([interleaved(part, 0, inverse=inverse) for part in parts], 0)
+
+
+OPERATIONS: dict[str, Any] = {
+    "Chunk": _chunk,
+    "Concatenate": _concatenate,
+    "SplitModulelist": _split_list,
+    "MergeModulelist": _merge_list,
+    "Transpose": _transpose,
+    "Interleave": _interleave,
+    "PermuteForRope": _permute_for_rope,
+}
+"""transformers' operations by the name of their class (core_model_loading.py)."""

@@ -1,0 +1,130 @@
+"""The rules that turn the names and layouts of a model in memory into those on the hub, and where they come from.
+
+They are transformers' own conversion tables, reverted (see `ckpt_cli.hub.classes.compile`): ``hub_rules.json`` has those of every
+architecture that the transformers of its first line can build; others are compiled in a child process, once, and kept in
+the user's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.hub.classes.transformers_child import asked_child, installed_version
+from ckpt_cli.hub.config import Config, architecture
+
+FILE = Path(__file__).with_name("rules.json")
+SCHEMA = 2
+"""Of a compiled rule set; kept ones of another schema are not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """An expression, and what the match becomes.
+
+    ``kind``: "first" (the first target), "paired" (the target of the branch that matched, only once branch 0 has matched) or
+    "shifted" (a number in the name grows by ``offset``). ``scope``: prefixes (of the base model, of the part) that limit it.
+    """
+
+    match: re.Pattern[str]
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    scope: tuple[str, str] | None
+    kind: str = "first"
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Tensors that a renaming gathers under one name, and the operations that re-cut them, in order."""
+
+    renaming: Renaming
+    operations: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HubRules:
+    """Everything for one architecture; ``origin`` says where it comes from, ``tied`` maps expressions of names.
+
+    ``older`` turns names of the hub, or of older versions of transformers, into those in memory, which it leaves alone.
+    """
+
+    architecture: str
+    origin: str
+    conversions: tuple[Conversion, ...]
+    renamings: tuple[Renaming, ...]
+    older: tuple[Renaming, ...]
+    ignored: tuple[str, ...]
+    tied: Mapping[str, str]
+    ties: bool
+
+
+def rules_for(config: Config) -> HubRules | None:
+    """The rules of the architecture that a config names; None if neither the shipped file nor transformers knows it."""
+    name, model_type = architecture(config), config.get("model_type")
+    if name is None or not isinstance(model_type, str):
+        return None
+    shipped = _shipped()
+    key = f"{model_type}/{name}"
+    entry = shipped["models"].get(key)
+    if entry is not None and _same_parts(entry[2], config):
+        rules = shipped["rules"][entry[0]]
+        return _built(name, f"transformers {shipped['transformers']}", {**rules, "ties": entry[1]})
+    version = installed_version()
+    if version is None or config.get("auto_map") or (key not in shipped["models"] and version == shipped["transformers"]):
+        # Custom code is never run, and a class of transformers that has its name is another one.
+        return None
+    compiled = asked_child("rules", config, SCHEMA)
+    return (
+        None
+        if compiled is None or "converters" not in compiled
+        else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled)
+    )
+
+
+def knows(model_type: object, name: str) -> bool:
+    """Whether transformers has a class of this name for a model type, as far as the shipped file tells."""
+    return f"{model_type}/{name}" in _shipped()["models"]
+
+
+def _same_parts(parts: Mapping[str, str], config: Config) -> bool:
+    """Whether the parts of a composed model are of the types for which the rules were made."""
+    inner = {name: config.get(name) for name in parts}
+    return all(not isinstance(part, Mapping) or part.get("model_type", parts[name]) == parts[name] for name, part in inner.items())
+
+
+def _built(name: str, origin: str, content: Mapping[str, Any]) -> HubRules:
+    return HubRules(
+        name,
+        origin,
+        tuple(Conversion(_renaming(entry), tuple(entry["operations"])) for entry in content["converters"]),
+        tuple(_renaming(entry) for entry in content["renamings"] if entry["kind"] != "none"),
+        tuple(_renaming(entry) for entry in content["older"] if entry["kind"] != "none"),
+        tuple(content["ignored"]),
+        content["tied"],
+        content["ties"],
+    )
+
+
+def _renaming(entry: Mapping[str, Any]) -> Renaming:
+    base, part = entry["scope"] or ("", "")
+    scope = None if entry["scope"] is None else (base, part)
+    return Renaming(
+        re.compile(entry["match"]),
+        tuple(entry["sources"]),
+        tuple(entry["targets"]),
+        scope,
+        entry.get("kind", "first"),
+        entry.get("offset", 0),
+    )
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(FILE.read_text())
+    return content

@@ -1,0 +1,115 @@
+"""Asking transformers about a config, in a child process: it imports torch, which takes seconds and 300 MB. Answers are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ckpt_cli.hub.config import Config, huge_number
+
+TIMEOUT = 300
+"""Seconds for a child process that imports torch and transformers and builds a model without weights."""
+
+Question = Literal["rules", "tensors"]
+
+
+def installed_version() -> str | None:
+    """The version of transformers, without importing it; None if it is not installed."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def asked_child(question: Question, config: Config, schema: int) -> dict[str, Any] | None:
+    """What `ckpt_cli.hub.classes.compile` answers to a question about a config, from the user's cache if it was asked before.
+
+    ``schema`` counts the forms that the answer has had. {"error": ...} if transformers cannot build the model; None if it
+    is not installed or could not be asked, or if the config asks for more than anybody builds.
+    """
+    version = installed_version()
+    if version is None or huge_number(config) is not None:
+        return None
+    return _asked(question, json.dumps(config, sort_keys=True), f"{schema}-{version}", _cache_home())
+
+
+@lru_cache(maxsize=64)
+def _asked(question: Question, text: str, form: str, home: Path | None) -> dict[str, Any] | None:
+    """An answer from the user's cache, or else of a child; asked once in this process, also where no cache can be written.
+
+    ``form`` is the form of answers and the version of transformers.
+    """
+    name = f"{form}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    kept = home / f"hub_{question}" / name if home is not None else None
+    try:
+        content = json.loads(kept.read_text()) if kept is not None else None
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict):
+        content = _run_child(question, text)
+        if kept is not None and content is not None:
+            _keep(kept, content)
+    return content
+
+
+def _cache_home() -> Path | None:
+    """The user's cache folder of ckpt, None for a user without a home. A relative one is ignored, as the XDG specification asks."""
+    given = os.path.expanduser(os.environ.get("XDG_CACHE_HOME", ""))
+    home = Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache"))
+    return home / "ckpt" if home.is_absolute() else None
+
+
+def _run_child(question: Question, text: str) -> dict[str, Any] | None:
+    """The answer, {"error": ...} if transformers has none, or None if it could not be asked (which is not kept).
+
+    Nothing is imported from the folder that the user is in: it may be the one that is checked, with a ``torch.py`` in it.
+    """
+    import subprocess
+    import tempfile
+
+    try:
+        here = os.path.realpath(os.getcwd())
+    except OSError:
+        here = ""
+    package = str(Path(__file__).resolve().parents[3])
+    others = [entry for entry in sys.path if entry and os.path.realpath(entry) not in (here, package)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([package, *others]), "CKPT_PARENT": str(os.getpid())}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.json"
+            path.write_text(text)
+            command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub.classes.compile", f"--{question}", str(path)]
+            # torch makes folders for compiled code in the temporary folder: here they go away with it.
+            environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, cwd=folder, check=False)
+            content = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _keep(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a cache file whole or not at all, also about a config without an answer; a cache that cannot be written is none."""
+    import tempfile
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            try:
+                json.dump(content, file)
+                os.replace(file.name, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(file.name)
+                raise
+    except OSError:
+        pass

@@ -1,0 +1,35 @@
+"""Critics: models with a head of their own whose config still names the class that they began as.
+
+verl and its relatives train value models as ``...ForTokenClassification`` (``score.weight`` and ``score.bias``) and save the config
+of the language model, whose class would ignore the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.rules import knows
+from ckpt_cli.hub.config import Config, architecture
+
+LANGUAGE_MODEL = "ForCausalLM"
+USUAL_LABELS = 2
+"""What a config without any word about labels means."""
+
+
+def repaired_class(config: Config, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """What config.json must say instead, so that the class it names has the head of these weights; empty if it is right or unknown.
+
+    ``shapes`` are the tensors that are written. A head with a bias is that of token classification, one without that of
+    sequence classification (transformers, ``modeling_layers.py``).
+    """
+    name, head = architecture(config), shapes.get("score.weight")
+    if name is None or not name.endswith(LANGUAGE_MODEL) or head is None or len(head) != 2 or "lm_head.weight" in shapes:
+        return {}
+    kind = "ForTokenClassification" if "score.bias" in shapes else "ForSequenceClassification"
+    wanted = name.removesuffix(LANGUAGE_MODEL) + kind
+    if not knows(config.get("model_type"), wanted):
+        return {}
+    labels = config.get("num_labels", len(config["id2label"]) if isinstance(config.get("id2label"), Mapping) else USUAL_LABELS)
+    return {"architectures": [wanted], **({"num_labels": head[0]} if labels != head[0] else {})}

@@ -1,0 +1,68 @@
+"""Which Python files of a model folder are its custom code: those that its configs name, and what these import. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.files.source import read_small
+
+MAX_DEPTH = 8
+"""Levels of a config in which `auto_map` is looked for: sub-configs of multimodal models have their own."""
+
+REFERENCE = re.compile(r"(?:.+--)?(?P<module>[A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)+", re.ASCII)
+"""``modeling_x.XForCausalLM``, or with the repository that the code is in: ``org/name--modeling_x.XForCausalLM``."""
+
+FROM_MODULE = re.compile(r"^[ \t]*(?:from|import)[ \t]+\.+(?P<module>[A-Za-z_]\w*)", re.ASCII | re.MULTILINE)
+FROM_FOLDER = re.compile(r"^[ \t]*from[ \t]+\.+[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]*)", re.ASCII | re.MULTILINE)
+
+
+def custom_code(modules: Mapping[str, Path], configs: Iterable[Any]) -> dict[str, Path]:
+    """The files among ``modules`` (name without ``.py`` -> path) that parsed ``configs`` refer to, and what these import relatively.
+
+    References are those of transformers (``auto_map``), diffusers-like ``custom_pipelines``, and ``modules.json``.
+    """
+    wanted = {match["module"] for config in configs for name in _references(config, 0) if (match := REFERENCE.fullmatch(name))}
+    chosen: dict[str, Path] = {}
+    while wanted:
+        stem = wanted.pop()
+        path = modules.get(stem)
+        if path is not None and path.name not in chosen:
+            chosen[path.name] = path
+            wanted |= _imports(read_small(path).decode("utf-8", "replace"))
+    return chosen
+
+
+def _references(config: Any, depth: int) -> Iterator[str]:
+    """Names of classes in the places of a config that may name custom ones."""
+    if depth > MAX_DEPTH:
+        return
+    if isinstance(config, list):
+        # modules.json of sentence-transformers: a list of objects with a "type".
+        for item in config if depth == 0 else ():
+            if isinstance(item, dict) and isinstance(item.get("type"), str):
+                yield item["type"]
+    elif isinstance(config, dict):
+        for key, value in config.items():
+            if key in ("auto_map", "custom_pipelines"):
+                yield from _words(value, depth + 1)
+            elif isinstance(value, dict):
+                yield from _references(value, depth + 1)
+
+
+def _words(value: Any, depth: int) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif depth <= MAX_DEPTH and isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _words(item, depth + 1)
+
+
+def _imports(text: str) -> set[str]:
+    """Modules beside it that a module imports: ``from .x import y``, ``from . import x``."""
+    found = {match["module"] for match in FROM_MODULE.finditer(text)}
+    for match in FROM_FOLDER.finditer(text):
+        found |= {name.split()[0] for name in match["names"].strip("() \t\n").split(",") if name.split()}
+    return found

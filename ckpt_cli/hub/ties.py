@@ -1,0 +1,85 @@
+"""Tied weights: which names of a model stand for a tensor that another name holds as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ckpt_cli.hub.assets import HEADS, tied_pair
+from ckpt_cli.hub.classes.rules import HubRules
+from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.names import stripped_names
+from ckpt_cli.tensors.equality import same_after_cast, same_values
+from ckpt_cli.tensors.tensor import Note, Tensor
+
+Live = Callable[[], Mapping[str, Tensor] | None]
+"""The tensors of the model that an EMA is the average of, described when they are asked for; None if they cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """``name`` is not written, since ``partner`` is what a loader ties it to; ``reason`` for the user."""
+
+    name: str
+    partner: str
+    reason: str
+
+
+def find_ties(
+    component: str, tensors: Mapping[str, Tensor], config: Config, rules: HubRules | None, live: Live | None = None
+) -> tuple[list[Tie], list[Note]]:
+    """The tied tensors of a component, by the names of the model in memory.
+
+    ``rules`` know which names an architecture may tie, without them an output head and an embedding are looked for. Only
+    equal values are tied, but for an EMA of which one of the two was not averaged: it is the ``live`` model's own. Notes name
+    pairs that the config ties and whose values differ.
+    """
+    ties = ties_embeddings(config, rules.ties if rules else False)
+    found: list[Tie] = []
+    notes: list[Note] = []
+    for name, partner in _pairs(tensors, rules, ties):
+        if any(tie.name in (name, partner) for tie in found):
+            continue
+        if same_values(tensors[name], tensors[partner]):
+            shared = tensors[name].alias_of is not None or tensors[partner].alias_of is not None
+            if ties or (shared and not name.endswith(HEADS)):
+                found.append(Tie(name, partner, f"tied to {partner}, which has the same values"))
+        elif ties and component == "ema" and (reason := _not_averaged(tensors[name], name, partner, live)) is not None:
+            found.append(Tie(name, partner, f"tied to {partner}; {reason}"))
+        elif ties:
+            text = f"config.json ties {name} to {partner}, but their values differ: both are written, and a loader will ignore one"
+            notes.append(Note("warning", "tied-heads-differ", text))
+    return found, notes
+
+
+def _not_averaged(tensor: Tensor, name: str, partner: str, live: Live | None) -> str | None:
+    """Why the one of two tied tensors of an EMA that loaders ignore is no average; None if it differs from all that it may be a copy of."""
+    model = live() if live is not None else None
+    ends = {_last_two(each) for each in (name, partner, tensor.name)}
+    short = stripped_names(model or {})
+    alike = [other for stored, other in (model or {}).items() if _last_two(short[stored]) in ends and other.shape == tensor.shape]
+    if not alike:
+        return "not compared with the model's own, which is not here: trainers that average one of the two average that one"
+    mine = replace(tensor, alias_of=None)  # aliases name tensors of their own component
+    if any(same_after_cast(replace(other, alias_of=None), mine) for other in alike):
+        return "this copy is the model's own, so it is not an average"
+    return None
+
+
+def _last_two(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def _pairs(tensors: Mapping[str, Tensor], rules: HubRules | None, ties: bool) -> Iterator[tuple[str, str]]:
+    """Names that may be tied, each with the first name of the other side that has its shape."""
+    if rules is None or not rules.tied:
+        pair = tied_pair(list(tensors)) if ties else None
+        yield from [pair] if pair is not None else []
+        return
+    for target, source in rules.tied.items():
+        for name in [name for name in tensors if re.fullmatch(target, name)]:
+            alike = [other for other in tensors if other != name and re.fullmatch(source, other)]
+            partner = next((other for other in alike if tensors[other].shape == tensors[name].shape), None)
+            if partner is not None:
+                yield name, partner

@@ -1,0 +1,256 @@
+"""What is known of a LoRA adapter besides its tensors: alpha and the variant, from the files that trainers leave, and PEFT's own config."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError, reading
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import is_file, read_small
+from ckpt_cli.tensors.tensor import Note
+
+META = "lora_train_meta.json"
+"""What verl (>= 0.7.1) leaves: r, lora_alpha, task_type."""
+
+CONFIG = "adapter_config.json"
+FLAG = "--lora-alpha"
+LARGEST = 1e30
+"""No alpha is larger; also no NaN, no infinity, and no integer that a float cannot hold."""
+FOLDER = "lora_adapter"
+"""Where verl puts the adapter in PEFT's own format."""
+
+UNSUPPORTED = ("alora_invocation_tokens", "arrow_config", "layer_replication", "megatron_config", "trainable_token_indices")
+PATTERN = re.compile(r"[\w.|^$\\*\-]{1,300}", re.ASCII)
+"""Expressions without groups, which match in no time."""
+
+CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
+"""Model types whose linear layers are stored as [in, out] (transformers, ``pytorch_utils.Conv1D``)."""
+
+CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of ``init_lora_weights`` that change the weights of the base, which an adapter alone does not have."""
+
+LAYOUT, UNSLOTH = "lora_B_layout", "unsloth_fused_expert_lora"
+RANK_MAJOR, BY_EXPERT = "rank_major", "grouped_by_expert"
+"""What Unsloth writes about adapters of fused experts (unsloth_zoo, ``temporary_patches/moe_utils.py``, since September 2026).
+
+The columns of lora_B [out, r E] go over experts first, as PEFT has it, or over ranks first, as Unsloth trained before.
+"""
+
+VARIANTS = ("use_qalora", "use_bdlora", "kasa_config", "velora_config", "monteclora_config")
+"""Keys of PEFT's config for other arithmetic than LoRA's or DoRA's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """Alpha (None: not known) and where it comes from; ``config`` is the run's own adapter_config.json, empty without one."""
+
+    alpha: float | None
+    origin: str
+    rank: int | None
+    task_type: str | None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    looked_in: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    model_type: str | None = None
+
+    @property
+    def transposed(self) -> bool:
+        """Whether weights are stored as [in, out], where shapes do not tell."""
+        # PEFT keeps what the last of the modules was, so that only a True says something.
+        return self.model_type in CONV1D or self.config.get("fan_in_fan_out") is True
+
+    @property
+    def changed_base(self) -> str | None:
+        """The way of initialising that changed the base's weights, None for the usual ones."""
+        said = self.config.get("init_lora_weights")
+        return said if isinstance(said, str) and said.startswith(CHANGING) else None
+
+    def scale(self, module: str, rank: int) -> float:
+        """What the product of the factors is multiplied with: alpha / r, or of rank-stabilised LoRA alpha / sqrt(r).
+
+        (Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA", 2023.) Raises Undecidable without alpha.
+        """
+        alpha = self.alpha_of(module)
+        return alpha / math.sqrt(rank) if self.config.get("use_rslora") is True else alpha / rank
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of one module; patterns of the config go before the common one (peft, ``get_pattern_key``)."""
+        patterns = self.config.get("alpha_pattern") if self.origin != FLAG else None
+        for pattern, value in (patterns if isinstance(patterns, Mapping) else {}).items():
+            if _number(value) and _matches(pattern, module):
+                return float(value)
+        if self.alpha is None:
+            raise Undecidable(
+                "nothing says the alpha of these LoRA adapters",
+                expected=f"lora_alpha in {META} or {CONFIG}; looked in {', '.join(self.looked_in) or 'no file'}",
+                hint="pass --lora-alpha with the value of the training",
+            )
+        return self.alpha
+
+    @property
+    def names_unsloth(self) -> bool:
+        """Whether the config was written by Unsloth, or for a model that it published."""
+        return "unsloth" in json.dumps(self.config).lower()
+
+    def expert_layout(self, parameter: str | None) -> str | None:
+        """How lora_B of a fused-expert adapter is laid out, by Unsloth's marker: `RANK_MAJOR` (PEFT's own), `BY_EXPERT`, None unmarked.
+
+        ``parameter`` is the name of the weight, None if it is not known. Raises Unsupported for a layout that is not known.
+        """
+        detail = self.config.get(UNSLOTH)
+        detail = detail if isinstance(detail, Mapping) else {}
+        entries = detail.get("parameters")
+        entries = entries if isinstance(entries, Mapping) else {}
+        own = [entry for name, entry in entries.items() if parameter is not None and f".{parameter}".endswith(f".{name}")]
+        said = [entry.get(LAYOUT) for entry in own if isinstance(entry, Mapping)] or [self.config.get(LAYOUT)]
+        for name, value, known in (
+            (LAYOUT, said[0], (None, RANK_MAJOR, BY_EXPERT)),
+            ("lora_A_layout", detail.get("lora_A_layout"), (None, BY_EXPERT)),
+        ):
+            if value not in known:
+                raise Unsupported(
+                    f"{CONFIG} says {name} {value}",
+                    tensor=parameter,
+                    expected=" or ".join(each for each in known if each is not None),
+                    hint="pass --lora export or keep, and fuse it with the program that trained it",
+                )
+        return said[0]
+
+    def check_rank(self, module: str, rank: int) -> None:
+        """Raise Inconsistent if the files name another rank than the factors have."""
+        patterns = self.config.get("rank_pattern")
+        for pattern, value in (patterns if isinstance(patterns, Mapping) else {}).items():
+            if type(value) is int and _matches(pattern, module):
+                expected: int | None = value
+                break
+        else:
+            expected = self.rank
+        if expected is not None and expected != rank:
+            hint = "the adapter's files may be of two runs"
+            raise Inconsistent(f"the factors have rank {rank}, and {self.origin} says {expected}", tensor=module, hint=hint)
+
+
+def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object = None) -> AdapterFacts:
+    """Read what lies in ``homes`` (component folder, checkpoint): META first, then CONFIG; ``given`` is ``--lora-alpha``, which wins.
+
+    An alpha of 0 counts as not known: some trainers write that whatever was trained. Raises CorruptFile, UsageError.
+    """
+    if given is not None and not (math.isfinite(given) and given > 0):
+        raise UsageError("--lora-alpha is out of range", expected="a number above 0")
+    meta_path = _first(homes, META)
+    config_path = next((path for home in homes for path in (home / FOLDER / CONFIG, home / CONFIG) if is_file(path)), None)
+    meta = _object(meta_path) if meta_path is not None else {}
+    config = _object(config_path) if config_path is not None else {}
+    _check_kind(config, config_path)
+    known = [(float(said["lora_alpha"]), name) for said, name in ((meta, META), (config, CONFIG)) if _number(said.get("lora_alpha"))]
+    looked_in = tuple(name for said, name in ((meta, META), (config, CONFIG)) if said)
+    notes = []
+    if given is not None:
+        notes = [
+            Note("warning", "lora-alpha", f"{name} says alpha {alpha:g}; --lora-alpha {given:g} was used")
+            for alpha, name in known
+            if alpha != given
+        ]
+        known = [(given, FLAG)]
+    elif len({alpha for alpha, _ in known}) > 1:
+        text = f"{META} says alpha {known[0][0]:g}, which was used; {CONFIG} says {known[1][0]:g}"
+        notes.append(Note("warning", "lora-alpha", text))
+    if known and not config:
+        notes.append(Note("info", "lora-plain", f"there is no {CONFIG}: the scale is taken to be alpha / r, without rank stabilisation"))
+    rank = next((said["r"] for said in (meta, config) if type(said.get("r")) is int and said["r"] > 0), None)
+    task = next((said["task_type"] for said in (meta, config) if isinstance(said.get("task_type"), str)), None)
+    alpha, origin = known[0] if known else (None, looked_in[0] if looked_in else "nothing")
+    return AdapterFacts(alpha, origin, rank, task, config, looked_in, tuple(notes), model_type if isinstance(model_type, str) else None)
+
+
+def peft_config(
+    facts: AdapterFacts,
+    ranks: Mapping[str, int],
+    saved: Sequence[str],
+    *,
+    base: str | None,
+    dora: bool,
+    transposed: bool,
+    bias: bool = False,
+) -> bytes:
+    """An adapter_config.json for adapters of these modules (name -> rank), with which PEFT loads them.
+
+    Modules are named in full, since names such as "q_proj" would be found in a vision tower as well.
+    """
+    common = max(set(ranks.values()), key=list(ranks.values()).count, default=facts.rank or 8)
+    alphas = {module: facts.alpha_of(module) for module in ranks}
+    usual = max(set(alphas.values()), key=list(alphas.values()).count, default=8.0)
+    alpha = facts.alpha if facts.alpha is not None else usual
+    content: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": facts.task_type,
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": transposed,
+        "use_rslora": False,
+        "lora_dropout": 0.0,
+        **facts.config,
+        "inference_mode": True,
+        "r": common,
+        "lora_alpha": _whole(alpha),
+        "rank_pattern": {module: rank for module, rank in ranks.items() if rank != common},
+        "alpha_pattern": {module: _whole(value) for module, value in alphas.items() if value != alpha},
+        "use_dora": dora,
+        **({"lora_bias": True} if bias else {}),
+    }
+    content["base_model_name_or_path"] = content["base_model_name_or_path"] or base
+    if facts.config.get("target_parameters"):
+        # PEFT looks such patterns up by the names of parameters: what the run has is right.
+        kept = {key: facts.config[key] for key in ("r", "rank_pattern", "alpha_pattern") if facts.config.get(key)}
+        content |= {"rank_pattern": {}, "alpha_pattern": {}, **kept}
+    else:
+        content["target_modules"] = sorted(ranks)
+    if not content.get("modules_to_save"):
+        content["modules_to_save"] = sorted({name.rpartition(".")[0] for name in saved}) or None
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _check_kind(config: Mapping[str, Any], path: Path | None) -> None:
+    kind = config.get("peft_type", "LORA")
+    others = [key for key in (*UNSUPPORTED, *VARIANTS) if config.get(key)]
+    if kind != "LORA" or others:
+        what = f"a {kind} adapter" if kind != "LORA" else f"LoRA with {others[0]}"
+        raise Unsupported(f"this is {what}", path=path, expected="LoRA or DoRA", hint="merge it with PEFT, or pass --lora keep")
+
+
+def _first(homes: Sequence[Path], name: str) -> Path | None:
+    return next((home / name for home in homes if is_file(home / name)), None)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    with reading(path):
+        content = parse_json(read_small(path))
+        if not isinstance(content, dict):
+            raise CorruptFile("the file is not a JSON object")
+    return content
+
+
+def _number(value: object) -> bool:
+    """A usable alpha: some trainers write 0 whatever was trained."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < LARGEST
+
+
+def _matches(pattern: str, module: str) -> bool:
+    """Whether a pattern of the config means a module. Expressions that could take for ever are refused, not tried."""
+    if not PATTERN.fullmatch(pattern) or pattern.count("*") > 3:
+        hint = "merge it with PEFT, or pass --lora keep"
+        raise Undecidable("a pattern of the adapter's config is no simple expression", tensor=pattern[:100], hint=hint)
+    try:
+        return re.match(rf"(.*\.)?({pattern})$", module) is not None
+    except re.error:
+        raise CorruptFile("a pattern of the adapter's config is no expression", tensor=pattern) from None
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else value

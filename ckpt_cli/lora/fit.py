@@ -1,0 +1,293 @@
+"""LoRA in a component: the model with its adapters fused in, or the adapters alone. Nothing is read to decide it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckpt_cli.dtypes import BY_CODE, Dtype
+from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
+from ckpt_cli.lora.config import BY_EXPERT, LAYOUT, RANK_MAJOR, AdapterFacts
+from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
+from ckpt_cli.lora.names import PREFIX, Adapter, PeftState
+from ckpt_cli.names import few
+from ckpt_cli.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from ckpt_cli.tensors.reading import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A model whose adapters are fused in; ``scales`` maps modules to what their update was multiplied with."""
+
+    tensors: dict[str, Tensor]
+    ranks: dict[str, int]
+    scales: dict[str, float]
+    dora: bool
+    transposed: bool
+
+
+def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool, allow_overflow: bool = False) -> Fused:
+    """The tensors of a model with every adapter in its weight.
+
+    ``once``: they will be cast, so the sum is kept in float32 (or float64) until then; otherwise it has the dtype of the weight.
+    Raises Undecidable for adapters without the weights that they are for, or without alpha; Inconsistent for factors that do not
+    fit; Unsupported for weights that are no numbers.
+    """
+    tensors, kept = dict(state.tensors), Kept(allow_overflow=allow_overflow)
+    shared: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        shared.setdefault(tensor.alias_of or tensor.name, []).append(name)
+    ranks: dict[str, int] = {}
+    scales: dict[str, float] = {}
+    transposed: set[bool] = set()
+    for adapter in state.adapters:
+        name = _adapted_name(adapter, tensors)
+        weight = tensors[name]
+        update = _update(adapter, name, weight, facts)
+        transposed.add(update.layout.startswith("in x out"))
+        ranks[adapter.path] = rank_of(adapter, update.groups)
+        scales[adapter.path] = update.scale
+        dtype = _sum_dtype(weight, update.parts) if once else weight.dtype
+        for other in {name, *shared.get(weight.alias_of or weight.name, ())}:
+            tensors[other] = fused(update, other, dtype, kept)
+        if adapter.bias is not None:
+            _add_bias(adapter, tensors, update.scale, dtype if once else None, kept)
+    dora = any(adapter.magnitude is not None for adapter in state.adapters)
+    return Fused(tensors, ranks, scales, dora, transposed == {True})
+
+
+def rank_of(adapter: Adapter, groups: int = 1) -> int:
+    """The rank r of an adapter, of each of its groups."""
+    return adapter.a.shape[0] // groups if adapter.a.shape else 0
+
+
+def expert_groups(adapter: Adapter, tensors: Mapping[str, Tensor]) -> int:
+    """The number of experts that an adapter of fused experts is for, 1 for all others."""
+    found = _candidates(adapter, tensors)
+    return tensors[found[0]].shape[0] if found and found[0] != f"{adapter.module}.weight" else 1
+
+
+def adapter_rank(adapter: Adapter, tensors: Mapping[str, Tensor], facts: AdapterFacts) -> int:
+    """The rank r of an adapter. Of fused experts without their weights, how many there are is told by the config's r alone."""
+    rank = rank_of(adapter, expert_groups(adapter, tensors))
+    if facts.rank is not None and is_of_experts(adapter, tensors, facts) and adapted_name(adapter, tensors) is None:
+        return facts.rank if rank % facts.rank == 0 else rank
+    return rank
+
+
+def is_of_experts(adapter: Adapter, tensors: Mapping[str, Tensor], facts: AdapterFacts) -> bool:
+    """Whether an adapter is for a parameter of fused experts: by its weight, or by what the config targets."""
+    name = adapted_name(adapter, tensors)
+    if name is not None:
+        return name != f"{adapter.module}.weight"
+    targets = facts.config.get("target_parameters")
+    owners = [target.rpartition(".")[0] for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+    return any(owner and f".{adapter.module}".endswith(f".{owner}") for owner in owners)
+
+
+def layout_doubt(state: PeftState, facts: AdapterFacts) -> str | None:
+    """What is not known of fused-expert adapters that Unsloth may have trained: how lora_B is laid out, which shapes do not tell."""
+    doubtful = [adapter for adapter in state.adapters if is_of_experts(adapter, state.tensors, facts)]
+    doubtful = [adapter for adapter in doubtful if facts.expert_layout(adapted_name(adapter, state.tensors)) is None]
+    if not facts.names_unsloth or not doubtful:
+        return None
+    return (
+        f"{len(doubtful)} adapters of fused experts, and a config that names Unsloth without {LAYOUT}: they are read as PEFT packs them "
+        f"({RANK_MAJOR}); versions of Unsloth before September 2026 trained {BY_EXPERT}, in the same shapes"
+    )
+
+
+def pattern_key(adapter: Adapter, name: str | None, facts: AdapterFacts) -> str:
+    """What patterns of the config are matched with: the module, or of a parameter that was targeted itself (``name``) its name."""
+    targets = facts.config.get("target_parameters")
+    for target in targets if isinstance(targets, list) else ():
+        if name is not None and isinstance(target, str) and (name == target or name.endswith(f".{target}")):
+            return name
+    return adapter.module
+
+
+def adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str | None:
+    """The tensor that an adapter is for, None if it is not here or not the only one that fits."""
+    found = _candidates(adapter, tensors)
+    return found[0] if len(found) == 1 else None
+
+
+def fits(adapter: Adapter, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the tensor that an adapter is for is here, in a shape that its factors fit; of quantised ones the shape says nothing."""
+    name = adapted_name(adapter, tensors)
+    if name is None:
+        return False
+    weight = tensors[name]
+    sides = {adapter.b.shape[0], math.prod(adapter.a.shape[1:])}
+    experts = name != f"{adapter.module}.weight"
+    return experts or weight.dtype.kind != "float" or {weight.shape[0], math.prod(weight.shape[1:])} == sides
+
+
+def lacks_base(state: PeftState) -> bool:
+    """Whether adapters were saved without the weights that they are for."""
+    return bool(state.adapters) and not any(_candidates(adapter, state.tensors) for adapter in state.adapters)
+
+
+def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
+    """The tensor that an adapter is for: the weight of its module, or the one parameter of it that fits."""
+    found = _candidates(adapter, tensors)
+    if not found:
+        raise Undecidable(
+            "the weight that this adapter is for is not here",
+            tensor=f"{PREFIX}{adapter.path}",
+            hint="pass --lora export, and fuse it with PEFT",
+        )
+    if len(found) > 1:
+        raise Undecidable(
+            f"the adapter fits {few(found)}", tensor=f"{PREFIX}{adapter.path}", hint="pass --lora export, and fuse it with PEFT"
+        )
+    return found[0]
+
+
+def _candidates(adapter: Adapter, tensors: Mapping[str, Tensor]) -> list[str]:
+    weight = f"{adapter.module}.weight"
+    if weight in tensors:
+        return [weight]
+    own = [name for name in tensors if name.rpartition(".")[0] == adapter.module and len(tensors[name].shape) == 3]
+    return [name for name in own if _expert_layout(adapter, tensors[name]) is not None]
+
+
+def _expert_layout(adapter: Adapter, weight: Tensor) -> str | None:
+    """How fused experts [E, x, y] are adapted: "out x in" or "in x out"; None if the factors do not fit."""
+    experts, first, second = weight.shape
+    rank, columns = adapter.a.shape[0], adapter.a.shape[-1]
+    rows = adapter.b.shape[0]
+    if not experts or rank % experts or adapter.b.shape[-1] != rank or len(adapter.a.shape) != 2 or len(adapter.b.shape) != 2:
+        return None
+    return "out x in" if (rows, columns) == (first, second) else "in x out" if (rows, columns) == (second, first) else None
+
+
+def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) -> Update:
+    """What is added to a weight, after its shapes were proved to fit."""
+    parts = (adapter.a, adapter.b, *([adapter.magnitude] if adapter.magnitude is not None else []))
+    for tensor in (weight, *parts):
+        if tensor.dtype.kind != "float":
+            what = f"{tensor.dtype} weights are quantised: LoRA cannot be fused into them"
+            raise Unsupported(what, tensor=tensor.name, hint="pass --lora export, and fuse it with PEFT")
+    if name != f"{adapter.module}.weight":
+        return _experts_update(adapter, name, weight, facts)
+    rank = rank_of(adapter)
+    out, inner = adapter.b.shape[0], math.prod(adapter.a.shape[1:])
+    flat = math.prod(weight.shape[1:])
+    fits = adapter.b.shape == (out, rank, *(1,) * (len(weight.shape) - 2)) and len(adapter.a.shape) == len(weight.shape) >= 2
+    straight = fits and not adapter.embedding and (weight.shape[0], flat) == (out, inner)
+    turned = fits and len(weight.shape) == 2 and weight.shape == (inner, out)
+    if len(weight.shape) == 2 and straight and turned:
+        # A square weight: only the config tells that it is stored as [in, out], as GPT-2's are.
+        turned = facts.transposed
+        straight = not turned
+    if not straight and not turned:
+        raise Inconsistent(
+            f"factors {_shape(adapter.a)} and {_shape(adapter.b)} do not fit a weight {_shape(weight)}",
+            tensor=f"{PREFIX}{adapter.path}",
+            expected="the factors of the same module (grouped convolutions are not supported)",
+            hint="the adapters may be of another model",
+        )
+    key = pattern_key(adapter, name, facts)
+    facts.check_rank(key, rank)
+    rows, columns = (out, inner) if straight else (inner, out)
+    a, b = adapter.a, adapter.b
+    return Update(
+        weight,
+        (a, b),
+        (lambda: matrix(b, out, rank)) if straight else (lambda: _turned(a, rank, inner)),
+        (lambda: matrix(a, rank, inner)) if straight else (lambda: _turned(b, out, rank)),
+        facts.scale(key, rank),
+        rows,
+        columns,
+        magnitude=_checked_magnitude(adapter, columns if turned else rows),
+        by_column=turned,
+        layout="in x out" if turned and not adapter.embedding else "out x in",
+    )
+
+
+def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) -> Update:
+    """An adapter of fused experts: rank r of each, factors A [E r, in] and B [out, r E], where B's columns go over the experts first.
+
+    The product is that of peft's ``ParamWrapper.get_delta_weight``: "o r e, e r i -> e o i", or "e i o" for weights stored that way. Where
+    the config says that Unsloth packed B by expert, its columns go over the ranks first.
+    """
+    experts, rows, columns = weight.shape
+    total = adapter.a.shape[0]
+    rank = total // experts
+    layout = _expert_layout(adapter, weight)
+    by_expert = facts.expert_layout(name) == BY_EXPERT
+    if layout == "out x in" and rows == columns:
+        raise Undecidable("these experts are square: nothing tells rows from columns", tensor=f"{PREFIX}{adapter.path}")
+    if adapter.magnitude is not None:
+        raise Unsupported("DoRA of fused experts is not supported", tensor=f"{PREFIX}{adapter.path}", hint="pass --lora export")
+    key = pattern_key(adapter, name, facts)
+    facts.check_rank(key, rank)
+    a, b = adapter.a, adapter.b
+
+    def of_b() -> Array:
+        whole = matrix(b, b.shape[0], total)
+        if by_expert:
+            return whole.reshape(b.shape[0], experts, rank).transpose(1, 0, 2)
+        return whole.reshape(b.shape[0], rank, experts).transpose(2, 0, 1)
+
+    def of_a() -> Array:
+        return matrix(a, total, a.shape[1]).reshape(experts, rank, a.shape[1])
+
+    def left() -> Array:
+        return (of_b() if layout == "out x in" else of_a().transpose(0, 2, 1)).reshape(experts * rows, rank)
+
+    def right() -> Array:
+        return (of_a() if layout == "out x in" else of_b().transpose(0, 2, 1)).reshape(experts * rank, columns)
+
+    described = f"{layout}, columns by expert" if by_expert else layout or ""
+    return Update(weight, (a, b), left, right, facts.scale(key, rank), rows, columns, groups=experts, layout=described)
+
+
+def _checked_magnitude(adapter: Adapter, length: int) -> Tensor | None:
+    magnitude = adapter.magnitude
+    if magnitude is not None and magnitude.numel != length:
+        raise Inconsistent(f"the magnitudes are {magnitude.numel}, and the module has {length} outputs", tensor=magnitude.name)
+    return magnitude
+
+
+def _add_bias(adapter: Adapter, tensors: dict[str, Tensor], scale: float, dtype: Dtype | None, kept: Kept) -> None:
+    """``lora_bias``: the bias of B, scaled, goes into the bias of the module."""
+    name, added = f"{adapter.module}.bias", adapter.bias
+    if added is None:
+        return
+    if name not in tensors or tensors[name].shape != added.shape:
+        raise Inconsistent("the adapter has a bias, and its module has none like it", tensor=added.name)
+    bias = tensors[name]
+    update = Update(bias, (added,), lambda: matrix(added, added.numel, 1), _one, scale, bias.numel, 1, layout="bias")
+    tensors[name] = fused(update, name, _sum_dtype(bias, (added,)) if dtype is not None else bias.dtype, kept)
+
+
+def _turned(tensor: Tensor, rows: int, columns: int) -> Array:
+    import numpy
+
+    return numpy.ascontiguousarray(matrix(tensor, rows, columns).T)
+
+
+def _one() -> Array:
+    import numpy
+
+    return numpy.ones((1, 1))
+
+
+def _sum_dtype(weight: Tensor, parts: Sequence[Tensor]) -> Dtype:
+    """float32, or float64 if anything is: what a cast may start from with one rounding more than enough."""
+    return BY_CODE["F64" if any(tensor.dtype.code == "F64" for tensor in (weight, *parts)) else "F32"]
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"[{', '.join(map(str, tensor.shape))}]"
+
+
+def on_base(state: PeftState, tensors: Mapping[str, Tensor]) -> PeftState:
+    """The adapters of ``state`` on the weights of another model; tensors that were trained as a whole replace those of the model."""
+    return replace(state, tensors={**tensors, **state.tensors})

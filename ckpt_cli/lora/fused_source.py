@@ -1,0 +1,245 @@
+"""A weight with its LoRA update, as a source of bytes: rows are computed when they are read. A view of its piece is again pieces.
+
+W' = W + scale * B A (Hu et al., 2021); with a magnitude m (DoRA, Liu et al., 2024) W' = m / ||W + scale * B A|| * (W + scale * B A), where
+the norm is that of each output's row. Everything is computed in float64 and rounded once, so that the result is the exactly
+rounded one but for about one element in 10^8, whatever part of it is read first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckpt_cli.boxes import contiguous_strides, whole
+from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype, overflow_hint
+from ckpt_cli.errors import CastOverflow, CorruptFile
+from ckpt_cli.files.source import Identity, Source
+from ckpt_cli.tensors.reading import PieceIndex, cast, read_range, view_as
+from ckpt_cli.tensors.tensor import Piece, Tensor
+
+if TYPE_CHECKING:
+    from ckpt_cli.tensors.reading import Array
+
+BLOCK = 1 << 20
+"""Bytes of float64 that are computed at a time; blocks always begin at the same rows, so that every reading gives the same bits."""
+
+KEPT = 24 << 20
+"""Bytes of blocks that are kept for the next reading, of all tensors together."""
+
+TENSORS = 3
+"""So many tensors have their factors in memory: files are written tensor by tensor, and two overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is added to a weight of ``groups`` matrices [rows, columns]: ``scale`` times left @ right of each.
+
+    ``left`` [groups * rows, r] and ``right`` [groups * r, columns] are given by functions that read them, since views of small
+    factors are cheaper as arrays; ``parts`` are the tensors that they read, ``magnitude`` [rows], or [columns] if ``by_column``.
+    """
+
+    weight: Tensor
+    parts: tuple[Tensor, ...]
+    left: Callable[[], Array]
+    right: Callable[[], Array]
+    scale: float
+    rows: int
+    columns: int
+    groups: int = 1
+    magnitude: Tensor | None = None
+    by_column: bool = False
+    layout: str = ""
+
+
+class Kept:
+    """What was computed last, up to a number of bytes: the one memory of all fused tensors, and whether they may overflow."""
+
+    def __init__(self, limit: int = KEPT, *, allow_overflow: bool = False) -> None:
+        self.allow_overflow = allow_overflow
+        self._limit = limit
+        self._held: OrderedDict[tuple[Any, ...], Array] = OrderedDict()
+        self._factors: OrderedDict[Identity, tuple[Array, Array]] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def factors(self, owner: Identity, update: Update) -> tuple[Array, Array]:
+        """Both factors of an update. Those of the last few tensors stay, however large they are: every block needs them."""
+        with self._lock:
+            if owner in self._factors:
+                self._factors.move_to_end(owner)
+                return self._factors[owner]
+        made = update.left(), update.right()
+        with self._lock:
+            self._factors[owner] = made
+            while len(self._factors) > TENSORS:
+                self._factors.popitem(last=False)
+        return made
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], Array]) -> Array:
+        """The array of a key, made if it is not there (perhaps twice, if two threads ask at once)."""
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+        made = make()
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = made
+                self._size += made.nbytes
+            while self._size > self._limit and len(self._held) > 1:
+                self._size -= self._held.popitem(last=False)[1].nbytes
+        return made
+
+
+class FusedSource:
+    """The bytes of a fused tensor in C order."""
+
+    forward_only = False
+
+    def __init__(self, update: Update, dtype: Dtype, kept: Kept) -> None:
+        self._update = update
+        self._dtype = dtype
+        self._kept = kept
+        self._index = PieceIndex(update.weight.pieces)
+        tensors = (update.weight, *update.parts, *([update.magnitude] if update.magnitude is not None else []))
+        found = {origin.identity: origin for tensor in tensors for p in tensor.pieces for origin in p.source.origins}
+        self.origins: tuple[Source, ...] = tuple(found.values())
+        self.size = update.weight.numel * dtype.itemsize
+        self.identity = self._identified(tensors)
+        self._rows = max(1, BLOCK // (8 * max(update.columns, 1)))
+
+    @property
+    def path(self) -> str:
+        """The first file of the weight."""
+        return self._update.weight.pieces[0].source.path
+
+    def read(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset`` on."""
+        data = bytearray(length)
+        self.read_at(offset, memoryview(data))
+        return bytes(data)
+
+    def read_at(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset`` on. Raises CorruptFile at the end, and what reading the files raises."""
+        if offset + len(buffer) > self.size:
+            raise CorruptFile(f"{len(buffer)} bytes at {offset} lie outside of a tensor of {self.size} bytes", path=self.path)
+        stride = self._rows * self._update.columns * self._dtype.itemsize
+        done = 0
+        while done < len(buffer):
+            number, inside = divmod(offset + done, stride)
+            block = self._kept.get((self.identity, number), lambda number=number: self._block(number))  # type: ignore[misc]
+            part = block.data[inside : inside + len(buffer) - done]
+            buffer[done : done + len(part)] = part
+            done += len(part)
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged unless all files behind it are what they were."""
+        for origin in self.origins:
+            origin.check_unchanged()
+
+    def _identified(self, tensors: Sequence[Tensor]) -> Identity:
+        """Stands for every piece that takes part, and for the formula."""
+        update, state = self._update, hashlib.sha256()
+        state.update(f"{update.scale!r}:{update.rows}:{update.columns}:{update.groups}:{update.by_column}:{update.layout}".encode())
+        for tensor in tensors:
+            for piece in tensor.pieces:
+                state.update(repr(piece.same_bytes_as).encode("utf-8", "surrogateescape"))
+        first = update.weight.pieces[0].source.identity
+        return replace(first, path=f"{first.path}#{update.weight.name}:{self._dtype}:{state.hexdigest()[:32]}", size=self.size)
+
+    def _block(self, number: int) -> Array:
+        """The bytes of a block of rows, rounded."""
+        import numpy
+
+        start = number * self._rows
+        values = self._values(start, min(self._rows, self._update.groups * self._update.rows - start))
+        norm = self._norm(values, start)
+        if norm is not None:
+            values *= norm
+        rounded = numpy.empty(values.size, numpy_dtype(self._dtype))
+        infinite = cast(values.reshape(-1), F64, self._dtype, rounded)
+        if infinite and not self._kept.allow_overflow:
+            raise CastOverflow(
+                f"with its LoRA adapter, values are too large for {self._dtype}",
+                tensor=self._update.weight.name,
+                expected="values that stay finite",
+                hint=overflow_hint([self._dtype]),
+            )
+        return rounded.view(numpy.uint8)
+
+    def _values(self, start: int, count: int) -> Array:
+        """W + scale * left @ right for some rows, in float64."""
+        import numpy
+
+        update = self._update
+        values = _read(update.weight, start * update.columns, count * update.columns, self._index).reshape(count, update.columns)
+        left, right = self._kept.factors(self.identity, update)
+        rank = left.shape[1]
+        with numpy.errstate(all="ignore"):
+            while count > 0:
+                group = start // update.rows
+                here = min(count, (group + 1) * update.rows - start)
+                place = values[len(values) - count : len(values) - count + here]
+                place += update.scale * (left[start : start + here] @ right[group * rank : (group + 1) * rank])
+                start, count = start + here, count - here
+        return values
+
+    def _norm(self, values: Array, start: int) -> Array | None:
+        """What each element is multiplied with: its magnitude over the norm of its output."""
+        import numpy
+
+        update = self._update
+        whole_magnitude = update.magnitude
+        if whole_magnitude is None:
+            return None
+        with numpy.errstate(all="ignore"):
+            if update.by_column:
+                factor = self._kept.get((self.identity, "norms"), lambda: self._column_factors(whole_magnitude))
+                return factor.reshape(1, -1)
+            magnitude = self._kept.get((self.identity, "magnitude"), lambda: _all(whole_magnitude))
+            rows = numpy.linalg.norm(values, axis=1)
+            factors: Array = (magnitude[start : start + len(values)] / rows).reshape(-1, 1)
+            return factors
+
+    def _column_factors(self, magnitude: Tensor) -> Array:
+        """Magnitudes over norms of columns: one more pass over the weight."""
+        import numpy
+
+        update = self._update
+        squares = numpy.zeros(update.columns)
+        for start in range(0, update.rows, self._rows):
+            squares += (self._values(start, min(self._rows, update.rows - start)) ** 2).sum(axis=0)
+        factors: Array = _all(magnitude) / numpy.sqrt(squares)
+        return factors
+
+
+def fused(update: Update, name: str, dtype: Dtype, kept: Kept) -> Tensor:
+    """The updated weight as a tensor of one piece."""
+    weight = update.weight
+    source = FusedSource(update, dtype, kept)
+    piece = Piece(source, 0, contiguous_strides(weight.shape), whole(weight.shape))
+    return Tensor(name, dtype, weight.shape, (piece,) if weight.numel else (), layout="fused", kind=weight.kind)
+
+
+def matrix(tensor: Tensor, rows: int, columns: int) -> Array:
+    """All of a small tensor in float64, as a matrix."""
+    return _all(tensor).reshape(rows, columns)
+
+
+def _all(tensor: Tensor) -> Array:
+    return _read(tensor, 0, tensor.numel, PieceIndex(tensor.pieces))
+
+
+def _read(tensor: Tensor, start: int, count: int, index: PieceIndex) -> Array:
+    import numpy
+
+    raw = bytearray(count * tensor.dtype.itemsize)
+    read_range(tensor, start, count, raw, index)
+    return view_as(raw, tensor.dtype, count).astype(numpy.float64)
+
+
+F64 = BY_CODE["F64"]

@@ -1,0 +1,214 @@
+"""What `merge` does with LoRA: fuses the adapters of a component into its weights, or takes them out as a folder for PEFT."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli.discover.open import OpenedComponent
+from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
+from ckpt_cli.hub.assets import tied_pair
+from ckpt_cli.hub.classes.names import native_tensors
+from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.config import Config, architecture, ties_embeddings
+from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
+from ckpt_cli.lora.fit import adapted_name, adapter_rank, fits, fuse_adapters, is_of_experts, lacks_base, layout_doubt, on_base, pattern_key
+from ckpt_cli.lora.names import PREFIX, PeftState, has_adapters, parse_peft
+from ckpt_cli.lora.whole import check_whole
+from ckpt_cli.merging.base_checks import ENOUGH
+from ckpt_cli.results.inspect import LoraInfo
+from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.tensor import Component, Note, Tensor
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+TASKS = {
+    "ForCausalLM": "CAUSAL_LM",
+    "ForConditionalGeneration": "CAUSAL_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+"""PEFT's word for the task of a class (peft/utils/peft_types.py); others work without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The tensors of an adapter under the names of PEFT's files, and the config that belongs to them."""
+
+    tensors: Mapping[str, Tensor]
+    config: bytes
+    info: LoraInfo
+    notes: tuple[Note, ...]
+
+
+def check_adapter_files(opened: OpenedComponent, *, keep: bool) -> None:
+    """Raise Inconsistent for an adapter's file without factors, Unsupported for one of another kind (``keep``: it passes); others pass."""
+    component = opened.component
+    named = next((path for path in component.files if path.name.startswith("adapter_model")), None)
+    if named is None or has_adapters(component.tensors):
+        return
+    try:
+        adapter_facts(opened.homes, None)
+    except Unsupported:
+        if keep:
+            return
+        raise
+    raise Inconsistent(
+        "the adapter's file holds no factor of LoRA",
+        path=named,
+        expected="tensors such as ...lora_A.weight",
+        hint="it may have been saved by one rank that held none of them: look for the files of all ranks",
+    )
+
+
+def check_factors(tensors: Mapping[str, Tensor]) -> None:
+    """Raise Inconsistent for halves of adapters, of whatever kind the others are."""
+    with contextlib.suppress(Unsupported):
+        parse_peft(tensors)
+
+
+def adapters_alone(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are LoRA adapters without the weights that they are for."""
+    return has_adapters(tensors) and lacks_base(parse_peft(tensors))
+
+
+def with_adapters_fused(
+    opened: OpenedComponent, base: Component | None, alpha: float | None, *, cast: bool, allow_overflow: bool = False
+) -> tuple[Component, LoraInfo, tuple[Note, ...]]:
+    """A component with its adapters in its weights; if it holds adapters alone, in those of ``base``.
+
+    ``cast``: the result will be cast, so it is not rounded to the dtype of the weights before. Raises what `parse_peft`,
+    `adapter_facts` and `fuse_adapters` raise.
+    """
+    component = opened.component
+    state = parse_peft(component.tensors)
+    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
+    notes, saved = list(facts.notes), saved_names(state)
+    if "quantization_config" in opened.assets.config:
+        hint = "pass --lora export, and fuse it with PEFT"
+        raise Unsupported("the config says that the model is quantised: LoRA cannot be fused into it", path=component.root, hint=hint)
+    if lacks_base(state):
+        if facts.changed_base is not None:
+            what = f"the adapters were initialised with {facts.changed_base}, which changed the base's weights"
+            raise Unsupported(what, path=component.root, hint="fuse them with PEFT, which makes the same change first")
+        if base is None:
+            raise Undecidable(
+                "these are LoRA adapters without the model that they are for",
+                path=component.root,
+                hint="pass --base with the model that training started from to fuse them, or --lora export to write a PEFT folder",
+            )
+        state = on_base(state, _as_in_memory(base.tensors, opened.assets.config))
+        notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
+    notes += check_whole(state, facts, saved, opened.assets.config, state.tensors)
+    state = replace(state, tensors=_with_ties(state.tensors, opened.assets.config))
+    result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
+    notes += _layout_notes(state, facts)
+    info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
+    return replace(component, tensors=result.tensors), info, tuple(notes)
+
+
+def _with_ties(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """With a tied head as an alias of its embedding, where the format has lost that: an update of one is one of both."""
+    pair = tied_pair(list(tensors)) if ties_embeddings(config) else None
+    if pair is None or tensors[pair[0]].alias_of is not None or not same_values(tensors[pair[0]], tensors[pair[1]]):
+        return dict(tensors)
+    return {**tensors, pair[0]: replace(tensors[pair[0]], alias_of=tensors[pair[1]].name)}
+
+
+def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | None, reference: Component | None = None) -> Exported:
+    """The adapters of a component as PEFT stores them; with a ``reference``, the base, they must be whole for it.
+
+    Raises what `parse_peft`, `adapter_facts` and `check_whole` raise, Undecidable without alpha.
+    """
+    state = parse_peft(opened.component.tensors)
+    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
+    config = opened.assets.config
+    if facts.task_type is None:
+        kind = architecture(config) or ""
+        facts = replace(facts, task_type=next((task for suffix, task in TASKS.items() if kind.endswith(suffix)), None))
+    ranks = {adapter.path: adapter_rank(adapter, state.tensors, facts) for adapter in state.adapters}
+    keys = {adapter.path: pattern_key(adapter, adapted_name(adapter, state.tensors), facts) for adapter in state.adapters}
+    for path, rank in ranks.items():
+        facts.check_rank(keys[path], rank)
+    scales = {path: facts.scale(keys[path], rank) for path, rank in ranks.items()}
+    dora = any(adapter.magnitude is not None for adapter in state.adapters)
+    bias = any(adapter.bias is not None for adapter in state.adapters)
+    named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
+    content = peft_config(facts, ranks, saved_names(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
+    info = _info("exported", facts, ranks, scales, dora=dora)
+    weights = state.tensors if not lacks_base(state) else _as_in_memory(reference.tensors, config) if reference is not None else {}
+    whole = check_whole(state, facts, saved_names(state), config, weights)
+    return Exported(_exported(state), content, info, (*facts.notes, *whole, *_layout_notes(state, facts, exported=True)))
+
+
+def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = False) -> list[Note]:
+    """Warnings about fused experts whose lora_B may be laid out otherwise than PEFT reads it."""
+    doubt = layout_doubt(state, facts)
+    if doubt is not None:
+        return [Note("warning", "expert-layout", doubt)]
+    names = [adapted_name(adapter, state.tensors) for adapter in state.adapters if is_of_experts(adapter, state.tensors, facts)]
+    if exported and any(facts.expert_layout(name) == BY_EXPERT for name in names):
+        text = f"lora_B of fused experts is laid out {BY_EXPERT}, as {CONFIG} says: PEFT and vLLM do not read that, Unsloth does"
+        return [Note("warning", "expert-layout", text)]
+    return []
+
+
+def check_adapters_fit(opened: OpenedComponent, base: Component, folder: Path) -> None:
+    """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
+    state = parse_peft(opened.component.tensors)
+    tensors = _as_in_memory(base.tensors, opened.assets.config)
+    fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
+    if fitting < ENOUGH * len(state.adapters):
+        raise Inconsistent(
+            f"the base is another model: {fitting} of {len(state.adapters)} adapters have a weight of their shape in it",
+            path=folder,
+            expected="the model that training started from",
+            hint="pass that model as --base",
+        )
+
+
+def exported_scales(opened: OpenedComponent, alpha: float | None) -> dict[str, float]:
+    """What a run scales each module of its adapters with."""
+    state = parse_peft(opened.component.tensors)
+    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
+    return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
+
+
+def saved_names(state: PeftState) -> tuple[str, ...]:
+    """Tensors that were trained as a whole: as PEFT marks them, or all that lie beside adapters without a base."""
+    return state.saved or (tuple(state.tensors) if lacks_base(state) else ())
+
+
+def _exported(state: PeftState) -> dict[str, Tensor]:
+    """With tensors that an adapter file has beside its adapters, whose names have no mark of PEFT."""
+    beside = state.tensors if lacks_base(state) else {}
+    return {**{f"{PREFIX}{name}": tensor for name, tensor in beside.items()}, **state.exported}
+
+
+def _is_transposed(state: PeftState) -> bool:
+    """Whether weights are stored as [in, out], as far as shapes tell."""
+    for adapter in state.adapters:
+        weight = state.tensors.get(f"{adapter.module}.weight")
+        if weight is not None and not adapter.embedding and len(weight.shape) == 2 and weight.shape[0] != weight.shape[1]:
+            return weight.shape == (adapter.a.shape[-1], adapter.b.shape[0])
+    return False
+
+
+def _as_in_memory(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """A base's tensors under the names that the model has in memory, which are those of its adapters."""
+    rules = rules_for(config)
+    return dict(tensors if rules is None else native_tensors(tensors, rules))
+
+
+def _info(outcome: str, facts: AdapterFacts, ranks: Mapping[str, int], scales: Mapping[str, float], *, dora: bool) -> LoraInfo:
+    return LoraInfo(
+        outcome=outcome,
+        modules=len(ranks),
+        ranks=tuple(sorted(set(ranks.values()))),
+        scales=tuple(sorted(set(scales.values()))),
+        alpha=facts.alpha,
+        origin=facts.origin,
+        dora=dora,
+    )

@@ -1,0 +1,149 @@
+"""Names of PEFT: which tensors of a component are a model, and which are LoRA adapters on it.
+
+Names as peft 0.21 makes them (`tuners/lora/layer.py`, `utils/save_and_load.py`): everything lies under ``base_model.model.``; a module that
+is adapted keeps its own tensors under ``base_layer.``, its adapter in ``lora_A.<adapter>.weight`` and so on; a module that was trained as
+a whole lies in ``modules_to_save.<adapter>.``, its first state in ``original_module.``. Files of an adapter leave out the adapter's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckpt_cli.errors import Inconsistent, Unsupported
+from ckpt_cli.names import few, printable, stripped_names
+from ckpt_cli.tensors.tensor import Tensor
+
+PREFIX = "base_model.model."
+BASE = "base_layer"
+ADAPTED = re.compile(
+    r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
+    r"(?:\.(?P<adapter>(?!weight$|bias$)[^.]+))?(?:\.(?P<leaf>weight|bias))?"
+)
+SAVED = re.compile(r"(?P<module>.+)\.modules_to_save\.(?P<adapter>[^.]+)\.(?P<rest>.+)")
+ORIGINAL = re.compile(r"(?P<module>.+)\.original_module\.(?P<rest>.+)")
+LORA = re.compile(r"(^|\.)(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer|modules_to_save)(\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The LoRA tensors of one module; ``depth`` counts the wrappers around what it adapts (several parameters of one module).
+
+    ``a`` [r, in] and ``b`` [out, r], or of an embedding ``a`` [r, rows] and ``b`` [columns, r]; ``magnitude`` is that of DoRA, ``bias`` is
+    added to the module's own; ``path`` is the name that PEFT gives the module.
+    """
+
+    module: str
+    path: str
+    depth: int
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def embedding(self) -> bool:
+        return "lora_embedding_A" in self.parts
+
+    @property
+    def a(self) -> Tensor:
+        return self.parts["lora_embedding_A" if self.embedding else "lora_A"]
+
+    @property
+    def b(self) -> Tensor:
+        return self.parts["lora_embedding_B" if self.embedding else "lora_B"]
+
+    @property
+    def magnitude(self) -> Tensor | None:
+        return self.parts.get("lora_magnitude_vector")
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.parts.get("bias")
+
+
+@dataclass(frozen=True, slots=True)
+class PeftState:
+    """A component with adapters: the model's tensors by their names without PEFT, and the adapters by module and depth.
+
+    ``saved`` are the names of tensors that were trained as they are; ``exported`` all tensors of the adapter as PEFT's files name them.
+    """
+
+    tensors: dict[str, Tensor]
+    adapters: tuple[Adapter, ...]
+    saved: tuple[str, ...]
+    exported: dict[str, Tensor]
+
+
+def has_adapters(names: Mapping[str, object]) -> bool:
+    """Whether any name is one of PEFT's."""
+    return any(LORA.search(name) for name in names)
+
+
+def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
+    """Sort the tensors of a component. Raises Unsupported for several adapters or other kinds, Inconsistent for halves of one."""
+    stripped = stripped_names(component)
+    names = {old: new.removeprefix(PREFIX) for old, new in stripped.items()}
+    tensors: dict[str, Tensor] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
+    saved: dict[str, Tensor] = {}
+    exported: dict[str, Tensor] = {}
+    adapters: set[str] = set()
+    for old, name in names.items():
+        tensor = component[old]
+        match, whole, original = ADAPTED.fullmatch(name), SAVED.fullmatch(name), ORIGINAL.fullmatch(name)
+        if match is not None:
+            part = "bias" if match["leaf"] == "bias" else match["part"]
+            parts.setdefault(match["module"], {})[part] = tensor
+            adapters.add(match["adapter"] or "")
+            leaf = "" if match["part"] == "lora_magnitude_vector" or not match["leaf"] else f".{match['leaf']}"
+            exported[f"{PREFIX}{match['module']}.{match['part']}{leaf}"] = tensor
+        elif whole is not None:
+            adapters.add(whole["adapter"])
+            saved[f"{whole['module']}.{whole['rest']}"] = tensor
+            exported[f"{PREFIX}{whole['module']}.{whole['rest']}"] = tensor
+        elif original is None:
+            plain = _without_base(name)
+            if plain in tensors:
+                raise Inconsistent(f"two tensors are {printable(plain)} without the names of PEFT", tensor=old)
+            tensors[plain] = tensor
+    for old, name in names.items():
+        original = ORIGINAL.fullmatch(name)
+        if original is not None and f"{original['module']}.{original['rest']}" not in saved:
+            tensors[f"{original['module']}.{original['rest']}"] = component[old]
+    unknown = [name for name in tensors if re.search(r"(^|\.)(lora_|modules_to_save|token_adapter|ranknum)", name)]
+    if unknown:
+        raise Unsupported("this is no tensor of plain LoRA or DoRA", tensor=unknown[0], hint="merge it with PEFT, or pass --lora keep")
+    if len(adapters) > 1:
+        found = few(sorted(adapter or "(without a name)" for adapter in adapters))
+        hint = "merge them with PEFT, or pass --lora keep to write the tensors as they are"
+        raise Unsupported(f"there are {len(adapters)} adapters: {found}", expected="one", hint=hint)
+    made = tuple(_adapter(path, found) for path, found in parts.items())
+    return PeftState({**tensors, **saved}, made, tuple(saved), exported)
+
+
+def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
+    """The adapter of a module, both halves of it."""
+    adapter = Adapter(_without_base(path), path, path.split(".").count(BASE), parts)
+    wanted = {"lora_embedding_A", "lora_embedding_B"} if any("embedding" in part for part in parts) else {"lora_A", "lora_B"}
+    lacking = sorted(wanted - set(parts))
+    if lacking:
+        raise Inconsistent(f"the adapter has no {lacking[0]}", tensor=f"{PREFIX}{path}", expected="both factors of every adapter")
+    empty = [part for part in sorted(wanted) if len(parts[part].shape) < 2 or not parts[part].numel]
+    if empty:
+        raise Inconsistent(f"{empty[0]} is no matrix", tensor=f"{PREFIX}{path}", expected="two factors of rank 1 or more")
+    magnitude = adapter.magnitude
+    if magnitude is not None and magnitude.numel != adapter.b.shape[0]:
+        raise Inconsistent(f"the magnitudes are {magnitude.numel}, and lora_B has {adapter.b.shape[0]} outputs", tensor=magnitude.name)
+    ranks = adapter.a.shape[0], adapter.b.shape[1]
+    grouped = len(adapter.b.shape) > 2 and ranks[0] % ranks[1] == 0
+    if ranks[0] != ranks[1] and not grouped:
+        raise Inconsistent(
+            f"lora_A has rank {ranks[0]} and lora_B rank {ranks[1]}",
+            tensor=f"{PREFIX}{path}",
+            expected="two factors of one rank",
+            hint="one of them may be the part of one rank of the training: merge the files of all ranks",
+        )
+    return adapter
+
+
+def _without_base(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != BASE)

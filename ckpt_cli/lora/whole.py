@@ -1,0 +1,202 @@
+"""Whether LoRA adapters are whole: what adapter_config.json and the weights that they are for say should be there, and is not.
+
+PEFT adapts every module that a name of ``target_modules`` matches (``BaseTuner.inject_adapter``, ``check_target_module_exists``), in the
+layers of ``layers_to_transform`` if that is there, and saves every module of ``modules_to_save``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.hub.config import Config, layer_count, ties_embeddings
+from ckpt_cli.lora.config import CONFIG, AdapterFacts
+from ckpt_cli.lora.fit import is_of_experts
+from ckpt_cli.lora.names import PREFIX, PeftState
+from ckpt_cli.names import few
+from ckpt_cli.tensors.tensor import Note, Tensor
+
+OF_THE_TASK = frozenset({"classifier", "score", "qa_outputs"})
+"""What PEFT adds to ``modules_to_save`` for classes with a head of their own, whatever that is called (``peft_model.py``)."""
+
+TIED = frozenset({"lm_head", "embed_tokens"})
+NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A part of an adapter that is not there; ``sure``: by the config and the weights, otherwise by comparison with other parts.
+
+    ``remedy``: what the config may say where no more was trained.
+    """
+
+    text: str
+    tensor: str | None
+    sure: bool
+    remedy: str = ""
+
+
+def check_whole(state: PeftState, facts: AdapterFacts, saved: Iterable[str], config: Config, base: Mapping[str, Tensor]) -> list[Note]:
+    """Warnings about parts that seem to be missing. Raises Inconsistent for one that surely is; arguments as of `lacking_parts`."""
+    notes = []
+    for lacking in lacking_parts(state, facts, saved, config, base):
+        if lacking.sure:
+            raise Inconsistent(
+                lacking.text,
+                tensor=lacking.tensor,
+                expected=f"all that {CONFIG} says was trained",
+                hint=f"look for the adapter's other files; if no more was trained, {lacking.remedy} in {CONFIG}",
+            )
+        notes.append(Note("warning", "partial-adapter", lacking.text))
+    return notes
+
+
+def lacking_parts(
+    state: PeftState, facts: AdapterFacts, saved: Iterable[str], config: Config, base: Mapping[str, Tensor]
+) -> Iterator[Lacking]:
+    """What is missing of adapters.
+
+    ``saved`` are the tensors that were trained as a whole, ``config`` is that of the model (empty: not known), ``base`` are the
+    weights that the adapters are for, by the names in memory (empty: not at hand).
+    """
+    yield from _unsaved(facts, list(saved), config, base)
+    modules = [adapter.module for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
+    targets = _names(facts.config.get("target_modules"))
+    weights = [module for module in _matrices(base) if _is_meant(module, facts, layer_count(config))]
+    for target in targets:
+        if not any(_ends(module, target) for module in modules) and (not base or any(_ends(module, target) for module in weights)):
+            yield Lacking(f"the config targets {target}, and no factor is for it", None, True, "correct target_modules")
+    if base:
+        yield from _lacking_of_base(modules, weights, targets, facts)
+    else:
+        yield from _lacking_of_others(modules, facts, config)
+
+
+def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Mapping[str, Tensor]) -> Iterator[Lacking]:
+    """Modules that were trained as a whole, and are not there."""
+    entries = _names(facts.config.get("modules_to_save"))
+    owners, of_base = _owners(saved), _owners(base)
+    heads = [entry for entry in OF_THE_TASK if _is_saved(entry, of_base)]
+    some = any(_is_saved(entry, owners) for entry in entries if entry in OF_THE_TASK)
+    may_tie = not config or ties_embeddings(config) or facts.config.get("ensure_weight_tying") is True
+    tied = may_tie and any(_is_saved(entry, owners) for entry in TIED)
+    for entry in entries:
+        if _is_saved(entry, owners) or (entry in TIED and tied):
+            continue
+        if entry in OF_THE_TASK and (some or (heads and entry not in heads)):
+            continue
+        yield Lacking(f"the config says that {entry} was trained as a whole, and it is not there", None, True, "correct modules_to_save")
+
+
+def _lacking_of_base(modules: Sequence[str], weights: Sequence[str], targets: Sequence[str], facts: AdapterFacts) -> Iterator[Lacking]:
+    """Modules of the base without factors, where others of their kind have them and the config makes no difference between them."""
+    there, kinds = set(modules), {_kind(module) for module in modules}
+    alike = [module for module in weights if _kind(module) in kinds and module not in there]
+    lacking = [module for module in alike if not targets or any(_ends(module, target) for target in targets)]
+    if lacking:
+        said = facts.config.get("target_modules")
+        # An expression may choose layers, and without a config nothing says which were chosen.
+        sure = bool(targets) or said == "all-linear"
+        if isinstance(said, str) and not sure and re.search(r"[0-9\\]", said):
+            return
+        text = f"{len(lacking)} modules of the model have no factors, and others of their kind do: {few(lacking, 3)}"
+        text = text if len(lacking) > 1 else f"a module of the model has no factors, and others of its kind do: {few(lacking)}"
+        yield Lacking(f"{text}{_layers_text(modules, lacking)}", f"{PREFIX}{lacking[0]}", sure, "name its layers as layers_to_transform")
+
+
+def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Config) -> Iterator[Lacking]:
+    """Layers in which one kind of module is adapted and a sibling is not, and last layers of the model without any."""
+    if any(facts.config.get(key) for key in ("layers_to_transform", "layers_pattern")) or facts.config.get("layers_to_transform") == 0:
+        return
+    said = facts.config.get("target_modules")
+    if isinstance(said, str) and said != "all-linear":
+        return  # an expression may choose layers
+    layers: dict[str, set[str]] = {}
+    for module in modules:
+        if NUMBER.search(module):
+            layers.setdefault(_kind(module), set()).add(_number(module))
+    for kind, own in layers.items():
+        siblings = set().union(*(found for other, found in layers.items() if other.rpartition(".")[0] == kind.rpartition(".")[0]))
+        others = [name for name in _names(said) if name.count(".") and NUMBER.search(f".{name}.")]
+        if siblings - own and not others:
+            text = f"{kind.rpartition('.')[2]} has factors in {_listed(own)}, modules beside it in {_listed(siblings - own)} as well"
+            yield Lacking(f"{text}: a part of the adapter may be missing", None, False)
+    count = layer_count(config)
+    numbers = {int(number) for found in layers.values() for number in found if number.isdigit()}
+    if count is not None and numbers and max(numbers) < count - 1 and "layer_types" not in config:
+        text = f"there are factors in {_listed(map(str, numbers))}, and the model has {count} layers: a part of the adapter may be missing"
+        yield Lacking(text, None, False)
+
+
+def _is_meant(module: str, facts: AdapterFacts, count: int | None) -> bool:
+    """Whether the config leaves a module in: its layer, and whether it was excluded; layers beyond the model's are others' business."""
+    excluded = facts.config.get("exclude_modules")
+    if (isinstance(excluded, str) and excluded) or any(_ends(module, name) for name in _names(excluded)):
+        return False
+    first = NUMBER.search(module)
+    if count is not None and first is not None and int(first[0]) >= count:
+        return False
+    wanted = facts.config.get("layers_to_transform")
+    wanted = [wanted] if type(wanted) is int else wanted
+    if not isinstance(wanted, list):
+        return True
+    patterns = facts.config.get("layers_pattern")
+    patterns = [patterns] if isinstance(patterns, str) and patterns else _names(patterns)
+    numbers = [match[0] for match in NUMBER.finditer(module) if not patterns or _parent(module, match) in patterns]
+    return bool(numbers) and int(numbers[-1]) in wanted
+
+
+def _parent(module: str, match: re.Match[str]) -> str:
+    return module[: match.start() - 1].rpartition(".")[2]
+
+
+def _matrices(base: Mapping[str, Tensor]) -> Iterator[str]:
+    """Modules whose weight could be adapted."""
+    for name, tensor in base.items():
+        if name.endswith(".weight") and len(tensor.shape) > 1:
+            yield name.removesuffix(".weight")
+
+
+def _layers_text(modules: Sequence[str], lacking: Sequence[str]) -> str:
+    kinds = {_kind(module) for module in lacking}
+    own, none = ({_number(module) for module in group if _kind(module) in kinds} for group in (modules, lacking))
+    return f"; there are factors in {_listed(own)}, none in {_listed(none)}" if own - none and none - own else ""
+
+
+def _kind(module: str) -> str:
+    """The name with the numbers of layers and experts left open."""
+    return NUMBER.sub("*", module)
+
+
+def _number(module: str) -> str:
+    found = NUMBER.search(module)
+    return found[0] if found else module
+
+
+def _listed(numbers: Iterable[str]) -> str:
+    ordered = sorted(numbers, key=lambda number: (len(number), number))
+    return f"{'layer' if len(ordered) == 1 else 'layers'} {few(ordered, 12)}"
+
+
+def _names(said: Any) -> list[str]:
+    return [name for name in said if isinstance(name, str) and name] if isinstance(said, list) else []
+
+
+def _ends(module: str, name: str) -> bool:
+    return module == name or module.endswith(f".{name}")
+
+
+def _owners(names: Iterable[str]) -> set[str]:
+    """The modules that tensors lie in, and those around them."""
+    owners: set[str] = set()
+    for name in names:
+        parts = name.split(".")
+        owners |= {".".join(parts[:count]) for count in range(1, len(parts))}
+    return owners
+
+
+def _is_saved(entry: str, owners: set[str]) -> bool:
+    return any(owner.endswith(entry) for owner in owners)

@@ -1,0 +1,194 @@
+"""Whether a base is the model that training started from: how many names both have, and how many of these in one shape.
+
+Both sides are compared under the names of the hub, as far as their configs tell these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.errors import CkptError, Inconsistent
+from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
+from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.lora.names import has_adapters
+from ckpt_cli.names import few, printable, stripped_names
+from ckpt_cli.tensors.tensor import Note, Tensor
+
+ENOUGH = 0.9
+"""The share of the smaller side's tensors that both have in one shape, from which on they are one model.
+
+Fine-tuning changes the shape of an embedding and a head, or adds some: of 300 tensors 298 stay. Two families of one size (Llama 3 8B and
+Qwen3 8B) share 66%, two sizes of one family next to nothing.
+"""
+
+FEW = 2
+"""So many tensors may differ however few there are: an embedding and a head that were resized."""
+
+UNDER_OTHER_NAMES = 0.95
+"""The share of shapes, whatever the names, from which on the names alone are others."""
+
+QUANTISED = re.compile(r".*\.(qweight|qzeros|g_idx|absmax|quant_map|weight_packed|weight_scale_inv|SCB|quant_state\..*)", re.ASCII)
+SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim", "d_model", "n_embd")
+"""Numbers of a config that no fine-tuning changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resemblance:
+    """Tensors of a model and of its base in numbers: ``common`` names, ``alike`` in shape too; ``renamed``: other names, the same shapes.
+
+    ``doubt`` says what speaks against the base although names and shapes fit.
+    """
+
+    mine: int
+    base: int
+    common: int
+    alike: int
+    renamed: bool = False
+    comparable: bool = True
+    doubt: str | None = None
+
+    @property
+    def same_model(self) -> bool:
+        """Whether the base may be what training started from."""
+        smaller = min(self.mine, self.base)
+        near = self.alike > 0 and smaller - self.alike <= FEW
+        return not self.comparable or (self.doubt is None and (near or self.alike >= ENOUGH * smaller))
+
+    @property
+    def why(self) -> str:
+        """What speaks against the base, with numbers."""
+        return self.numbers if self.doubt is None else f"{self.doubt} ({self.numbers})"
+
+    @property
+    def numbers(self) -> str:
+        """What was compared, in words."""
+        alike = "none of them in the same shape" if not self.alike else f"{self.alike} of them in the same shape"
+        return f"{self.common} of {self.mine} tensors have a name that is in the base ({self.base} tensors), {alike}"
+
+
+def resemblance(
+    mine: Mapping[str, Tensor], base: Mapping[str, Tensor], config: Config, base_config: Config, *, kinds_known: bool = True
+) -> Resemblance:
+    """Compare names and shapes of a model with those of a base; a side without a config has that of the other.
+
+    ``kinds_known``: both configs are of the sides that they are given for, so that what they say counts.
+    """
+    own, others = config or base_config, base_config or config
+    held: dict[str, Shape] = {name: tensor.shape for name, tensor in mine.items()}
+    there: dict[str, Shape] = {name: tensor.shape for name, tensor in base.items()}
+    if sum(there.get(name) == shape for name, shape in held.items()) < ENOUGH * min(len(held), len(there)):
+        # Names as trained on one side, or on both.
+        held, there = _hub_shapes(mine, own), _hub_shapes(base, others)
+    if "quantization_config" in others or any(QUANTISED.fullmatch(name) for name in base):
+        # Of a quantised base only norms and biases are what they were.
+        held, there = _vectors(held), _vectors(there)
+    common = [name for name in held if name in there]
+    alike = [name for name in common if held[name] == there[name]]
+    shapes = [Counter(shape for shape in side.values() if len(shape) > 1) for side in (held, there)]
+    shared, smaller = (shapes[0] & shapes[1]).total(), min(shapes[0].total(), shapes[1].total())
+    renamed = len(common) * 2 < min(len(held), len(there)) and smaller > 0 and shared >= UNDER_OTHER_NAMES * smaller
+    comparable = not (has_adapters(mine) or has_adapters(base) or not held or not there) and not renamed
+    smaller_side = held if len(held) <= len(there) else there
+    doubt = _doubt(own, others, [name for name in smaller_side if held.get(name) != there.get(name)]) if kinds_known else None
+    return Resemblance(len(held), len(there), len(common), len(alike), renamed, comparable, doubt)
+
+
+def checked_base(
+    mine: Mapping[str, Tensor],
+    base: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    config: Config,
+    own_config: bool,
+    base_config: Config,
+    taken: bool,
+    by_name: bool = False,
+    unfiltered: Mapping[str, Tensor] | None = None,
+) -> tuple[Note, ...]:
+    """Notes about the base of what is written. Raises Inconsistent if it is another model and anything is ``taken`` from it.
+
+    ``by_name``: tensors or dtypes are taken from it by name, which needs names that mean the same on both sides.
+    ``own_config``: the config is the run's own, not the base's; ``unfiltered``: all tensors, where filters left some out.
+    """
+    found = resemblance(mine, base, config, base_config, kinds_known=own_config)
+    if not found.same_model and unfiltered is not None:
+        found = resemblance(unfiltered, base, config, base_config, kinds_known=own_config)
+    if found.renamed and by_name:
+        raise Inconsistent(
+            f"the base has tensors of the same shapes under other names, so that nothing can be taken from it by name: {found.numbers}",
+            path=folder,
+            expected="a base with the names of what is written",
+            hint="rename the tensors of the run as the base has them with --key-map, or pass a base with these names",
+        )
+    if found.renamed:
+        text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
+        return (Note("warning", "other-base", text),)
+    if found.same_model:
+        return _other_kind(config, base_config, found) if own_config else ()
+    if taken:
+        raise Inconsistent(
+            f"the base is another model: {found.why}",
+            path=folder,
+            expected="the model that training started from",
+            hint="pass that model as --base",
+        )
+    return (Note("warning", "other-base", f"the base is another model: {found.why}"),)
+
+
+def _other_kind(config: Config, base_config: Config, found: Resemblance) -> tuple[Note, ...]:
+    """A word about a base of another type whose tensors fit: a language model inside of a larger one, or one that was converted."""
+    kinds = config.get("model_type"), base_config.get("model_type")
+    if not found.comparable or not all(isinstance(kind, str) for kind in kinds) or kinds[0] == kinds[1]:
+        return ()
+    text = f"config.json says {printable(kinds[0])}, and the base's {printable(kinds[1])}: {found.numbers}"
+    return (Note("warning", "other-base", text),)
+
+
+def config_doubt(config: Config, base_config: Config) -> str | None:
+    """What two configs say that no training changes, for a base without weights. None if nothing speaks against it."""
+    kinds = config.get("model_type"), base_config.get("model_type")
+    if all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]:
+        return f"config.json says model_type {printable(kinds[0])}, and the base's {printable(kinds[1])}"
+    inner = [each.get("text_config") for each in (config, base_config)]
+    pairs: list[tuple[Config, Config]] = [(config, base_config)]
+    if isinstance(inner[0], Mapping) and isinstance(inner[1], Mapping):
+        pairs.append((inner[0], inner[1]))
+    for mine, base in pairs:
+        for key in SIZES:
+            if type(mine.get(key)) is int and type(base.get(key)) is int and mine[key] != base[key]:
+                return f"config.json says {key} {mine[key]}, and the base's {base[key]}"
+    return None
+
+
+def _vectors(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    return {name: shape for name, shape in shapes.items() if len(shape) == 1}
+
+
+def _doubt(config: Config, base_config: Config, different: list[str]) -> str | None:
+    """Two families may differ in an embedding only (Llama 3 8B and Mistral 7B): then the configs decide.
+
+    A model of another type that has all tensors of the other is none: a language model with a tower for images.
+    """
+    kinds = config.get("model_type"), base_config.get("model_type")
+    if different and all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]:
+        return f"the configs say {printable(kinds[0])} and {printable(kinds[1])}; not in both in one shape: {few(different, 2)}"
+    return None
+
+
+def _hub_shapes(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Shape]:
+    """Shapes under the names of the hub, or under their own where these are not known."""
+    try:
+        native = {new: tensors[old] for old, new in stripped_names(tensors).items()}
+        rules = rules_for(config) if architecture(config) else None
+        if rules is not None and not unknown_operations(rules):
+            ignored = set(rules.ignored)
+            native = hub_tensors({name: tensor for name, tensor in native.items() if name not in ignored}, rules, config)
+    except CkptError:
+        native = dict(tensors)
+    return {name: tensor.shape for name, tensor in native.items()}

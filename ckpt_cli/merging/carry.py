@@ -1,0 +1,53 @@
+"""What an output takes from a base without matching it: tensors that training left out, and dtypes."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Mapping, Sequence
+
+from ckpt_cli.dtypes import Dtype
+from ckpt_cli.errors import Inconsistent, NotFound
+from ckpt_cli.names import few, printable
+from ckpt_cli.tensors.tensor import Note, Tensor
+
+BASE = "base"
+"""The word for ``--dtype`` that gives every tensor the dtype which it has in the base."""
+
+
+def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str]) -> tuple[dict[str, Tensor], list[Note]]:
+    """The tensors of the base that ``globs`` name and that are not ``there``, and what is to be said of them.
+
+    ``there`` are names that are written or were left out on purpose. Raises NotFound for a glob that no tensor of the base matches.
+    """
+    for glob in globs:
+        if not any(fnmatch.fnmatchcase(name, glob) for name in base):
+            raise NotFound(
+                f"--carry-from-base {printable(glob)} matches no tensor of the base",
+                expected="a pattern for whole names, such as 'model.visual.*'",
+                hint="ckpt inspect --all with the base's folder lists its names",
+            )
+    taken = {name: base[name] for name in base if name not in there and any(fnmatch.fnmatchcase(name, glob) for glob in globs)}
+    idle = [glob for glob in globs if not any(fnmatch.fnmatchcase(name, glob) for name in taken)]
+    notes = [Note("warning", "unused-pattern", f"--carry-from-base {printable(glob)}: the run has all of these itself") for glob in idle]
+    return taken, notes
+
+
+def dtypes_of_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> tuple[dict[str, Dtype], list[Note]]:
+    """The dtype of each tensor that the base has as well, for ``--dtype base``; others keep theirs, which is reported.
+
+    Raises Inconsistent where no cast leads from one to the other.
+    """
+    dtypes: dict[str, Dtype] = {}
+    for name in tensors.keys() & base.keys():
+        mine, theirs = tensors[name].dtype, base[name].dtype
+        if mine != theirs and not mine.kind == theirs.kind == "float":
+            raise Inconsistent(
+                f"{mine} cannot be cast to the base's {theirs}",
+                tensor=name,
+                expected="floating dtypes on both sides",
+                hint="leave it out with --exclude, or pass the dtype itself instead of --dtype base",
+            )
+        dtypes[name] = theirs
+    kept = [name for name in tensors if name not in base]
+    text = f"{len(kept)} tensors are not in the base and keep their dtype: {few(kept)}"
+    return dtypes, [Note("warning", "dtype-kept", text)] if kept else []

@@ -1,0 +1,101 @@
+"""Making an output match a base model: the same names, shapes and dtypes, and nothing changed in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.dtypes import Dtype
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.names import few, printable
+from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.tensors.views import permuted, reshaped, unfolded
+
+PATCH_EMBEDDING = "patch_embedding.weight"
+"""A convolution [out, in, height, width] in SigLIP, a linear layer [out, height * width * in] in BAGEL."""
+
+QK_NORMS = ("q_norm", "k_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Tensors under the names, in the order and with the shapes of the base; ``dtypes`` are those of the base."""
+
+    tensors: dict[str, Tensor]
+    dtypes: dict[str, Dtype]
+    dropped: dict[str, str]
+    notes: tuple[Note, ...]
+
+
+def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fill_missing: bool, drop_extra: bool) -> Matched:
+    """Bring ``tensors`` into the form of ``base``.
+
+    Only one reshaping is known: a 4-D patch embedding becomes the base's 2-D linear weight, or the other way round, with
+    the axis order of ``patchify`` (height, width, channel). Raises Inconsistent with everything that differs.
+    """
+    missing = [name for name in base if name not in tensors]
+    extra = [name for name in tensors if name not in base]
+    matched: dict[str, Tensor] = {}
+    notes: list[Note] = []
+    wrong: list[str] = []
+    for name, target in base.items():
+        if name not in tensors:
+            matched[name] = target
+            continue
+        fitted = _fit(name, tensors[name], target.shape)
+        if fitted is None or not _castable(fitted.dtype, target.dtype):
+            wrong.append(f"{printable(name)}: {tensors[name].dtype} {list(tensors[name].shape)}, base {target.dtype} {list(target.shape)}")
+        else:
+            matched[name] = fitted
+            if fitted is not tensors[name]:
+                text = f"{printable(name)}: {list(tensors[name].shape)} was turned into the base's {list(target.shape)}"
+                notes.append(Note("info", "reshaped", text))
+    if wrong:
+        raise Inconsistent(
+            f"{len(wrong)} tensors cannot be given the base's shape or dtype: {few(wrong)}",
+            hint="check that --base is the model that training started from",
+        )
+    if missing and not fill_missing:
+        raise Inconsistent(
+            f"the run lacks {len(missing)} of the base's {len(base)} tensors: {few(missing)}",
+            expected="all tensors of the base",
+            hint="pass --fill-missing-from-base to take them from the base",
+        )
+    if extra and not drop_extra:
+        raise Inconsistent(
+            f"the run has {len(extra)} tensors that the base lacks: {few(extra)}",
+            expected="only tensors of the base",
+            hint="pass --drop-extra to leave them out",
+        )
+    if missing:
+        notes.append(Note("warning", "filled", f"{len(missing)} tensors were taken from the base: {few(missing)}"))
+    dropped = dict.fromkeys(extra, "not in the base")
+    return Matched(matched, {name: tensor.dtype for name, tensor in base.items()}, dropped, (*notes, *_qk_norm_notes(tensors, base)))
+
+
+def _castable(dtype: Dtype, target: Dtype) -> bool:
+    return dtype == target or dtype.kind == target.kind == "float"
+
+
+def _fit(name: str, tensor: Tensor, shape: Shape) -> Tensor | None:
+    """The tensor in the base's shape, or None."""
+    if tensor.shape == shape:
+        return tensor
+    if not name.endswith(PATCH_EMBEDDING) or tensor.own_grid is not None:
+        return None
+    if len(tensor.shape) == 4 and len(shape) == 2:
+        out, channels, height, width = tensor.shape
+        return reshaped(permuted(tensor, (0, 2, 3, 1)), shape) if shape == (out, height * width * channels) else None
+    if len(tensor.shape) == 2 and len(shape) == 4:
+        out, channels, height, width = shape
+        if tensor.shape == (out, height * width * channels):
+            return permuted(unfolded(tensor, 1, (height, width, channels)), (0, 3, 1, 2))
+    return None
+
+
+def _qk_norm_notes(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> list[Note]:
+    here, there = (any(part in QK_NORMS for name in names for part in name.split(".")) for names in (tensors, base))
+    if here == there:
+        return [Note("info", "qk-norm", f"query and key norms: {'in both' if here else 'in neither'}")]
+    return [Note("warning", "qk-norm", f"query and key norms: {'only in the run' if here else 'only in the base'}")]

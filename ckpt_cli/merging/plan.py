@@ -1,0 +1,498 @@
+"""What a merge will write: options, components, names, dtypes, side files and place, decided before anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypedDict
+
+from ckpt_cli.discover.folder_style import FolderStyle, style_of
+from ckpt_cli.discover.open import Opened, OpenedComponent
+from ckpt_cli.discover.trainers import framework_of
+from ckpt_cli.errors import NotFound, UsageError
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
+from ckpt_cli.formats.registry import describe, recognise
+from ckpt_cli.given import DtypeLike, PathLike
+from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes, find_assets, tied_pair
+from ckpt_cli.hub.classes.claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
+from ckpt_cli.hub.classes.names import hub_tensors
+from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.text_assets import unmarked
+from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
+from ckpt_cli.lora.merge import (
+    ADAPTER_WEIGHTS,
+    adapters_alone,
+    check_adapter_files,
+    check_adapters_fit,
+    check_factors,
+    exported_adapter,
+    with_adapters_fused,
+)
+from ckpt_cli.lora.names import has_adapters
+from ckpt_cli.merging.base_checks import checked_base, config_doubt
+from ckpt_cli.merging.carry import BASE, carried_tensors, dtypes_of_base
+from ckpt_cli.merging.match_base import match_base
+from ckpt_cli.names import few
+from ckpt_cli.output import plan
+from ckpt_cli.output.key_map import Rule, read_key_map
+from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE, check_writing, model_files
+from ckpt_cli.output.select import PEFT, Selection, compare_copies, select_tensors
+from ckpt_cli.output.target import check_target, default_output
+from ckpt_cli.results.inspect import LoraInfo
+from ckpt_cli.state.folder import state_files
+from ckpt_cli.state.training_state import read_state
+from ckpt_cli.tensors.tensor import Component, Note, Tensor
+from ckpt_cli.tensors.torn import torn_notes
+
+INDEX = "model.safetensors.index.json"
+MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
+"""Assets that make a folder a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOptions:
+    """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
+
+    ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any, and
+    exports those that are alone, without a base.
+    """
+
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    weights_name: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    key_map: str | os.PathLike[str] | None = None
+    match_base: bool = False
+    fill_missing_from_base: bool = False
+    carry_from_base: tuple[str, ...] = ()
+    allow_missing: tuple[str, ...] = ()
+    drop_extra: bool = False
+    compare: bool = False
+    names: Naming = "hub"
+    lora: LoraMode | None = None
+    lora_alpha: float | None = None
+    ema_from_model: bool = False
+    with_state: bool = False
+    overwrite: bool = False
+    in_place: bool = False
+    jobs: int | None = None
+    dry_run: bool = False
+    verify: bool = False
+    checksum: bool = False
+    allow_overflow: bool = False
+    allow_unequal_replicas: bool = False
+    shard_order: ShardOrder = "auto"
+    strict: bool = False
+
+
+class MergeKeywords(TypedDict, total=False):
+    """The keyword arguments of `merge` besides paths: `MergeOptions` as callers may give them."""
+
+    dtype: DtypeLike | None
+    max_shard_size: int | str | None
+    weights_name: str | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    key_map: PathLike | None
+    match_base: bool
+    fill_missing_from_base: bool
+    carry_from_base: str | Sequence[str]
+    allow_missing: str | Sequence[str]
+    drop_extra: bool
+    compare: bool
+    names: Naming
+    lora: LoraMode | None
+    lora_alpha: float | None
+    ema_from_model: bool
+    with_state: bool
+    overwrite: bool
+    in_place: bool
+    jobs: int | None
+    dry_run: bool
+    verify: bool
+    checksum: bool
+    allow_overflow: bool
+    allow_unequal_replicas: bool
+    shard_order: ShardOrder
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base model: its folder, its weights if it has any, and its config (empty without one)."""
+
+    folder: Path
+    component: Component | None
+    config: Config = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One component on its way into a folder; ``claim`` is what may be said of its names, ``lora`` what became of its adapters.
+
+    ``carried`` are tensors that --carry-from-base took from the base, ``filled`` those that --fill-missing-from-base did.
+    """
+
+    opened: OpenedComponent
+    selection: Selection
+    plan: plan.Plan
+    notes: tuple[Note, ...]
+    claim: Claim
+    lora: LoraInfo | None = None
+    carried: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
+
+    @property
+    def from_base(self) -> frozenset[str]:
+        """Tensors that are the base's own: comparing them with it says nothing."""
+        return frozenset((*self.carried, *self.filled))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One output folder: one component, or several that share it."""
+
+    parts: tuple[Part, ...]
+    output: Path
+    plan: plan.Plan
+    side_files: Mapping[str, bytes | Path]
+    state_files: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "+".join(part.opened.name for part in self.parts)
+
+
+def check_options(options: MergeOptions, output: object, base: object) -> None:
+    """Raise UsageError for options that contradict each other."""
+    if options.in_place and output is not None:
+        raise UsageError("--in-place writes into the checkpoint, so --output says nothing", hint="leave one of them out")
+    if options.in_place and options.overwrite:
+        raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
+    check_writing(options.weights_name, options.jobs, options.max_shard_size)
+    needing = ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare")
+    wants_base = [name for name in needing if getattr(options, name)]
+    if options.dtype == BASE and base is None:
+        raise UsageError("--dtype base needs a base", hint="pass --base with the folder of the base model")
+    if wants_base and base is None:
+        raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
+    if options.in_place and options.lora == "both":
+        raise UsageError("--in-place has room for one folder, and --lora both makes two", hint="export the adapter on its own")
+    if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:
+        raise UsageError("--fill-missing-from-base and --drop-extra belong to --match-base", hint="pass --match-base as well")
+
+
+def open_base(folder: Path, files: Files, options: MergeOptions) -> Base:
+    """The base model, with its weights if it has any. Raises NotFound if it has none and the options need them."""
+    config = find_assets((folder,)).config
+    needed = options.match_base or options.compare or options.carry_from_base or options.dtype == BASE
+    if needed or any(match.trouble is None for match in recognise(folder)):
+        return Base(folder, weights_of_base(folder, files), config)
+    return Base(folder, None, config)
+
+
+def weights_of_base(folder: Path, files: Files) -> Component:
+    """The weights of a base model. Raises NotFound if it has none."""
+    matches = [match for match in recognise(folder) if match.trouble is None]
+    if not matches:
+        hint = "pass the folder of the model with its weights"
+        raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
+    return describe(matches[0], files, ReadOptions())
+
+
+def planned_jobs(
+    opened: Opened, output: str | os.PathLike[str] | None, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> list[Job]:
+    """One job per folder that will be written. Raises UsageError, OutputError, and what selecting tensors raises."""
+    style = style_of(opened.found, base.folder if base else None)
+    shared = style.shared or options.in_place
+    groups = [opened.components] if shared else [(component,) for component in opened.components]
+    jobs: list[Job] = []
+    for group in groups:
+        target = _target(opened, group[0], output, options, one_of_many=len(groups) > 1)
+        adapted = [component for component in group if has_adapters(component.component.tensors)]
+        for component in group:
+            check_adapter_files(component, keep=options.lora == "keep")
+        mode = _lora_mode(group, base, options)
+        if options.lora in ("export", "both") and not adapted:
+            raise UsageError(f"--lora {options.lora}: there are no LoRA adapters in {group[0].name}", hint="leave out --lora")
+        if options.lora_alpha is not None and (not adapted or options.lora == "keep"):
+            why = "with --lora keep nothing is scaled" if adapted else f"there are no LoRA adapters in {group[0].name}"
+            raise UsageError(f"--lora-alpha says nothing: {why}", hint="leave it out")
+        if mode != "export":
+            jobs.append(_job(opened, group, target, style, base, rules, options))
+        if mode in ("export", "both"):
+            beside = target if mode == "export" else target.with_name(f"{target.name}_adapter")
+            jobs += [_adapter_job(opened, component, beside, base, options) for component in adapted]
+    if len({job.output for job in jobs}) < len(jobs):
+        raise UsageError("two components would go to the same folder", hint="merge them one by one with --type and -o")
+    return jobs
+
+
+def _lora_mode(group: Sequence[OpenedComponent], base: Base | None, options: MergeOptions) -> LoraMode:
+    """What becomes of adapters: as asked for, or fused; those alone, where no base is given either, are exported."""
+    if options.lora is not None:
+        return options.lora
+    return "export" if base is None and all(adapters_alone(component.component.tensors) for component in group) else "fuse"
+
+
+def _target(
+    opened: Opened, first: OpenedComponent, output: str | os.PathLike[str] | None, options: MergeOptions, *, one_of_many: bool
+) -> Path:
+    """The folder that a component is written to."""
+    if options.in_place:
+        return first.place.home
+    if output is None:
+        return default_output(opened.found, first.name)
+    given = Path(os.path.abspath(output))
+    return given / first.name if one_of_many else given
+
+
+def _check_target(
+    opened: Opened, group: tuple[OpenedComponent, ...], target: Path, whole: plan.Plan, base: Base | None, options: MergeOptions
+) -> None:
+    """Raise OutputError for a folder that is there, or that lies in what is read."""
+    if options.in_place:
+        return
+    roots = [root for component in group for root in (component.component.root, *component.place.match.more_roots)]
+    check_target(target, [opened.found.path, *roots, *([base.folder] if base else [])], overwrite=options.overwrite)
+    read = [Path(source.path) for source in whole.sources]
+    check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
+
+
+def _job(
+    opened: Opened,
+    group: tuple[OpenedComponent, ...],
+    target: Path,
+    style: FolderStyle,
+    base: Base | None,
+    rules: tuple[Rule, ...],
+    options: MergeOptions,
+) -> Job:
+    parts = _parts(group, style, base, rules, options)
+    for part in parts:
+        held = base.component.tensors if base is not None and base.component is not None else None
+        refuse_lacking(part.claim, part.selection.tensors, held, options.names)
+    loaded = options.weights_name or style.loaded
+    whole = plan.united(
+        [part.plan for part in parts], INDEX if style.loaded else parts[0].plan.index_name, loaded if style.loaded else None
+    )
+    names = [file.name for file in whole.files]
+    if len(set(names)) < len(names):
+        raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
+    _check_target(opened, group, target, whole, base, options)
+    side = model_files(group[0].assets, whole)
+    written = {file.name for file in whole.files}
+    return Job(parts, target, whole, {name: content for name, content in side.items() if name not in written})
+
+
+def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base: Base | None, options: MergeOptions) -> Job:
+    """The adapters of a component as a folder that PEFT loads: no config.json, for which loaders would take it for a model."""
+    if options.include or options.exclude:
+        hint = "leave out --lora export" if options.lora is not None else "pass --base to fuse the adapters, or --lora keep"
+        raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint=hint)
+    if base is not None and base.component is not None:
+        check_adapters_fit(component, base.component, base.folder)
+    part, config = _adapter_part(component, base, options)
+    whole = plan.united([part.plan], None, None)
+    _check_target(opened, (component,), target, whole, base, options)
+    assets = {name: unmarked(path) for name, path in component.assets.files.items() if name not in MODEL_CONFIGS and name[-3:] != ".py"}
+    return Job((part,), target, whole, {**assets, ADAPTER_CONFIG: config})
+
+
+def _adapter_part(component: OpenedComponent, base: Base | None, options: MergeOptions) -> tuple[Part, bytes]:
+    """The adapters of a component, planned, and their config."""
+    folder = os.path.abspath(base.folder) if base is not None else None
+    adapter = exported_adapter(component, folder, options.lora_alpha, base.component if base is not None else None)
+    selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), (), (), {}, PEFT, "native")
+    claim = Claim("those of PEFT's adapter files", None, (), {})
+    made = plan.make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS)
+    notes = adapter.notes
+    if options.lora is None:
+        text = "adapters without the model that they are for: exported as a PEFT folder; pass --base to fuse them"
+        notes = (*notes, Note("info", "lora-alone", text))
+    return Part(component, selection, made, notes, claim, adapter.info), adapter.config
+
+
+def _parts(
+    group: tuple[OpenedComponent, ...], style: FolderStyle, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> tuple[Part, ...]:
+    """The components of one folder, planned."""
+    names = [component.name for component in group]
+    if options.weights_name is not None and len(group) > 1:
+        raise UsageError("one weights name for several components", hint="merge them one by one with --type")
+    return tuple(
+        _part(component, options.weights_name or style.weights_name(component.name, names), style, base, rules, options)
+        for component in group
+    )
+
+
+def planned_parts(opened: Opened, base: Path | None, options: MergeOptions, files: Files) -> list[Part]:
+    """What `merge` would write of an opened checkpoint with these options, without a place to write it: for `verify`."""
+    rules = read_key_map(Path(options.key_map)) if options.key_map is not None else ()
+    reference = open_base(base, files, options) if base is not None else None
+    style = style_of(opened.found, base)
+    shared = style.shared or options.in_place
+    groups = [opened.components] if shared else [(component,) for component in opened.components]
+    parts: list[Part] = []
+    exported: list[Part] = []
+    for group in groups:
+        mode = _lora_mode(group, reference, options)
+        parts += _parts(group, style, reference, rules, options) if mode != "export" else ()
+        adapted = [component for component in group if has_adapters(component.component.tensors)] if mode in ("export", "both") else []
+        exported += [_adapter_part(component, reference, options)[0] for component in adapted]
+    return parts + exported
+
+
+def _part(
+    component: OpenedComponent, weights_name: str, style: FolderStyle, base: Base | None, rules: tuple[Rule, ...], options: MergeOptions
+) -> Part:
+    config = component.assets.config
+    chosen, lora = component.component, None
+    lora_notes: tuple[Note, ...] = ()
+    if options.lora == "keep":
+        check_factors(chosen.tensors)
+    elif has_adapters(chosen.tensors):
+        reference = base.component if base is not None else None
+        chosen, lora, lora_notes = with_adapters_fused(
+            component,
+            reference,
+            options.lora_alpha,
+            cast=options.dtype not in (None, "keep"),
+            allow_overflow=options.allow_overflow,
+        )
+    selection = select_tensors(
+        chosen,
+        config,
+        names=options.names,
+        rules=rules,
+        include=options.include,
+        exclude=options.exclude,
+        allow_unequal_replicas=options.allow_unequal_replicas,
+        adapters=options.lora == "keep",
+        live=component.live,
+    )
+    notes = [*lora_notes, *selection.notes, *_base_notes(component, chosen, selection, base, options)]
+    carried_names: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
+    if options.carry_from_base and base is not None and base.component is not None:
+        there = {*selection.tensors, *selection.dropped, *selection.filtered}
+        carried, more = carried_tensors(there, named_alike(base.component.tensors, selection, config), options.carry_from_base)
+        carried_names = tuple(carried)
+        selection, notes = replace(selection, tensors={**selection.tensors, **carried}), [*notes, *more]
+        for tensor in carried.values():
+            notes += compare_copies(tensor, options.allow_unequal_replicas) if tensor.check_copies else ()
+    dtypes = None
+    if options.match_base and base is not None and base.component is not None:
+        for head, embedding in _lacking_heads(selection, base.component.tensors, config, options).items():
+            selection = selection.with_head(head, embedding)
+            notes.append(Note("info", "tied-head", f"{head} is written as {embedding}, to which it is tied, as the base stores both"))
+        matched = match_base(
+            selection.tensors,
+            base.component.tensors,
+            fill_missing=options.fill_missing_from_base,
+            drop_extra=options.drop_extra,
+        )
+        filled = tuple(name for name in matched.tensors if name not in selection.tensors)
+        for tensor in (matched.tensors[name] for name in filled):
+            notes += compare_copies(tensor, options.allow_unequal_replicas) if tensor.check_copies else ()
+        selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})
+        dtypes = matched.dtypes if options.dtype is None else None
+        notes += matched.notes
+    if options.dtype == BASE and base is not None and base.component is not None:
+        dtypes, more = dtypes_of_base(selection.tensors, base.component.tensors)
+        notes += more
+    claim = _claim(selection, config, options)
+    made = plan.make_plan(
+        selection.tensors,
+        dtype="keep" if options.dtype in (None, BASE) else options.dtype,
+        dtypes=dtypes,
+        max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
+        weights_name=weights_name,
+        quantised="quantization_config" in config,
+        dropped=selection.dropped,
+    )
+    if weights_name == style.loaded:
+        notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
+    stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
+    notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
+    notes += odd_dtypes(selection.tensors, config)
+    notes += torn_notes([*component.component.tensors.values(), *(output.tensor for output in made.tensors)])
+    return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names, filled)
+
+
+def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim:
+    """What may be said of the names of a selection."""
+    if options.lora == "keep" and has_adapters(selection.tensors):
+        return Claim("PEFT's, as they are", None, (), {})
+    shapes = {name: tensor.shape for name, tensor in selection.tensors.items()}
+    on_purpose = {*selection.filtered, *selection.dropped}
+    claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=on_purpose, change=selection.change)
+    if options.match_base:
+        # The base decides what belongs to the model, also where its config has a place for more.
+        text = f"{len(claim.lacking)} of the tensors of {claim.named} are missing in the base as well: {few(list(claim.lacking), 3)}"
+        notes = (*claim.notes, Note("warning", "missing-in-base", text)) if claim.lacking else claim.notes
+        return replace(claim, lacking={}, notes=notes)
+    return without_allowed(claim, options.allow_missing)
+
+
+def named_alike(base: Mapping[str, Tensor], selection: Selection, config: Config) -> Mapping[str, Tensor]:
+    """The tensors of a base under the names of the hub, where the selection has these."""
+    kind = selection.kind
+    if selection.naming != "hub" or isinstance(kind, str) or kind.rules is None:
+        return base
+    return hub_tensors(base, kind.rules, config)
+
+
+def _base_notes(
+    component: OpenedComponent, chosen: Component, selection: Selection, base: Base | None, options: MergeOptions
+) -> tuple[Note, ...]:
+    """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
+    if base is None:
+        return ()
+    config = component.assets.config
+    own_config = CONFIG in component.assets.files and component.assets.files[CONFIG].parent != base.folder
+    if base.component is None:
+        doubt = config_doubt(config, base.config) if own_config else None
+        return () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
+    wanted = options.match_base or options.dtype == BASE or bool(options.carry_from_base)
+    taken = wanted or any(path.parent == base.folder for path in component.assets.files.values())
+    return checked_base(
+        selection.tensors,
+        base.component.tensors,
+        base.folder,
+        config=config,
+        own_config=own_config,
+        base_config=base.config,
+        taken=taken,
+        by_name=bool(options.carry_from_base) or options.fill_missing_from_base or options.dtype == BASE,
+        unfiltered=chosen.tensors if options.include or options.exclude else None,
+    )
+
+
+def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:
+    """Tied tensors that a base stores and the selection lacks because they are tied, not because a filter or a key map left them out."""
+    lacking = {head: embedding for head, embedding in selection.tied.items() if head in base and embedding in base}
+    pair = tied_pair(list(base)) if ties_embeddings(config) else None
+    filtered = options.include or options.exclude
+    if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.dropped} and pair[1] in selection.tensors:
+        lacking[pair[0]] = pair[1]
+    return lacking
+
+
+def with_state(job: Job, opened: Opened, files: Files) -> Job:
+    """With the training state of its first component beside the weights. Raises NotFound if there is none."""
+    place = job.parts[0].opened.place
+    state = read_state(opened.found, place, files)
+    if state.is_empty:
+        hint = "leave out --with-state"
+        raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
+    extra = state_files(state, framework_of(opened.found, opened.target.run))
+    first, *others = job.parts
+    parts = (replace(first, notes=(*first.notes, *state.notes)), *others)
+    return replace(job, parts=parts, side_files={**extra, **job.side_files}, state_files=tuple(sorted(extra)))

@@ -1,0 +1,119 @@
+r"""``--key-map``: rules that rename tensors, for trainers whose names are not Hugging Face names.
+
+A JSON or TOML file with ``rules``, a list of objects with ``match`` (a regular expression for the whole name) and ``to`` (the
+new name, with ``\1`` or ``\g<name>`` for groups), or simply an object that maps old names to new ones. The first rule that
+matches a name wins; ``"to": null`` (or ``"drop": true``) leaves the tensor out.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, UsageError, reading
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import read_small
+from ckpt_cli.names import check_name, printable
+
+MAX_PATTERN = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule; ``to`` is None where the tensor is left out."""
+
+    match: re.Pattern[str]
+    to: str | None
+
+
+def read_key_map(path: Path) -> tuple[Rule, ...]:
+    """The rules of a file. Raises UsageError with the number of the rule that makes no sense."""
+    with reading(path):
+        raw = read_small(path)
+        content = _toml(raw) if path.suffix == ".toml" else _json(raw)
+        if not isinstance(content, dict):
+            raise UsageError("the key map is not an object", expected='{"rules": [{"match": "...", "to": "..."}]}')
+        listed = content.get("rules")
+        if listed is None:
+            listed = [{"match": re.escape(old), "to": _literal(new)} for old, new in content.items()]
+        if not isinstance(listed, list) or not listed:
+            raise UsageError("the key map has no list of rules", expected='{"rules": [{"match": "...", "to": "..."}]}')
+        return tuple(_rule(entry, number) for number, entry in enumerate(listed, 1))
+
+
+def unused_rules(names: Iterable[str], rules: tuple[Rule, ...]) -> list[str]:
+    """The expressions of rules that match no name."""
+    listed = list(names)
+    return [rule.match.pattern for rule in rules if not any(rule.match.fullmatch(name) for name in listed)]
+
+
+def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str | None]:
+    """Old name -> new name, None for tensors to leave out. Raises Inconsistent if two names become one."""
+    result: dict[str, str | None] = {}
+    taken: dict[str, str] = {}
+    for name in names:
+        new: str | None = name
+        for rule in rules:
+            found = rule.match.fullmatch(name)
+            if found:
+                new = None if rule.to is None else _new_name(name, found.expand(rule.to))
+                break
+        if new is not None and new in taken:
+            text = f"the key map gives {printable(taken[new])} the same new name, {printable(new)}"
+            raise Inconsistent(text, tensor=name, hint="make the rules tell the two apart")
+        if new is not None:
+            taken[new] = name
+        result[name] = new
+    return result
+
+
+def _new_name(old: str, new: str) -> str:
+    try:
+        return check_name(new)
+    except CorruptFile as error:
+        raise UsageError(f"the key map gives a name that cannot be written: {error.message}", tensor=old) from None
+
+
+def _rule(entry: Any, number: int) -> Rule:
+    if not isinstance(entry, dict) or not isinstance(entry.get("match"), str) or len(entry["match"]) > MAX_PATTERN:
+        raise UsageError(f"rule {number} of the key map has no match", expected='{"match": "...", "to": "..."}')
+    if "to" not in entry and entry.get("drop") is not True:
+        raise UsageError(f"rule {number} of the key map has no new name", hint='write "drop": true to leave tensors out')
+    target = None if entry.get("drop") is True else entry["to"]
+    if target is not None and not isinstance(target, str):
+        raise UsageError(f"rule {number} of the key map has no new name")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pattern = re.compile(entry["match"])
+            if target is not None:
+                pattern.sub(target, "")
+    except (re.error, IndexError, OverflowError, RecursionError) as error:
+        raise UsageError(f"rule {number} of the key map is no regular expression: {error}") from None
+    return Rule(pattern, target)
+
+
+def _literal(new: Any) -> Any:
+    return new.replace("\\", r"\\") if isinstance(new, str) else new
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return parse_json(raw, "the key map")
+    except CorruptFile as error:
+        raise UsageError(error.message) from None
+
+
+def _toml(raw: bytes) -> Any:
+    try:
+        import tomllib
+    except ImportError:
+        raise UsageError("TOML key maps need Python 3.11", hint="write the key map as JSON") from None
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the key map is not valid TOML: {error}") from None

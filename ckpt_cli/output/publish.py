@@ -1,0 +1,253 @@
+"""From a plan to a folder: what lies beside the weights, room for it, writing, and giving it its name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.dtypes import overflow_hint
+from ckpt_cli.errors import CastOverflow, OutputExists, Unreadable, UsageError
+from ckpt_cli.files.source import Source, size_of
+from ckpt_cli.hub.assets import CONFIG, Assets, config_with, config_with_dtype
+from ckpt_cli.hub.critics import repaired_class
+from ckpt_cli.hub.text_assets import unmarked
+from ckpt_cli.output import plan
+from ckpt_cli.output.manifest import NAME as MANIFEST
+from ckpt_cli.output.staging import Staging
+from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
+from ckpt_cli.output.writer import Written, default_jobs, execute
+from ckpt_cli.progress import Progress
+from ckpt_cli.results.inspect import FileInfo
+from ckpt_cli.tensors.reading import SLAB
+from ckpt_cli.tensors.tensor import Note
+
+DEFAULT_SHARD_SIZE = 5_000_000_000
+RESIDENT = 60 << 20
+"""Memory of the program itself, in bytes; the buffers come on top."""
+
+SideFiles = Mapping[str, bytes | Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The folder that an output becomes: a new one, or (``in_place``) one whose files are all left alone."""
+
+    folder: Path
+    overwrite: bool = False
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One folder to be written.
+
+    ``manifest`` and ``approve`` are called when the weights are there, ``watched`` are more sources that must not have changed by then.
+    """
+
+    plan: plan.Plan
+    side_files: SideFiles
+    target: Target
+    manifest: Callable[[Written], bytes]
+    approve: Callable[[Written], None] | None = None
+    watched: Sequence[Source] = ()
+
+    @property
+    def bytes_written(self) -> int:
+        """Weights, and side files that are copied."""
+        copied = sum(size_of(path) for path in self.side_files.values() if isinstance(path, Path))
+        return self.plan.bytes_written + copied
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What was written, or in a dry run would be; ``free`` is the room on the disk in bytes before that."""
+
+    written: Written
+    free: int | None
+    side_files: SideFiles
+
+
+def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:
+    """Raise UsageError for options of writing that make no sense."""
+    if weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", weights_name):
+        raise UsageError("the weights name is not a plain name of a safetensors file", expected="something like model.safetensors")
+    if jobs is not None and not 1 <= jobs <= 256:
+        raise UsageError("--jobs is out of range", expected="1 to 256")
+    if max_shard_size is not None and max_shard_size < 1:
+        raise UsageError("--max-shard-size is out of range", expected="a size such as 5GB")
+
+
+def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
+    """The assets of a model, with a config.json that names the dtype which most weights have, and the class of a critic."""
+    side = {name: unmarked(path) for name, path in assets.files.items()}
+    elements: Counter[str] = Counter()
+    for output in whole.tensors:
+        if output.dtype.kind == "float":
+            elements[output.dtype.torch] += output.tensor.numel
+    if CONFIG in assets.files and elements:
+        side[CONFIG] = config_with_dtype(assets.files[CONFIG], elements.most_common(1)[0][0])
+        repaired = repaired_class(assets.config, {output.name: output.tensor.shape for output in whole.tensors})
+        if repaired:
+            side[CONFIG] = config_with(side[CONFIG], repaired)
+    return side
+
+
+def publish(
+    orders: Sequence[Order],
+    *,
+    dry_run: bool = False,
+    jobs: int | None = None,
+    checksum: bool = False,
+    progress: Progress | None = None,
+) -> list[Publication]:
+    """Write plans and their side files as folders that appear whole and all together, or not at all.
+
+    All are written and approved before the first gets its name; if a later one cannot get its name, the earlier ones lose theirs
+    again. ``dry_run``: only check what can be checked without writing: room, permissions, what stands there. ``checksum`` is for
+    `execute`. Raises OutputError, and what `execute` raises.
+    """
+    orders = [_checked(order) for order in orders]
+    free = check_space({order.target.folder: order.bytes_written for order in orders}, _space_hint(orders))
+    if dry_run:
+        planned = [Written({file.name: file.size for file in order.plan.files}, {}) for order in orders]
+    else:
+        created: list[Path] = []
+        try:
+            with contextlib.ExitStack() as stack:
+                planned = _written(orders, stack, created, jobs=jobs, checksum=checksum, progress=progress)
+        except BaseException:
+            remove_empty(created)
+            raise
+    return [Publication(written, free[order.target.folder], order.side_files) for order, written in zip(orders, planned, strict=True)]
+
+
+def _checked(order: Order) -> Order:
+    """An order that can be carried out as far as one can see, without the side files that are there. Raises OutputError."""
+    target = order.target
+    check_place(target.folder, in_place=target.in_place)
+    for path in order.side_files.values():
+        if isinstance(path, Path) and not os.access(path, os.R_OK):
+            raise Unreadable("a file that belongs beside the weights cannot be read", path=path)
+    if not target.in_place:
+        return order
+    _refuse_existing(order.plan, target.folder)
+    return replace(order, side_files={n: content for n, content in order.side_files.items() if not os.path.lexists(target.folder / n)})
+
+
+def _written(
+    orders: Sequence[Order],
+    stack: contextlib.ExitStack,
+    created: list[Path],
+    *,
+    jobs: int | None,
+    checksum: bool,
+    progress: Progress | None,
+) -> list[Written]:
+    """Stage all outputs, then publish all; ``created`` takes the folders that were made above them."""
+    stages: list[Staging] = []
+    written: list[Written] = []
+    existed: list[bool] = []
+    for order in orders:
+        created += make_parents(order.target.folder)
+        existed.append(os.path.isdir(order.target.folder))
+        stages.append(stack.enter_context(Staging(order.target.folder)))
+        written.append(
+            execute(
+                order.plan,
+                stages[-1],
+                order.side_files,
+                jobs=jobs,
+                watched=order.watched,
+                approve=order.approve,
+                checksum=checksum,
+                progress=progress,
+                last_file=_manifest_of(order),
+            )
+        )
+    try:
+        for order, stage, replaces in zip(orders, stages, existed, strict=True):
+            if order.target.in_place:
+                stage.publish_into(order.target.folder)
+            else:
+                # Something may have come to stand there while the weights were written.
+                check_target(order.target.folder, (), overwrite=order.target.overwrite)
+                stage.publish(replace=replaces)
+    except BaseException:
+        for stage in reversed(stages):
+            stage.withdraw()
+        raise
+    return written
+
+
+def _manifest_of(order: Order) -> Callable[[Written], tuple[str, bytes]]:
+    return lambda written: (MANIFEST, order.manifest(written))
+
+
+def refuse_overflows(written: Written, whole: plan.Plan | None = None) -> None:
+    """Raise CastOverflow if finite values became infinite; the plan tells what helps."""
+    overflows = written.overflows
+    if overflows:
+        raise CastOverflow(
+            f"{sum(overflows.values())} finite values in {len(overflows)} tensors are too large for the requested dtype",
+            tensor=max(overflows, key=lambda name: overflows[name]),
+            expected="values that stay finite",
+            hint=overflow_hint([output.dtype for output in whole.tensors if output.name in overflows]) if whole is not None else None,
+        )
+
+
+def overflow_notes(written: Written) -> list[Note]:
+    """What is said about values that became infinite, where that is allowed."""
+    count = sum(written.overflows.values())
+    return [Note("warning", "cast-overflow", f"{count} finite values became infinite")] if count else []
+
+
+def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, not_assets: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a result that every written folder has; side files are assets but for ``not_assets``."""
+    dtypes: Counter[str] = Counter()
+    for output in whole.tensors:
+        dtypes[output.dtype.code] += output.tensor.numel
+    extra = [FileInfo(name=whole.index_name, bytes=len(whole.index))] if whole.index is not None and whole.index_name else []
+    buffers = plan.TILE + SLAB + 2 * plan.TILE * any(output.is_cast for output in whole.tensors)
+    if any(output.combination is not None for output in whole.tensors):
+        buffers = max(buffers, SLAB + SUM_MEMORY * plan.SUM_ELEMENTS)
+    return {
+        "files": (*(FileInfo(name=file.name, bytes=file.size) for file in whole.files), *extra),
+        "tensors": len(whole.tensors),
+        "elements": whole.elements,
+        "bytes_read": whole.bytes_read,
+        "bytes_written": whole.bytes_written,
+        "dtypes": dict(dtypes),
+        "cast": sum(output.is_cast for output in whole.tensors),
+        "dropped": dict(whole.dropped),
+        "assets": tuple(sorted(set(published.side_files) - set(not_assets))),
+        "overflows": published.written.overflows,
+        "disk_free": published.free,
+        "peak_memory": RESIDENT + (jobs or default_jobs()) * buffers,
+        "plan_digest": whole.digest,
+    }
+
+
+def _space_hint(orders: Sequence[Order]) -> str:
+    """What helps against a full disk: another one, and a narrower dtype if most of the weights are float32."""
+    wide = sum(output.nbytes for order in orders for output in order.plan.tensors if output.dtype.code in ("F32", "F64"))
+    in_place = any(order.target.in_place for order in orders)
+    elsewhere = "use -o with another disk instead of --in-place" if in_place else "choose another disk with -o"
+    written = sum(order.bytes_written for order in orders)
+    return f"{elsewhere}, or pass --dtype bf16, which halves float32 weights" if 2 * wide > written else elsewhere
+
+
+SUM_MEMORY = 36
+"""Bytes that one element of a weighted sum needs: accumulators, what was read, what will be written."""
+
+
+def _refuse_existing(whole: plan.Plan, folder: Path) -> None:
+    for name in (*(file.name for file in whole.files), *([whole.index_name] if whole.index_name else []), MANIFEST):
+        if os.path.lexists(folder / name):
+            hint = "use -o instead of --in-place"
+            raise OutputExists("the checkpoint folder has a file of this name already", path=folder / name, hint=hint)

@@ -1,0 +1,175 @@
+"""Which tensors of a component are written, under which names: wrappers, key maps, filters, tied heads, replicas."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpt_cli.errors import Inconsistent, NotFound, Unsupported
+from ckpt_cli.formats.base import Naming
+from ckpt_cli.hub.classes.fit import KnownClass, changed_prefix, common_prefix, known_class
+from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
+from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.ties import Live, find_ties
+from ckpt_cli.lora.names import has_adapters
+from ckpt_cli.names import foreign_names, printable, stripped_names
+from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
+from ckpt_cli.tensors.equality import unequal_copies
+from ckpt_cli.tensors.tensor import Component, Note, Tensor
+
+PEFT = "these are LoRA adapters, which a model class knows nothing of"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The tensors to write, by output name, and what became of the others: ``dropped`` with the reason, counts for the rest.
+
+    ``tied`` maps tensors that were left out to those that they are tied to; ``filtered`` names those that filters left out, under
+    the names that they would have. ``kind`` is the class whose tensors these should be, with names of ``naming``, or why there is
+    nothing to compare with; ``change`` the prefix of all names that was taken away for that, and the one that was added.
+    """
+
+    tensors: dict[str, Tensor]
+    dropped: dict[str, str]
+    renamed: int
+    filtered: tuple[str, ...]
+    notes: tuple[Note, ...]
+    tied: Mapping[str, str]
+    kind: KnownClass | str
+    naming: Naming = "hub"
+    change: tuple[str, str] = ("", "")
+
+    @property
+    def left_out(self) -> int:
+        return len(self.filtered)
+
+    def with_head(self, head: str, embedding: str) -> Selection:
+        """With a tied output head as well, as its embedding: for a base that stores both."""
+        dropped = {name: why for name, why in self.dropped.items() if name != head}
+        tied = {name: partner for name, partner in self.tied.items() if name != head}
+        return replace(self, tensors={**self.tensors, head: replace(self.tensors[embedding], name=head)}, dropped=dropped, tied=tied)
+
+
+def select_tensors(
+    component: Component,
+    config: Mapping[str, Any],
+    *,
+    names: Naming = "hub",
+    rules: tuple[Rule, ...] = (),
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    allow_unequal_replicas: bool = False,
+    adapters: bool = False,
+    live: Live | None = None,
+) -> Selection:
+    """Decide names and tensors.
+
+    ``include`` and ``exclude`` are globs for whole output names; ``names``: those of the hub, or as trained; ``adapters``: tensors of
+    PEFT are written as they are; ``live`` gives the tensors of the model beside an EMA.
+
+    Raises NotFound if nothing is left, Unsupported for PEFT weights otherwise, Inconsistent for names that collide and replicas
+    that differ.
+    """
+    notes: list[Note] = []
+    dropped: dict[str, str] = {}
+    stripped = stripped_names(component.tensors)
+    mapped = mapped_names(stripped.values(), rules)
+    notes += [_unused("rule", pattern) for pattern in unused_rules(stripped.values(), rules)]
+    native: dict[str, Tensor] = {}
+    for old, short in stripped.items():
+        new = mapped[short]
+        if new is None:
+            dropped[short] = "left out by the key map"
+        else:
+            native[new] = component.tensors[old]
+    kept_adapters = adapters and has_adapters(native)
+    change = ("", "")
+    kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})
+    if isinstance(kind, KnownClass):
+        config = kind.config
+        if names == "hub" and not rules:
+            native, change = _with_prefix_of(native, kind)
+    hub = kind.rules if isinstance(kind, KnownClass) else rules_for(config)
+    naming: Naming = names
+    tensors = dict(native)
+    if names == "hub" and hub is not None and not kept_adapters:
+        unknown = unknown_operations(hub)
+        if unknown:
+            naming = "native"
+            text = f"names stay as trained: {hub.architecture} is re-cut by {', '.join(unknown)}, which is not known here"
+            notes.append(Note("warning", "native-names", text))
+        else:
+            ignored = set(hub.ignored)
+            tensors = hub_tensors({name: tensor for name, tensor in native.items() if name not in ignored}, hub, config)
+    if kept_adapters:
+        notes.append(Note("warning", "lora-kept", "these are the names of PEFT, which no model class loads: for tools that know LoRA"))
+    kept = {name: tensor for name, tensor in tensors.items() if is_wanted(name, include, exclude)}
+    if not kept:
+        if not (include or exclude):
+            raise NotFound("the key map leaves out every tensor", expected="one tensor at least")
+        raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
+    patterns = (*include, *exclude)
+    notes += [_unused("pattern", pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
+    if has_adapters(kept) and not adapters:
+        raise Unsupported(
+            "these are weights with LoRA adapters, which cannot be averaged: a mean of products is not the product of means",
+            tensor=next(name for name in kept if has_adapters({name: None})),
+            expected="weights without adapters",
+            hint="merge each checkpoint first, which fuses them, then average the results",
+        )
+    # Re-cut tensors share their copies with what they were cut from: each is compared once.
+    compared = native.values() if tensors.keys() != native.keys() and not patterns else kept.values()
+    for tensor in compared:
+        if tensor.check_copies:
+            notes += compare_copies(tensor, allow_unequal_replicas)
+    trainer = foreign_names(native)
+    if trainer is not None:
+        text = f"these are {trainer}'s own tensor names, which no Hugging Face class loads: rename them with --key-map"
+        notes.append(Note("warning", "foreign-names", text))
+    final = {id(tensor): name for name, tensor in tensors.items()}
+    ties, differing = find_ties(component.name, native, config, hub, live)
+    tied: dict[str, str] = {}
+    for tie in ties:
+        name, partner = final.get(id(native[tie.name])), final.get(id(native[tie.partner]))
+        if name is not None and partner is not None and name in kept and partner in kept:
+            tied[name] = partner
+            dropped[name] = tie.reason.replace(tie.partner, partner)
+            del kept[name]
+    notes += differing
+    renamed = sum(new not in component.tensors for new in kept)
+    filtered = tuple(name for name in tensors if name not in kept and name not in tied)
+    return Selection(kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming, change)
+
+
+def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], tuple[str, str]]:
+    """The tensors with the prefix that their class has, where all of them begin otherwise, and what was changed for it."""
+    change = common_prefix(kind, {name: tensor.shape for name, tensor in native.items()})
+    renamed = {changed_prefix(name, change): tensor for name, tensor in native.items()}
+    return (renamed, change) if len(renamed) == len(native) else (native, ("", ""))
+
+
+def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
+    """Notes about copies of one tensor that differ. Raises Inconsistent for them unless ``allowed``."""
+    for piece, copy in unequal_copies(tensor):
+        text = f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas"
+        if not allowed:
+            raise Inconsistent(
+                text,
+                tensor=tensor.name,
+                expected="the same values on all ranks (files of one step)",
+                hint=f"pass --allow-unequal-replicas to take those of rank {piece.rank}",
+            )
+        return [Note("warning", "replicas-differ", f"{printable(tensor.name)}: {text}; those of rank {piece.rank} were taken")]
+    return []
+
+
+def _unused(kind: str, pattern: str) -> Note:
+    return Note("warning", f"unused-{kind}", f"the {kind} {printable(pattern)} matches no tensor name (it must match a whole name)")
+
+
+def is_wanted(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Whether filters leave a name in."""
+    included = not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include)
+    return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)

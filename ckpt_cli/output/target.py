@@ -1,0 +1,190 @@
+"""Where an output goes, and whether it may: beside the checkpoint, never in or over something that is read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckpt_cli.discover.found import Found
+from ckpt_cli.discover.locate import MAIN
+from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource, Unreadable
+from ckpt_cli.files.source import entries_in
+from ckpt_cli.names import few
+from ckpt_cli.output import manifest
+from ckpt_cli.output.staging import sync_folder, temporary_name
+
+ELSEWHERE = "choose another place with -o"
+
+
+def default_output(found: Found, component: str, what: str = "merged") -> Path:
+    """``<checkpoint>_merged`` (or _state, ...) beside the checkpoint, with ``_<component>`` for any but the main one."""
+    path = found.path if found.path.is_absolute() else Path.cwd() / found.path
+    stem = path.stem if os.path.isfile(path) else path.name
+    main = component in MAIN and component == found.places[0].name
+    return path.parent / f"{stem}_{what}{'' if main else f'_{component}'}"
+
+
+def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> None:
+    """Refuse an output in or around a source, and anything that stands there and is not ours to replace.
+
+    Raises OutputInsideSource or OutputExists.
+    """
+    for source in sources:
+        if _is_inside(target, source):
+            raise OutputInsideSource(
+                "the output would lie inside of what is read",
+                path=target,
+                expected="a folder outside of the checkpoint and the base",
+                hint="choose another -o",
+            )
+        if _is_inside(source, target):
+            raise OutputInsideSource("the output folder contains what is read", path=target, hint="choose another -o")
+    if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
+        raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
+    try:
+        if not os.path.lexists(target) or not entries_in(target):
+            return
+        foreign = manifest.foreign_entries(target)
+    except Unreadable as error:
+        raise NotWritable(f"what is in the output folder cannot be told: {error.message}", path=error.path) from error
+    if foreign is None or foreign:
+        what = "was not written by ckpt" if foreign is None else f"holds more than ckpt wrote there ({few(foreign)})"
+        raise OutputExists(
+            f"the output folder exists and {what}, so it will not be replaced",
+            path=target,
+            hint="choose another -o, or move the folder away",
+        )
+    if not overwrite:
+        raise OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
+
+
+def make_parents(target: Path) -> list[Path]:
+    """Create the folders above the target, durably; returns those that were missing, outermost first. Raises NotWritable."""
+    missing = [parent for parent in target.parents if not os.path.lexists(parent)][::-1]
+    made: list[Path] = []
+    try:
+        for folder in missing:
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue  # a run beside us made it
+            made.append(folder)
+            # The name of a new folder is in the one above it, up to the first that was there.
+            sync_folder(folder.parent)
+    except OSError as error:
+        remove_empty(made)
+        raise _not_created(target, error.strerror) from error
+    except BaseException:
+        remove_empty(made)
+        raise
+    return made
+
+
+def check_place(target: Path, *, in_place: bool = False) -> None:
+    """Raise NotWritable where a folder cannot be given this name (``in_place``: files cannot be added to it), without trying."""
+    above = existing_parent(target)
+    if not os.path.isdir(above):
+        raise NotWritable(f"{above.name} above the output is not a folder", path=target, hint=ELSEWHERE)
+    if not _may_write(above):
+        raise _not_created(target, f"no permission to write in {above}")
+    longest = _longest_name(above)
+    for folder in (Path(temporary_name(target).name), *target.parents):
+        if len(os.fsencode(folder.name)) > longest:
+            raise _not_created(target, f"the name {folder.name[:20]}... is too long")
+    if not os.path.isdir(target):
+        return
+    if os.path.ismount(target):
+        if in_place:
+            hint = "use -o instead of --in-place"
+            raise NotWritable("the checkpoint folder is a mount point, and files are made beside it first", path=target, hint=hint)
+        raise NotWritable(
+            "the output is a mount point, which cannot be replaced by a folder", path=target, hint=f"use -o {target / 'model'}"
+        )
+    if not in_place and _holds_current(target):
+        hint = "run it from another folder, or name a new one: -o ./NAME"
+        raise NotWritable("the current folder is the output, or lies in it, and would be replaced", path=target, hint=hint)
+    if not _may_write(target):
+        raise NotWritable("no permission to write in the output folder", path=target)
+    above_status, status, me = os.stat(above), os.stat(target), _effective_user()
+    if not in_place and above_status.st_mode & stat.S_ISVTX and me not in (0, above_status.st_uid, status.st_uid):
+        raise NotWritable("the output folder belongs to someone else and cannot be replaced", path=target)
+
+
+def _not_created(target: Path, reason: str | None) -> NotWritable:
+    return NotWritable(f"the output folder cannot be created: {reason}", path=target, hint=ELSEWHERE)
+
+
+def _may_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _effective_user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+def _longest_name(folder: Path) -> int:
+    """The bytes that a name may have there."""
+    try:
+        return os.pathconf(folder, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    except (OSError, ValueError):
+        return 255
+
+
+def _holds_current(folder: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):
+        return False
+
+
+def existing_parent(target: Path) -> Path:
+    """The nearest thing above the target that is there."""
+    return next((parent for parent in target.parents if os.path.lexists(parent)), target)
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that `make_parents` created and that nothing came to lie in, innermost first."""
+    for folder in reversed(folders):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def check_space(needed: Mapping[Path, int], hint: str) -> dict[Path, int | None]:
+    """Free bytes where each target will lie, None if the system does not tell; ``needed`` has the bytes that it takes.
+
+    Raises NoSpace if they do not fit together.
+    """
+    free: dict[Path, int | None] = {}
+    together: dict[int, int] = {}
+    for target, count in needed.items():
+        above = existing_parent(target)
+        try:
+            device, free[target] = os.stat(above).st_dev, shutil.disk_usage(above).free
+        except OSError:
+            free[target] = None
+            continue
+        together[device] = together.get(device, 0) + count
+        there = free[target]
+        if there is not None and together[device] > there:
+            raise NoSpace(
+                f"the output needs {_grouped(together[device])} bytes, {_grouped(there)} are free",
+                path=target,
+                hint=hint,
+            )
+    return free
+
+
+def _grouped(count: int) -> str:
+    return f"{count:,}".replace(",", " ")
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError) as error:
+        raise NotWritable(f"where the output lies cannot be told: {getattr(error, 'strerror', None) or error}", path=path) from error

@@ -1,0 +1,349 @@
+"""The only module that writes weights. It does what a `Plan` says and decides nothing.
+
+An output folder is built beside its target under a temporary name, synced, checked, and renamed into place: it appears
+whole or not at all, whatever happens. What stood there before stays until the new folder is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt_cli.boxes import Box
+from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
+from ckpt_cli.files.crc32 import combined, crc_of
+from ckpt_cli.files.safetensors_file import read_header
+from ckpt_cli.files.source import Files, FileSource, Source
+from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksum, work_of
+from ckpt_cli.output.staging import Staging
+from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.tensors.parallel import Stop, in_threads
+from ckpt_cli.tensors.reading import PieceIndex, cast, read_tile, view_as
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
+
+COPY_BUFFER = 1 << 20
+CANNOT_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY, errno.EIO}
+"""Errors of ``copy_file_range`` after which ordinary reads and writes are tried (and report a real error as their own)."""
+
+KEPT_INDEXES = 256
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: files with their sizes in bytes; per tensor, finite values that became infinite.
+
+    ``non_finite`` counts the NaN and infinite values of weighted sums: output name -> place in the formula -> count;
+    ``checksums`` has the CRC-32 of tensors by file and name, where it is known without reading anything twice; ``side_files`` that of
+    whole files beside the weights.
+    """
+
+    files: dict[str, int]
+    overflows: dict[str, int]
+    non_finite: dict[str, dict[int, int]] = field(default_factory=dict)
+    checksums: dict[str, dict[str, int]] = field(default_factory=dict)
+    side_files: dict[str, int] = field(default_factory=dict)
+
+
+def default_jobs() -> int:
+    """Two workers keep a disk busy; more than eight never helped in measurements on one."""
+    return max(2, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2))
+
+
+def execute(
+    plan: Plan,
+    staging: Staging,
+    side_files: Mapping[str, bytes | Path],
+    *,
+    jobs: int | None = None,
+    watched: Iterable[Source] = (),
+    approve: Callable[[Written], None] | None = None,
+    checksum: bool = False,
+    progress: Progress | None = None,
+    last_file: Callable[[Written], tuple[str, bytes]] | None = None,
+) -> Written:
+    """Write a plan and its side files into ``staging``; the caller publishes it.
+
+    ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
+    changed; ``approve`` raises if the values that were met must not become
+    an output; ``checksum``: tensors that were copied without passing through memory are read back for their CRC-32;
+    ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
+    or the folder cannot be written, and InputError if a source fails or changes.
+    """
+    progress = progress or Silent()
+    workers = 1 if any(source.forward_only for source in plan.sources) else jobs or default_jobs()
+    written = Written({file.name: file.size for file in plan.files}, {}, {})
+    with _output_errors(staging.target):
+        progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
+        try:
+            for file in plan.files:
+                _write_file(file, staging.folder / file.name, workers, written, progress)
+                if checksum:
+                    _add_checksums(file, staging.folder / file.name, written.checksums[file.name])
+        finally:
+            progress.finish()
+        if approve is not None:
+            approve(written)
+        if plan.index is not None and plan.index_name is not None:
+            write_bytes(staging.folder / plan.index_name, plan.index)
+        for name, content in side_files.items():
+            if isinstance(content, Path):
+                written.side_files[name] = _copy_side_file(content, staging.folder / name)
+            else:
+                write_bytes(staging.folder / name, content)
+                written.side_files[name] = zlib.crc32(content)
+        for source in (*plan.sources, *watched):
+            source.check_unchanged()
+        _check_headers(plan, staging.folder)
+        if last_file is not None:
+            name, data = last_file(written)
+            write_bytes(staging.folder / name, data)
+        staging.sync()
+    return written
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Create a file with this content and sync it. Its mode follows the umask."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        _write_all(fd, memoryview(data), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progress: Progress) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        os.ftruncate(fd, file.size)
+        _write_all(fd, memoryview(file.header), 0)
+        workers = _Workers(fd, file.name, written, progress)
+        workers.run(work_of(file), jobs)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    known = {output.name: known_checksum(output) for output in file.tensors}
+    written.checksums[file.name] = {name: crc for name, crc in known.items() if crc is not None} | workers.checksums()
+
+
+def _add_checksums(file: OutputFile, path: Path, known: dict[str, int]) -> None:
+    with Files() as files:
+        source = files.source(path)
+        known.update({o.name: crc_of(source, o.offset, o.nbytes) for o in file.tensors if o.name not in known})
+
+
+class _Workers:
+    """Threads that take work from one queue; the first error stops them all."""
+
+    def __init__(self, fd: int, label: str, written: Written, progress: Progress) -> None:
+        self._fd = fd
+        self._label = label
+        self._written = written
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._stop = Stop()
+        self._indexes: dict[int, PieceIndex] = {}
+        self._parts: dict[str, list[tuple[int, int, int]]] = {}
+
+    def checksums(self) -> dict[str, int]:
+        """The CRC-32 of every tensor that was written tile by tile."""
+        return {name: combined((crc, length) for _, crc, length in sorted(parts)) for name, parts in self._parts.items()}
+
+    def run(self, work: Iterable[CopyWork | TileWork], jobs: int) -> None:
+        in_threads(self._drain, [iter(work)] * jobs, jobs, self._stop)
+
+    def _drain(self, queue: Iterator[CopyWork | TileWork]) -> None:
+        buffers = _Buffers()
+        while True:
+            self._stop.check()
+            with self._lock:
+                work = next(queue, None)
+            if work is None:
+                return
+            if isinstance(work, CopyWork):
+                with reading(work.piece.source.identity.path):
+                    self._copy(work, buffers)
+            else:
+                with reading(tensor=work.output.name):
+                    if work.output.combination is not None:
+                        self._combined_tile(work, work.output.combination, buffers)
+                    else:
+                        self._tile(work, buffers)
+
+    def _copy(self, work: CopyWork, buffers: _Buffers) -> None:
+        done = _copy_in_kernel(self._fd, work)
+        buffer = memoryview(buffers.get("copy", COPY_BUFFER)) if done < work.nbytes else memoryview(b"")
+        while done < work.nbytes:
+            part = buffer[: min(COPY_BUFFER, work.nbytes - done)]
+            work.piece.source.read_at(work.source_offset + done, part)
+            _write_all(self._fd, part, work.target_offset + done)
+            done += len(part)
+            self._stop.check()
+        self._progress.advance(work.nbytes, self._label)
+
+    def _tile(self, work: TileWork, buffers: _Buffers) -> None:
+        output, numel = work.output, work.tile.numel
+        tensor = output.tensor
+        stored = self._read(tensor, work.tile, buffers)
+        result = stored
+        if output.is_cast:
+            size = numel * output.dtype.itemsize
+            result = memoryview(buffers.get("cast", size))[:size]
+            over = cast(view_as(stored, tensor.dtype, numel), tensor.dtype, output.dtype, view_as(result, output.dtype, numel))
+            self._count_overflows(output.name, over)
+        self._write_tile(work, result)
+        self._progress.advance(len(stored), self._label)
+
+    def _combined_tile(self, work: TileWork, combination: Combination, buffers: _Buffers) -> None:
+        output, tile = work.output, work.tile
+        dtype, parts = real_parts(output.tensor.dtype)
+        target, _ = real_parts(output.dtype)
+        total = buffers.weighted_sum(combination.formula, output.tensor)
+        total.start()
+        for place, tensor in enumerate(combination.tensors):
+            self._stop.check()
+            stored = self._read(tensor, tile, buffers)
+            strange = total.add(view_as(stored, dtype, tile.numel * parts))
+            if strange:
+                with self._lock:
+                    counts = self._written.non_finite.setdefault(output.name, {})
+                    counts[place] = counts.get(place, 0) + strange
+            self._progress.advance(len(stored), self._label)
+
+        def values_at(position: int) -> list[float]:
+            at = tile.at(position // parts)
+            buffer = bytearray(output.tensor.dtype.itemsize)
+            values = []
+            for tensor in combination.tensors:
+                read_tile(tensor, at, buffer, self._index(tensor))
+                values.append(float(view_as(buffer, dtype, parts)[position % parts]))
+            return values
+
+        size = tile.numel * output.dtype.itemsize
+        result = memoryview(buffers.get("cast", size))[:size]
+        over = total.result(target, view_as(result, target, tile.numel * parts), values_at)
+        self._count_overflows(output.name, over)
+        self._write_tile(work, result)
+
+    def _write_tile(self, work: TileWork, data: memoryview) -> None:
+        _write_all(self._fd, data, work.target_offset)
+        part = work.target_offset, zlib.crc32(data), len(data)
+        with self._lock:
+            self._parts.setdefault(work.output.name, []).append(part)
+
+    def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers) -> memoryview:
+        length = tile.numel * tensor.dtype.itemsize
+        stored = memoryview(buffers.get("stored", length))[:length]
+        read_tile(tensor, tile, stored, self._index(tensor))
+        return stored
+
+    def _count_overflows(self, name: str, count: int) -> None:
+        if count:
+            with self._lock:
+                self._written.overflows[name] = self._written.overflows.get(name, 0) + count
+
+    def _index(self, tensor: Tensor) -> PieceIndex:
+        """The index of a tensor's pieces. The plan keeps the tensor alive, so that its id is its own."""
+        with self._lock:
+            if id(tensor) not in self._indexes:
+                if len(self._indexes) > KEPT_INDEXES:
+                    self._indexes.clear()
+                self._indexes[id(tensor)] = PieceIndex(tensor.pieces)
+            return self._indexes[id(tensor)]
+
+
+class _Buffers:
+    """One thread's buffers, reused and grown to the largest size that was asked for."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, bytearray] = {}
+        self._sums: dict[tuple[Formula, str], WeightedSum] = {}
+
+    def get(self, name: str, size: int) -> bytearray:
+        if len(self._held.get(name, b"")) < size:
+            self._held[name] = bytearray(size)
+        return self._held[name]
+
+    def weighted_sum(self, formula: Formula, tensor: Tensor) -> WeightedSum:
+        """The accumulators for tiles of this dtype."""
+        dtype, parts = real_parts(tensor.dtype)
+        key = formula, tensor.dtype.code
+        if key not in self._sums:
+            self._sums[key] = WeightedSum(formula, dtype, SUM_ELEMENTS * parts)
+        return self._sums[key]
+
+
+def _copy_in_kernel(fd: int, work: CopyWork) -> int:
+    """Bytes that ``copy_file_range`` copied; the caller does the rest."""
+    source, done = work.piece.source, 0
+    if not isinstance(source, FileSource) or not hasattr(os, "copy_file_range"):
+        return 0
+    with source.descriptor() as origin:
+        while done < work.nbytes:
+            try:
+                count = os.copy_file_range(origin, fd, work.nbytes - done, work.source_offset + done, work.target_offset + done)
+            except OSError as error:
+                if error.errno in CANNOT_COPY:
+                    return done
+                raise
+            if count == 0:
+                return done
+            done += count
+    return done
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)
+
+
+def _copy_side_file(source: Path, target: Path) -> int:
+    """Copy a file; returns the CRC-32 of its bytes."""
+    with Files() as files:
+        origin = files.source(source)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            crc, buffer = 0, memoryview(bytearray(COPY_BUFFER))
+            for start in range(0, origin.size, COPY_BUFFER):
+                part = buffer[: min(COPY_BUFFER, origin.size - start)]
+                origin.read_at(start, part)
+                _write_all(fd, part, start)
+                crc = zlib.crc32(part, crc)
+            os.fsync(fd)
+            origin.check_unchanged()
+        finally:
+            os.close(fd)
+    return crc
+
+
+def _check_headers(plan: Plan, folder: Path) -> None:
+    """Read back what was written, by the rules of the format."""
+    with Files() as files:
+        for file in plan.files:
+            header = read_header(files.source(folder / file.name))
+            wanted = {(o.name, o.dtype, o.tensor.shape, o.offset) for o in file.tensors}
+            if {(e.name, e.dtype, e.shape, e.offset) for e in header.entries} != wanted:
+                raise CorruptFile("the file that was written does not read back as planned", path=folder / file.name)
+
+
+@contextlib.contextmanager
+def _output_errors(target: Path) -> Iterator[None]:
+    """OSErrors of writing, as errors of ours. Reading has its own errors, see `ckpt_cli.files.source`."""
+    try:
+        yield
+    except CkptError:
+        raise
+    except OSError as error:
+        if error.errno in FULL:
+            raise NoSpace(
+                f"writing failed: {error.strerror}", path=target, hint="free some space, or choose another disk with -o"
+            ) from error
+        raise NotWritable(f"writing failed: {error.strerror}", path=target) from error

@@ -1,0 +1,130 @@
+"""Which files of a checkpoint hold training state, by their names: schedulers, random states, counters, dataloaders.
+
+=======================================  =================================================  =====================================
+trainer                                  read                                               copied untouched
+=======================================  =================================================  =====================================
+verl, EasyR1, SkyRL                      extra_state_world_size_W_rank_R.pt, trainer_state  data.pt, data_R.pt, dataloader.pt
+lmms-engine                              extra_state/extra_state_world_size_W_rank_R.pt     dataloader_state/*.pt
+Hugging Face Trainer                     scheduler.pt, rng_state_R.pth, trainer_state.json  training_args.bin
+accelerate                               scheduler.bin, random_states_R.pkl, scaler.pt      sampler.bin, dl_state_dict.bin, custom_*
+Lightning                                meta.pt
+OLMo-core                                train/rankR.pt
+VeOmni                                   extra_state/extra_state_rank_R.pt
+prime-rl                                                                                    dataloader/rank_R.pt
+BAGEL                                    scheduler.pt, metadata.json                        data_status.pt
+=======================================  =================================================  =====================================
+
+What DCP folders hold besides tensors of the model is read by `ckpt_cli.formats.dcp.state`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckpt_cli.errors import Inconsistent, MixedWorldSizes
+from ckpt_cli.files.source import entries_in, is_file
+from ckpt_cli.formats.base import MAX_RANKS
+
+Kind = Literal["extra", "random", "scheduler", "scaler", "json", "copied"]
+"""``extra``: a dict of several states; ``random``: random states of one rank; ``copied``: passed on as it is."""
+
+FOLDERS = ("", "extra_state", "dataloader_state", "dataloader", "train")
+"""Where the files are, below the folder of a component and that of the checkpoint."""
+
+RANK = r"(?P<rank>[0-9]+)"
+PATTERNS: dict[str, Kind] = {
+    rf"(extra_state/)?extra_state_world_size_(?P<world>[0-9]+)_rank_{RANK}\.pt": "extra",
+    rf"(extra_state/)?extra_state_rank_{RANK}\.pt": "extra",
+    rf"train/rank{RANK}\.pt": "extra",
+    r"meta\.pt|trainer_state\.pt": "extra",
+    rf"rng_state_{RANK}\.pth|rng_state\.pth": "random",
+    rf"random_states_{RANK}\.pkl": "random",
+    r"scheduler(_[0-9]+)?\.(pt|bin)": "scheduler",
+    r"scaler\.pt": "scaler",
+    r"(trainer_state|metadata)\.json": "json",
+    r"data\.pt|dataloader\.pt|data_status\.pt|training_args\.bin|custom_checkpoint_[0-9]+\.pkl": "copied",
+    r"(sampler|dl_state_dict)(_[0-9]+)?\.bin": "copied",
+    r"data_(?P<group>[0-9]+)\.pt": "copied",
+    rf"(dataloader_state/)?dataloader_state_world_size_(?P<world>[0-9]+)_rank_{RANK}\.pt": "copied",
+    rf"dataloader/rank_{RANK}\.pt": "copied",
+}
+"""Names below a folder, as expressions for whole paths. A ``group`` of data parallel ranks shares a file: there may be fewer than ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file with training state; ``rank`` is None for files that are one for all ranks.
+
+    ``family`` is the name with an R for the rank, None without one; ``grouped``: the number is that of a group of ranks.
+    """
+
+    path: Path
+    kind: Kind
+    rank: int | None = None
+    world_size: int | None = None
+    family: str | None = None
+    grouped: bool = False
+
+    @property
+    def copy_name(self) -> str:
+        """Its name in an output folder, which has no folders below."""
+        return self.path.name if not self.path.name.startswith("rank_") else f"{self.path.parent.name}_{self.path.name}"
+
+
+def find_state_files(homes: Sequence[Path]) -> list[StateFile]:
+    """The state files in folders, ordered by kind and rank; of a name that is in several folders the first counts.
+
+    Raises MixedWorldSizes if the files of ranks are of saves by different numbers of ranks, Inconsistent for a rank twice.
+    """
+    found: dict[str, StateFile] = {}
+    for home in dict.fromkeys(homes):
+        for folder in FOLDERS:
+            named = [(path, f"{folder}/{path.name}" if folder else path.name) for path in entries_in(home / folder)]
+            for file in (file for path, name in named if (file := _recognised(path, name)) is not None and is_file(path)):
+                found.setdefault(file.copy_name, file)
+    files = sorted(found.values(), key=lambda file: (file.kind, file.rank or 0, file.path.name))
+    _check_ranks([file for file in files if file.kind in ("extra", "random") and file.rank is not None])
+    return files
+
+
+def _recognised(path: Path, name: str) -> StateFile | None:
+    for pattern, kind in PATTERNS.items():
+        fields = re.fullmatch(pattern, name)
+        if fields:
+            numbers = {key: int(value) for key, value in fields.groupdict().items() if value is not None}
+            group = next((key for key in ("rank", "group") if key in numbers), None)
+            if group is None:
+                return StateFile(path, kind)
+            family = f"{name[: fields.start(group)]}R{name[fields.end(group) :]}"
+            family = family if path.name.startswith("rank_") else family.rpartition("/")[2]
+            return StateFile(path, kind, numbers[group], numbers.get("world"), family, group == "group")
+    return None
+
+
+def _check_ranks(files: Sequence[StateFile]) -> None:
+    sizes = sorted({file.world_size for file in files if file.world_size is not None})
+    if len(sizes) > 1:
+        raise MixedWorldSizes(
+            f"states of several world sizes lie in one folder: {' and '.join(map(str, sizes))}",
+            path=files[0].path.parent,
+            expected="files of one save",
+            hint="move the files of the older save to another folder",
+        )
+    highest = max((file.rank or 0 for file in files), default=0)
+    if highest >= MAX_RANKS or any(not highest < size <= MAX_RANKS for size in sizes):
+        raise MixedWorldSizes(
+            f"rank {str(highest)[:20]} cannot be one of {str(sizes[0])[:20] if sizes else 'the'} ranks",
+            path=files[0].path.parent,
+            expected="files of one save",
+            hint="the file may have been renamed, or be of another save",
+        )
+    seen: dict[tuple[Kind, int | None], StateFile] = {}
+    for file in files:
+        other = seen.setdefault((file.kind, file.rank), file)
+        if other is not file:
+            text = f"two files claim to be the same rank: {other.path.name} and {file.path.name}"
+            raise Inconsistent(text, path=file.path.parent, hint="move the one away that does not belong to this save")

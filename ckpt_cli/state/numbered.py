@@ -1,0 +1,129 @@
+"""Optimizers that number their parameters: what the parameters may be, and which number is which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.discover.open import OpenedComponent
+from ckpt_cli.errors import Inconsistent, Undecidable
+from ckpt_cli.formats.optimizer_state import RankEntries
+from ckpt_cli.hub.assets import tied_pair
+from ckpt_cli.hub.config import ties_embeddings
+from ckpt_cli.names import few, stripped_names
+from ckpt_cli.state.parameter_order import name_parameters
+from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.tensor import Component, Tensor
+
+Slots = dict[tuple[str, str], Tensor]
+"""Tensors by parameter (a name, or a number as text) and slot."""
+
+
+def candidates_of(model: OpenedComponent) -> dict[str, Tensor]:
+    """What the parameters may be, in the order of the model: floating tensors, each storage once, a tied output head left out."""
+    component = model.component
+    clean = stripped_names(component.tensors)
+    floats = {clean[name]: t for name, t in component.tensors.items() if t.dtype.kind == "float" and t.alias_of is None}
+    pair = tied_pair(list(floats)) if ties_embeddings(model.assets.config) else None
+    if pair is not None and same_values(floats[pair[0]], floats[pair[1]]):
+        del floats[pair[0]]
+    return floats
+
+
+def is_cut(tensor: Tensor) -> bool:
+    return tensor.kind in ("sharded", "strided")
+
+
+def check_order(component: Component) -> None:
+    """Raise Undecidable for formats that do not keep the order of the model."""
+    if component.format in ("safetensors", "hub-shards") or not component.ordered:
+        why = f"{component.format} files do not keep" if component.ordered else "the metadata of the model do not tell"
+        raise Undecidable(
+            f"the optimizer numbers its parameters, and {why} their order",
+            path=component.root,
+            expected="a sharded model, or one in a file of torch.save, beside the optimizer",
+        )
+
+
+def belongs(tensor: Tensor, parameter: Tensor) -> bool:
+    """Whether a state can be a parameter's: one number, or of the same shape and as much cut into shards."""
+    return tensor.shape == () or (tensor.shape == parameter.shape and is_cut(tensor) == is_cut(parameter))
+
+
+def named_by_shapes(slots: Slots, candidates: Mapping[str, Tensor], groups: Sequence[Sequence[int]]) -> dict[int, str] | None:
+    """Number -> name by `name_parameters`; None if slots of one parameter have different shapes, which tell nothing then."""
+    known: dict[int, Shape] = {}
+    for (parameter, _), tensor in slots.items():
+        if tensor.shape:
+            # Whether it is cut counts like a dimension.
+            shape = (int(is_cut(tensor)), *tensor.shape)
+            if known.setdefault(int(parameter), shape) != shape:
+                return None
+    return name_parameters({name: (int(is_cut(t)), *t.shape) for name, t in candidates.items()}, groups, known)
+
+
+def recorded_names(entries: RankEntries) -> dict[int, str] | None:
+    """Number -> name where the groups record the names of their parameters (``param_names`` of torch >= 2.6)."""
+    names: dict[int, str] = {}
+    for group in entries.groups:
+        listed = group.get("param_names")
+        if not isinstance(listed, list) or len(listed) != len(group["params"]) or not all(isinstance(name, str) for name in listed):
+            return None
+        names |= dict(zip(map(int, group["params"]), listed, strict=True))
+    return names if len(set(names.values())) == len(names) else None
+
+
+def renamed(entries: RankEntries, names: Mapping[int, str]) -> RankEntries:
+    """Entries with names in place of numbers."""
+    return replace(
+        entries,
+        tensors={(names[int(parameter)], slot): local for (parameter, slot), local in entries.tensors.items()},
+        values={(names[int(parameter)], slot): value for (parameter, slot), value in entries.values.items()},
+        groups=[{**group, "params": [names[int(parameter)] for parameter in group["params"]]} for group in entries.groups],
+    )
+
+
+def check_recorded(names: Mapping[int, str], slots: Slots, path: Path, model: OpenedComponent) -> None:
+    """Raise Inconsistent unless the model has the parameters that groups name, of the shapes of their states."""
+    clean = stripped_names(names.values())
+    known = stripped_names(model.component.tensors)
+    shapes = {clean_name: model.component.tensors[name].shape for name, clean_name in known.items()}
+    unknown = sorted(name for name in clean.values() if name not in shapes)
+    if unknown:
+        raise Inconsistent(
+            f"the optimizer names parameters that the model lacks: {few(unknown)}",
+            path=path,
+            hint="the optimizer may be of another model",
+        )
+    for (name, slot), tensor in slots.items():
+        if tensor.shape and shapes[clean[name]] != tensor.shape:
+            raise Inconsistent(
+                f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
+                tensor=f"state.{clean[name]}.{slot}",
+                path=path,
+                hint="the optimizer may be of another model",
+            )
+
+
+def named_numbers(slots: Slots, groups: Sequence[Sequence[int]], model: OpenedComponent) -> dict[int, str] | None:
+    """Number -> name for states that are whole, by the order of the model and by shapes; None if these do not tell."""
+    candidates = candidates_of(model)
+    cut = {name: tensor for name, tensor in candidates.items() if is_cut(tensor)}
+    if len(groups) == 1 and len(groups[0]) == len(cut):
+        candidates = cut
+    if len(groups) == 1 and len(groups[0]) == len(candidates):
+        names = dict(zip(groups[0], candidates, strict=True))
+        return names if all(belongs(tensor, candidates[names[int(number)]]) for (number, _), tensor in slots.items()) else None
+    return named_by_shapes(slots, candidates, groups)
+
+
+def undecided(groups: Sequence[Sequence[int]], path: Path) -> Undecidable:
+    """The error for numbers that nothing tells."""
+    return Undecidable(
+        f"the optimizer numbers {sum(map(len, groups))} parameters, and their shapes do not tell which is which",
+        path=path,
+        expected="the parameters of the model in its order, each of the same shape",
+        hint="save the optimizer with names (get_optimizer_state_dict of torch.distributed.checkpoint)",
+    )

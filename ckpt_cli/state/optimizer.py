@@ -1,0 +1,437 @@
+"""The optimizer's state merged per parameter, out of whatever layout training left it in.
+
+======================================  =============================================================================
+layout                                  how a parameter is told
+======================================  =============================================================================
+names (DCP, EasyR1, VeOmni, accelerate) the state names it
+numbers, whole shapes (FSDP2, verl, ..) `parameter_order`: the order of the model, every shape checked
+numbers, flat parts (FSDP1)             `flat_units`: the only division into units that fits all sizes
+======================================  =============================================================================
+
+Everything else is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.boxes import Box, check_tiling
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.open import OpenedComponent, describe_place
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
+from ckpt_cli.files.source import Files, is_folder
+from ckpt_cli.files.torch_file import StoredTensor
+from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.dcp.metadata import metadata_files
+from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
+from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankEntries, holds_optimizer, numbered_entries, read_entries
+from ckpt_cli.formats.rank_files.reader import check_rank_files
+from ckpt_cli.hub.assets import find_assets
+from ckpt_cli.names import few, stripped_names
+from ckpt_cli.state.fsdp1_units import find_units, unproved
+from ckpt_cli.state.numbered import (
+    Slots,
+    belongs,
+    candidates_of,
+    check_order,
+    check_recorded,
+    is_cut,
+    named_by_shapes,
+    named_numbers,
+    recorded_names,
+    renamed,
+    undecided,
+)
+from ckpt_cli.state.optimizer_files import DCP_FOLDERS, OptimizerFiles, find_optimizer_files
+from ckpt_cli.tensors.equality import unequal_copies
+from ckpt_cli.tensors.plain_values import equal, unrepresented
+from ckpt_cli.tensors.tensor import Note, Piece, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """``tensors`` by output name ``state.<parameter>.<slot>``; ``content`` is what optimizer.json says; ``layout`` in words.
+
+    ``lost`` lists options and slots that could not be represented.
+    """
+
+    layout: str
+    tensors: dict[str, Tensor]
+    content: dict[str, Any]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def lost(self) -> list[str]:
+        return [f"{name} of the optimizer: {what}" for name, what in unrepresented(self.content)]
+
+
+def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardOrder) -> Optimizer:
+    """The optimizer of a component.
+
+    Raises NotFound if there is none, Undecidable if its parameters cannot be told, IncompleteError if parts of it are missing.
+    """
+    described = partial(describe_place, found, place.name, files, None, shard_order)
+    homes = [place.home, *place.more_homes, found.path]
+    if place.match.format == "torch-file":
+        homes.append(place.match.root if is_folder(place.match.root) else place.match.root.parent)
+    for folder in (folder for home in homes for folder in (home / name for name in DCP_FOLDERS)):
+        if metadata_files(folder):
+            return _of_dcp((folder,), files, described)
+    if place.match.format == "dcp":
+        try:
+            return _of_dcp((place.match.root, *place.match.more_roots), files, described)
+        except NotFound:
+            pass
+    listed = find_optimizer_files(homes)
+    single = place.match.files[0] if len(place.match.files) == 1 else None
+    if listed is None and place.match.format == "torch-file" and single is not None and single.suffix != ".json":
+        listed = OptimizerFiles({0: single}, 1) if holds_optimizer(single, files) else None
+    if listed is None:
+        raise NotFound(
+            "this checkpoint holds no optimizer state that is known",
+            path=found.path,
+            expected="optim_world_size_W_rank_R.pt, optimizer.bin, or an optimizer in a DCP folder",
+            hint="leave out --optimizer",
+        )
+    listed = listed.of_at_least(place.match.world_size or max(place.match.ranks, default=-1) + 1)
+    ranks = [read_entries(rank, path, files) for rank, path in sorted(listed.ranks.items())]
+    notes = _check_groups(ranks)
+    if all(isinstance(parameter, str) for entries in ranks for parameter in _parameters(entries)):
+        config = find_assets((place.home, found.path, *place.more_homes)).config
+        slots = _by_name(ranks, listed, ReadOptions(config, shard_order))
+        names = {str(name): str(name) for entries in ranks for name in _parameters(entries)}
+        values = {key: value for entries in reversed(ranks) for key, value in entries.values.items()}
+        everything = replace(ranks[0], values=values, groups=_united(ranks))
+        return _optimizer("by name", _named(slots, everything, names), notes)
+    model = described()
+    if listed.world_size > 1 and _is_flat(ranks):
+        check_order(model.component)
+        return _of_flat(ranks, listed.of_at_least(model.component.world_size or 1), model, notes)
+    return _of_numbers(ranks, listed, model, shard_order, notes)
+
+
+# -- by name ---------------------------------------------------------------------------------------------------------
+
+
+def _of_dcp(roots: Sequence[Path], files: Files, described: Callable[[], OpenedComponent]) -> Optimizer:
+    """The optimizer of a DCP folder; ``described`` gives the model, which is only read where parameters have numbers."""
+    state = read_dcp_optimizer(roots, files)
+    for tensor in state.tensors.values():
+        _compared(tensor)
+    with reading(roots[0]):
+        entries = numbered_entries(state, roots[0])
+    if entries is None:
+        return _optimizer("DCP, by name", state, [])
+    slots = {(str(int(parameter)), slot): tensor for (parameter, slot), tensor in state.tensors.items()}
+    groups = [[int(parameter) for parameter in group["params"]] for group in entries.groups]
+    model, layout = described(), "DCP, by recorded names"
+    names = recorded_names(entries)
+    if names is not None:
+        by_name = {(names[int(number)], slot): tensor for (number, slot), tensor in slots.items()}
+        check_recorded(names, by_name, roots[0], model)
+    else:
+        check_order(model.component)
+        names, layout = named_numbers(slots, groups, model), "DCP, by the order of parameters"
+        if names is None:
+            raise undecided(groups, roots[0])
+    texts = {str(number): name for number, name in names.items()}
+    return _optimizer(layout, _named(slots, entries, texts), [])
+
+
+def _named(slots: Slots, entries: RankEntries, names: Mapping[str, str]) -> NamedState:
+    """The state of numbers or names, with the ``names`` of all parameters in place of them."""
+    return NamedState(
+        {(names[parameter], slot): tensor for (parameter, slot), tensor in slots.items()},
+        {(names[str(parameter)], slot): value for (parameter, slot), value in entries.values.items()},
+        [{**group, "params": [names[str(parameter)] for parameter in group["params"]]} for group in entries.groups],
+    )
+
+
+def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: ReadOptions) -> Slots:
+    """Whole tensors of every parameter (a number as text) and slot."""
+    states = [
+        RankState(
+            entries.rank,
+            entries.path,
+            {f"{parameter}\0{slot}": local for (parameter, slot), local in entries.tensors.items()},
+            fingerprint=entries.fingerprint,
+        )
+        for entries in ranks
+    ]
+    try:
+        check_rank_files(states, listed.world_size)
+        assembled = assemble(states, listed.world_size, listed.missing, options)
+    except CkptError as error:
+        error.tensor = error.tensor and "state." + error.tensor.replace("\0", ".")
+        error.path = error.path or str(ranks[0].path.parent)
+        if isinstance(error, MissingShard):
+            error.hint = error.hint or "copy the optimizer's file from the node that wrote it, or leave out --optimizer"
+        raise
+    slots: Slots = {}
+    for key, tensor in assembled.tensors.items():
+        parameter, _, slot = key.partition("\0")
+        slots[parameter, slot] = _compared(replace(tensor, name=f"state.{parameter}.{slot}", alias_of=None))
+    return slots
+
+
+def _compared(tensor: Tensor) -> Tensor:
+    """The tensor, after its replicas were compared. Raises Inconsistent if they differ."""
+    for piece, copy in unequal_copies(tensor) if tensor.check_copies else ():
+        raise Inconsistent(
+            f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas",
+            tensor=tensor.name,
+            hint="files of two saves may have been mixed, or experts were cut by hand and have no names here",
+        )
+    return tensor
+
+
+def _parameters(entries: RankEntries) -> list[Parameter]:
+    listed = [parameter for group in entries.groups for parameter in group["params"]]
+    return list(dict.fromkeys([*listed, *(parameter for parameter, _ in (*entries.tensors, *entries.values))]))
+
+
+def _optimizer(layout: str, held: NamedState, notes: Sequence[Note]) -> Optimizer:
+    """The result, with names that lack the wrappers of training."""
+    listed = [name for group in held.groups for name in group["params"]]
+    clean = stripped_names(dict.fromkeys([*listed, *(name for name, _ in (*held.tensors, *held.values))]))
+    tensors: dict[str, Tensor] = {}
+    state: dict[str, dict[str, Any]] = {}
+    for (parameter, slot), tensor in held.tensors.items():
+        name = f"state.{clean[parameter]}.{slot}"
+        tensors[name] = replace(tensor, name=name)
+        state.setdefault(clean[parameter], {})[slot] = {"tensor": name}
+    for (parameter, slot), value in held.values.items():
+        state.setdefault(clean[parameter], {})[slot] = value
+    groups = [{**_without_names(group), "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
+    return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes))
+
+
+def _without_names(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group without the names that torch >= 2.6 records; the output has its own."""
+    return {key: value for key, value in group.items() if key != "param_names"}
+
+
+def _check_groups(ranks: Sequence[RankEntries]) -> list[Note]:
+    """Notes about options that differ between ranks. Raises Inconsistent for plain values, or numbers of parameters, that do."""
+    first = ranks[0]
+    for entries in ranks[1:]:
+        for key in entries.values.keys() & first.values.keys():
+            if not equal(entries.values[key], first.values[key]):
+                raise Inconsistent(
+                    f"ranks {first.rank} and {entries.rank} hold different values",
+                    tensor=f"state.{key[0]}.{key[1]}",
+                    path=entries.path,
+                    hint="files of two saves may have been mixed",
+                )
+        numbered = any(isinstance(parameter, int) for parameter in _parameters(first))
+        if numbered and [group["params"] for group in entries.groups] != [group["params"] for group in first.groups]:
+            raise Inconsistent(
+                f"the parameter groups of ranks {first.rank} and {entries.rank} list different parameters",
+                path=entries.path,
+                hint="files of two saves may have been mixed",
+            )
+    different = [entries.rank for entries in ranks if not _same_options(entries, first)]
+    if not different:
+        return []
+    text = f"the parameter groups of ranks {few([str(rank) for rank in different])} differ from those of rank {first.rank}"
+    return [Note("warning", "param-groups-differ", f"{text}, which were taken")]
+
+
+def _same_options(entries: RankEntries, first: RankEntries) -> bool:
+    """Whether groups have equal options; which parameters they list may depend on the rank (pipeline stages)."""
+    own, others = ([{key: value for key, value in group.items() if key != "params"} for group in e.groups] for e in (entries, first))
+    return equal(own, others)
+
+
+def _united(ranks: Sequence[RankEntries]) -> list[Group]:
+    """The groups of all ranks: pipeline stages list parameters of their own."""
+    groups = [{**group, "params": list(group["params"])} for group in ranks[0].groups]
+    united: list[dict[Parameter, None]] = [dict.fromkeys(group["params"]) for group in groups]
+    for entries in ranks[1:]:
+        if len(entries.groups) != len(groups):
+            raise Inconsistent("the ranks have different numbers of parameter groups", path=entries.path)
+        for known, more in zip(united, entries.groups, strict=True):
+            known.update(dict.fromkeys(more["params"]))
+    return [{**group, "params": list(known)} for group, known in zip(groups, united, strict=True)]
+
+
+# -- by number -------------------------------------------------------------------------------------------------------
+
+
+def _flat_candidates(model: OpenedComponent) -> dict[str, Tensor]:
+    """What flat parameters are made of: sharded tensors where there are any, since the others are buffers."""
+    floats = candidates_of(model)
+    cut = {name: tensor for name, tensor in floats.items() if is_cut(tensor)}
+    return cut or floats
+
+
+def _of_numbers(
+    ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, shard_order: ShardOrder, notes: Sequence[Note]
+) -> Optimizer:
+    options = ReadOptions(model.assets.config, shard_order)
+    recorded = recorded_names(ranks[0])
+    if recorded is not None:
+        return _of_recorded(recorded, ranks, listed, model, options, notes)
+    check_order(model.component)
+    groups = [[int(parameter) for parameter in group["params"]] for group in ranks[0].groups]
+    candidates = candidates_of(model)
+    cut = {name: tensor for name, tensor in candidates.items() if is_cut(tensor)}
+    if len(groups) == 1 and len(groups[0]) == len(cut):
+        candidates = cut
+    if len(groups) == 1 and len(groups[0]) == len(candidates):
+        # With one name for each number the names come first: they tell whether a tensor is an expert's.
+        names: dict[int, str] | None = dict(zip(groups[0], candidates, strict=True))
+        slots = _by_name([renamed(entries, names or {}) for entries in ranks], listed, options)
+        if not all(belongs(tensor, candidates[name]) for (name, _), tensor in slots.items()):
+            names = None
+    else:
+        slots = _by_name(ranks, listed, options)
+        names = named_by_shapes(slots, candidates, groups)
+        slots = {(names[int(parameter)], slot): tensor for (parameter, slot), tensor in slots.items()} if names else {}
+    if names is not None:
+        own = {name: name for name in names.values()}
+        return _optimizer("by the order of parameters", _named(slots, renamed(ranks[0], names), own), notes)
+    raise undecided(groups, ranks[0].path)
+
+
+def _of_recorded(
+    names: Mapping[int, str],
+    ranks: Sequence[RankEntries],
+    listed: OptimizerFiles,
+    model: OpenedComponent,
+    options: ReadOptions,
+    notes: Sequence[Note],
+) -> Optimizer:
+    slots = _by_name([renamed(entries, names) for entries in ranks], listed, options)
+    check_recorded(names, slots, ranks[0].path, model)
+    own = {name: name for name in names.values()}
+    return _optimizer("by recorded names", _named(slots, renamed(ranks[0], names), own), notes)
+
+
+# -- FSDP1: flat parameters ------------------------------------------------------------------------------------------
+
+
+def _is_flat(ranks: Sequence[RankEntries]) -> bool:
+    """Whether the states are parts of flat vectors: plain tensors of one dimension, none of them whole."""
+    tensors = [local for entries in ranks for (_, slot), local in entries.tensors.items() if slot != "step"]
+    return bool(tensors) and all(isinstance(local, StoredTensor) and len(local.shape) <= 1 for local in tensors)
+
+
+def _of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, notes: Sequence[Note]) -> Optimizer:
+    notes = list(notes)
+    if listed.missing:
+        text = f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer; other ranks hold replicas of it"
+        notes.append(Note("warning", "replicas-only", text))
+    if len(ranks[0].groups) > 1:
+        raise Undecidable(
+            "the flat parameters of FSDP1 are in several groups, and their numbers do not tell which unit comes first",
+            path=ranks[0].path,
+            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+        )
+    mesh = model.component.mesh
+    parts = mesh.shape[-1] if mesh is not None and len(mesh.shape) == 2 else listed.world_size
+    held = {rank % parts for rank in listed.ranks}
+    if len(held) < parts:
+        raise MissingShard(
+            f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer",
+            path=ranks[0].path.parent,
+            hint="copy the optimizer's file from the node that wrote it, or leave out --optimizer",
+        )
+    numbers = [int(parameter) for group in ranks[0].groups for parameter in group["params"]]
+    lengths = _lengths(ranks, numbers)
+    held_there = _flat_candidates(model)
+    names, chosen = list(held_there), list(held_there.values())
+    units = find_units(names, [tensor.numel for tensor in chosen], lengths, parts) if lengths else None
+    if units is None:
+        raise Undecidable(
+            f"{len(numbers)} flat parameters of FSDP1 cannot be divided into parameters: no unit sizes, or several, fit",
+            path=ranks[0].path,
+            expected="sizes that only one way of wrapping the model explains",
+            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+        )
+    doubtful = unproved(names, [tensor.numel for tensor in chosen], units, lengths, parts, not any(map(is_cut, chosen)))
+    if doubtful is not None:
+        raise Undecidable(
+            "whether this is in a flat parameter of FSDP1 makes no difference to its padded size",
+            tensor=doubtful,
+            path=ranks[0].path,
+            expected="sizes that prove where every parameter is",
+            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+        )
+    slots: Slots = {}
+    values: dict[tuple[str, str], Any] = {}
+    members: dict[int, list[str]] = {}
+    for number, unit in zip(numbers, units, strict=True):
+        start = 0
+        members[number] = [names[index] for index in unit]
+        slots_there = list(dict.fromkeys(slot for entries in ranks for parameter, slot in entries.tensors if parameter == number))
+        for index in unit:
+            for slot in slots_there:
+                key = f"state.{names[index]}.{slot}"
+                with reading(ranks[0].path, tensor=key):
+                    slots[names[index], slot] = _compared(_cut(key, chosen[index], start, ranks, number, slot, parts))
+            values |= {(names[index], s): value for (p, s), value in ranks[0].values.items() if p == number}
+            start += chosen[index].numel
+    groups = [{**group, "params": [name for number in group["params"] for name in members[int(number)]]} for group in ranks[0].groups]
+    return _optimizer("FSDP1 flat parameters", NamedState(slots, values, groups), notes)
+
+
+def _lengths(ranks: Sequence[RankEntries], numbers: Sequence[int]) -> list[int]:
+    """Elements of one rank's part of each flat parameter; empty if ranks differ or some have no state."""
+    lengths = []
+    for number in numbers:
+        found = {
+            local.numel
+            for entries in ranks
+            for (parameter, slot), local in entries.tensors.items()
+            if parameter == number and isinstance(local, StoredTensor) and local.shape
+        }
+        if len(found) != 1:
+            return []
+        lengths.append(found.pop())
+    return lengths
+
+
+def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], number: int, slot: str, parts: int) -> Tensor:
+    """One parameter's slot: the elements from ``start`` on of the flat vector whose parts the ranks hold."""
+    pieces: list[Piece] = []
+    copies: list[Piece] = []
+    dtypes = set()
+    scalar = False
+    for entries in ranks:
+        local = entries.tensors.get((number, slot))
+        if not isinstance(local, StoredTensor):
+            raise Inconsistent(f"rank {entries.rank} lacks it", path=entries.path)
+        dtypes.add(local.dtype)
+        scalar = local.shape == ()
+        if scalar:
+            box, offset = Box((), ()), local.offset
+        else:
+            first = (entries.rank % parts) * local.numel
+            low, high = max(start, first), min(start + parameter.numel, first + local.numel)
+            if low >= high:
+                continue
+            box, offset = Box((low - start,), (high - low,)), local.offset + (low - first) * local.strides[0] * local.dtype.itemsize
+        piece = Piece(local.storage.source, offset, local.strides, box, entries.rank, local.swapped, local.conj, local.neg)
+        (copies if any(piece.box == other.box for other in pieces) else pieces).append(piece)
+    if len(dtypes) > 1:
+        raise Inconsistent("the ranks disagree about the dtype")
+    if check_tiling(() if scalar else (parameter.numel,), [piece.box for piece in pieces]) is not None:
+        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files of two saves may have been mixed")
+    shape = () if scalar else parameter.shape
+    return Tensor(
+        name=key,
+        dtype=dtypes.pop(),
+        shape=shape,
+        pieces=tuple(pieces),
+        copies=tuple(copies),
+        kind="replicated" if scalar else "sharded",
+        layout=f"flat x{parts}",
+        check_copies=bool(copies),
+        own_grid=None if scalar else (parameter.numel,),
+    )

@@ -1,0 +1,79 @@
+"""Which files hold an optimizer's state, by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckpt_cli.errors import Inconsistent, MixedWorldSizes
+from ckpt_cli.files.source import files_in, is_file
+from ckpt_cli.formats.base import MAX_RANKS, missing_of
+
+FOLDERS = ("", "optimizer", "optim")
+RANK_FILES = tuple(
+    re.compile(pattern, re.ASCII)
+    for pattern in (
+        r"optim_world_size_(?P<world>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt",
+        r"optimizer_world_size_(?P<world>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt",
+        r"optimizer(_0)?_rank(?P<rank>[0-9]+)\.(bin|pt)",
+        r"optimizer\.(?P<rank>[0-9]+)-of-(?P<world>[0-9]+)\.pt",
+    )
+)
+"""verl, EasyR1, SkyRL, VeOmni; lmms-engine; accelerate, BAGEL fork; BAGEL."""
+
+WHOLE_FILES = ("optimizer.bin", "optimizer.pt")
+"""accelerate with a full state dict, and Hugging Face Trainer on one device."""
+
+DCP_FOLDERS = ("optimizer_0", "optim", "optimizer")
+"""accelerate, NeMo AutoModel."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFiles:
+    """The files of one optimizer by rank; ``world_size`` is what their names say (``said``), else one more than the highest rank."""
+
+    ranks: Mapping[int, Path]
+    world_size: int
+    said: bool = True
+
+    def of_at_least(self, world_size: int) -> OptimizerFiles:
+        """The same files, where their names do not say how many ranks there were and something else does."""
+        return self if self.said else replace(self, world_size=max(self.world_size, world_size))
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return missing_of(self.world_size, self.ranks)
+
+
+def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
+    """The optimizer files in folders (and their folder ``optimizer``). Raises MixedWorldSizes, or Inconsistent for a rank twice."""
+    for pattern in RANK_FILES:
+        found: dict[tuple[int | None, int], Path] = {}
+        for path in (path for home in dict.fromkeys(homes) for folder in FOLDERS for path in files_in(home / folder, pattern.fullmatch)):
+            fields = pattern.fullmatch(path.name)
+            if fields is None:
+                continue
+            world = int(fields["world"]) if "world" in fields.groupdict() else None
+            other = found.setdefault((world, int(fields["rank"])), path)
+            if other.name != path.name:
+                raise Inconsistent(f"two files claim to be the same rank: {other.name} and {path.name}", path=path.parent)
+        if found:
+            sizes = {world for world, _ in found}
+            if len(sizes) > 1:
+                text = f"optimizer states of several world sizes: {' and '.join(sorted(map(str, sizes)))}"
+                raise MixedWorldSizes(text, path=next(iter(found.values())).parent, hint="move the files of the older save away")
+            size, highest = next(iter(sizes)), max(rank for _, rank in found)
+            if highest >= MAX_RANKS or (size is not None and not highest < size <= MAX_RANKS):
+                text = f"rank {str(highest)[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
+                raise MixedWorldSizes(
+                    text, path=next(iter(found.values())).parent, hint="the file may have been renamed, or be of another save"
+                )
+            ranks = {rank: found[world, rank] for world, rank in sorted(found, key=lambda key: key[1])}
+            return OptimizerFiles(ranks, size or max(ranks) + 1, said=size is not None)
+    for home in dict.fromkeys(homes):
+        for name in WHOLE_FILES:
+            if is_file(home / name):
+                return OptimizerFiles({0: home / name}, 1)
+    return None

@@ -1,0 +1,45 @@
+"""Plain values as a file of ``torch.save`` that ``torch.load(weights_only=True)`` reads. The only module that imports torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from typing import Any
+
+from ckpt_cli.errors import Unsupported
+from ckpt_cli.tensors.plain_values import TensorValue, TorchName
+
+WIDER = {"uint16": "int32", "uint32": "int64"}
+"""Unsigned dtypes that torch before 2.3 does not know, and what holds the same numbers."""
+
+
+def torch_bytes(value: Any) -> bytes:
+    """The content of a ``.pt`` file. Raises Unsupported if torch is not installed, MemoryError if there is no room to load it."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        if "failed to map segment" in str(error) or "Cannot allocate memory" in str(error):
+            raise MemoryError from None
+        if importlib.util.find_spec("torch") is not None:
+            text = f"writing .pt files needs torch, which cannot be imported: {error}"
+            raise Unsupported(text, hint="install torch again; its CPU build is enough") from None
+        raise Unsupported("writing .pt files needs torch, which is not installed", hint="install torch, its CPU build is enough") from None
+    buffer = io.BytesIO()
+    torch.save(_with_tensors(value, torch), buffer)
+    return buffer.getvalue()
+
+
+def _with_tensors(value: Any, torch: Any) -> Any:
+    if isinstance(value, TensorValue):
+        dtype = getattr(torch, value.dtype.torch)
+        tensor = torch.frombuffer(bytearray(value.data), dtype=dtype) if value.data else torch.empty(0, dtype=dtype)
+        wider = WIDER.get(value.dtype.torch)
+        return (tensor.to(getattr(torch, wider)) if wider else tensor).reshape(value.shape)
+    if value == b"":
+        # torch's own pickles hold this as a call of bytes, which weights_only does not allow.
+        return bytearray()
+    if isinstance(value, TorchName):
+        return getattr(torch, value.name)
+    if isinstance(value, dict):
+        return {key: _with_tensors(item, torch) for key, item in value.items()}
+    return type(value)(_with_tensors(item, torch) for item in value) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,346 @@
+"""Putting the training state of all ranks together: one scheduler, random states by rank, counters, what is copied as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.errors import CorruptFile, reading
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import Files, is_folder, read_small
+from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.assembly import ranks_of
+from ckpt_cli.formats.base import MAX_RANKS, missing_of
+from ckpt_cli.formats.dcp.state import read_dcp_state
+from ckpt_cli.formats.optimizer_state import OPTIMIZER
+from ckpt_cli.formats.torch_files.reader import beside_weights
+from ckpt_cli.names import few
+from ckpt_cli.state.files import StateFile, find_state_files
+from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented, ValueReader, equal, unrepresented
+from ckpt_cli.tensors.tensor import Note
+
+SCHEDULERS = tuple(f"{prefix}scheduler{suffix}" for prefix in ("lr_", "") for suffix in ("", "_state", "s", "_state_dict", "_states"))
+"""What trainers call the state of the learning rate schedule."""
+
+RANDOMS = ("rng", "rng_state", "rng_states", "torch_rng_state")
+RANDOM_NAMES = {
+    "cpu": ("cpu", "torch", "torch_manual_seed", "torch_rng_state"),
+    "numpy": ("numpy", "numpy_random_seed"),
+    "random": ("random", "python", "random_state"),
+    "cuda": ("cuda", "torch_cuda_manual_seed"),
+    "npu": ("npu", "torch_npu_manual_seed"),
+    "xpu": ("xpu", "torch_xpu_manual_seed"),
+    "musa": ("musa", "torch_musa_manual_seed"),
+    "hpu": ("hpu", "torch_hpu_manual_seed"),
+    "mlu": ("mlu", "torch_mlu_manual_seed"),
+}
+"""Name in the result -> what trainers call it. All but the first three are devices, of which every rank has one."""
+
+DEVICES = tuple(RANDOM_NAMES)[3:]
+DATALOADERS = ("dataloader", "train_dataloader", "data_loader")
+STEPS = ("global_step", "step", "train_steps", "iteration", "batch")
+EPOCHS = ("epoch", "current_epoch")
+COUNTING = ("train_state", "trainer_state", "progress", "timestamp")
+"""Where trainers keep counters, besides the top level. What a config says is no state."""
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """What was found. ``extra`` is for `torch.load`, ``training`` for people and programs that read JSON.
+
+    ``scheduler`` is None if there is none; ``copies`` are files to pass on (name -> path); ``dataloader`` is a state of
+    dataloaders that lay among other things; ``sources`` are the files that were read.
+    """
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    scheduler: Any = None
+    training: dict[str, Any] = field(default_factory=dict)
+    dataloader: Any = None
+    copies: dict[str, Path] = field(default_factory=dict)
+    sources: list[Path] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    ranks: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.extra or self.scheduler is not None or self.dataloader is not None or self.copies or self.sources)
+
+
+def read_state(found: Found, place: Place, files: Files) -> TrainingState:
+    """The training state of one component of a checkpoint.
+
+    Raises CorruptFile for state files that cannot be read, MixedWorldSizes for files of two saves.
+    """
+    state = TrainingState()
+    homes = [place.home, *place.more_homes, found.path]
+    homes += [root for root in (place.match.root, *place.match.more_roots) if is_folder(root)]
+    listed = find_state_files(homes)
+    by_rank: dict[int, dict[str, Any]] = {}
+    shared: dict[str, Any] = {}
+    randoms: dict[int, Any] = {}
+    for file in listed:
+        if file.kind == "copied":
+            state.copies[file.copy_name] = file.path
+        elif file.kind == "json":
+            _add_json(file.path, state)
+        else:
+            value = _read(file, files, state)
+            if file.kind == "random":
+                randoms[file.rank or 0] = value
+            elif file.kind == "scheduler" or file.kind == "scaler":
+                shared.setdefault("lr_scheduler" if file.path.stem == "scheduler" else file.path.stem, value)
+            elif not isinstance(value, dict):
+                _lose(state, "", "not a dict of states", file.path)
+                state.copies[file.copy_name] = file.path
+            else:
+                target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
+                target.update((str(key), item) for key, item in value.items())
+    if place.match.format == "dcp":
+        inside = read_dcp_state((place.match.root, *place.match.more_roots), files)
+        for name, what in unrepresented(inside):
+            _lose(state, name, what, place.match.root)
+        if inside:
+            state.sources.append(place.match.root)
+        shared = {**inside, **shared}
+    if place.match.format == "torch-file" and len(place.match.files) == 1 and place.match.files[0].suffix != ".json":
+        inside = beside_weights(place.match.files[0], files, OPTIMIZER)
+        for name, what in unrepresented(inside):
+            _lose(state, name, what, place.match.files[0])
+        if inside:
+            state.sources.append(place.match.files[0])
+        shared = {**inside, **shared}
+    _check_ranks(listed, {*by_rank, *randoms}, place.match.world_size, state)
+    _merge_schedulers(by_rank, shared, state)
+    _merge_randoms(by_rank, shared, randoms, state)
+    _merge_rest(by_rank, shared, state)
+    _describe(found, shared, state)
+    return state
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _read(file: StateFile, files: Files, state: TrainingState) -> Any:
+    torch_file = TorchFile(files.source(file.path))
+    state.sources.append(file.path)
+    with reading(file.path):
+        value = ValueReader(torch_file).read(torch_file.root)
+    lost = list(unrepresented(value))
+    for name, what in lost:
+        _lose(state, name, what, file.path)
+    if lost:
+        state.copies[file.copy_name] = file.path
+    return value
+
+
+def _lose(state: TrainingState, name: str, what: str, where: Path) -> None:
+    state.lost.append(f"{name or 'the whole file'} in {where.name}: {what}")
+
+
+def _add_json(path: Path, state: TrainingState) -> None:
+    with reading(path):
+        content = parse_json(read_small(path))
+    if _depth(content) > MAX_DEPTH:
+        raise CorruptFile("the file is nested too deeply", path=path, expected="what trainers write")
+    if path.name == "trainer_state.json":
+        state.training["trainer_state"] = content
+    elif isinstance(content, dict) and "train_steps" in content:
+        state.training["metadata"] = content
+    else:
+        return
+    state.sources.append(path)
+
+
+def _depth(content: Any) -> int:
+    """How deeply lists and dicts lie in each other, counted up to one more than is accepted."""
+    level, depth = [content], 0
+    while level and depth <= MAX_DEPTH:
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+            if isinstance(inner, (dict, list))
+        ]
+        depth += 1
+    return depth
+
+
+def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int | None, state: TrainingState) -> None:
+    by_rank = [file for file in listed if file.rank is not None and file.kind != "copied"]
+    said = {file.world_size for file in by_rank if file.world_size is not None}
+    world = max((file.world_size or (file.rank or 0) + 1 for file in by_rank), default=0)
+    if of_weights is not None and of_weights <= MAX_RANKS and by_rank and not said:
+        world = max(world, of_weights)
+    if of_weights is not None and said - {of_weights}:
+        text = f"the state is of {world} ranks, the weights are of {of_weights}: they may be of different saves"
+        state.notes.append(Note("warning", "world-sizes-differ", text))
+    state.ranks = world
+    missing = missing_of(world, there)
+    if missing:
+        other = f"; what ranks share is that of rank {min(there)}" if 0 in missing and there else ""
+        text = f"{ranks_of(missing, world)} missing from the training state: None in lists over ranks{other}"
+        state.notes.append(Note("warning", "missing-rank", text))
+    _check_families(listed, set(missing), of_weights, state)
+
+
+def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int | None, state: TrainingState) -> None:
+    """Tell which ranks' files are missing among others of their name: of dataloaders, or of a rank that left another file.
+
+    Random states may lie in either of two files, so that they are compared as values (`_note_lacking`).
+    """
+    families: dict[str, list[StateFile]] = {}
+    for file in listed:
+        if file.family is not None and file.kind != "random":
+            families.setdefault(file.family, []).append(file)
+    for family, files in families.items():
+        there = {file.rank for file in files if file.rank is not None}
+        said = {file.world_size for file in files if file.world_size is not None}
+        world = max({*there, *(size - 1 for size in said)}) + 1
+        if not said and not files[0].grouped and of_weights is not None:
+            world = max(world, of_weights)
+        missing = [rank for rank in missing_of(world, there) if files[0].kind == "copied" or rank not in told]
+        if missing:
+            text = f"{ranks_of(missing, world)} missing among {family}: it cannot be passed on"
+            state.notes.append(Note("warning", "missing-rank", text))
+
+
+# -- merging ---------------------------------------------------------------------------------------------------------
+
+
+def _merge_schedulers(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, Any], state: TrainingState) -> None:
+    held = {}
+    for rank, values in by_rank.items():
+        name = next((name for name in SCHEDULERS if values.get(name) is not None), None)
+        if name is not None:
+            held[rank] = values.pop(name)
+    _note_lacking("scheduler", held, by_rank, state)
+    name = next((name for name in SCHEDULERS if shared.get(name) is not None), None)
+    if name is not None:
+        held.setdefault(-1, _single(shared.pop(name)))
+    if not held:
+        return
+    first = min(held)
+    state.scheduler = held[first]
+    state.extra["lr_scheduler"] = state.scheduler
+    different = [rank for rank in sorted(held) if not equal(held[rank], state.scheduler)]
+    if different:
+        text = f"the schedulers of ranks {few([str(rank) for rank in different])} differ from that of rank {first}, which was taken"
+        state.notes.append(Note("warning", "scheduler-differs", text))
+
+
+def _note_lacking(what: str, held: Mapping[int, Any], by_rank: Mapping[int, Any], state: TrainingState) -> None:
+    """Some ranks have a part of the state that others lack."""
+    lacking = [str(rank) for rank in sorted(by_rank) if rank not in held]
+    if held and lacking:
+        text = f"{'rank' if len(lacking) == 1 else 'ranks'} {few(lacking)} saved no {what}, others did"
+        state.notes.append(Note("warning", "missing-part", text))
+
+
+def _single(value: Any) -> Any:
+    """The scheduler of a list with one of them."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _merge_randoms(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, Any], randoms: dict[int, Any], state: TrainingState) -> None:
+    for rank, values in by_rank.items():
+        for name in RANDOMS:
+            if name in values:
+                value = values.pop(name)
+                randoms.setdefault(rank, value if isinstance(value, dict) else {name: value})
+    _note_lacking("random state", randoms, by_rank, state)
+    for name in RANDOMS:
+        value = shared.pop(name, None)
+        if isinstance(value, list):
+            randoms |= {rank: item for rank, item in enumerate(value) if rank not in randoms}
+        elif value is not None:
+            randoms.setdefault(0, value if isinstance(value, dict) else {name: value})
+    if not randoms:
+        return
+    state.ranks = max(state.ranks, max(randoms) + 1)
+    merged: dict[str, Any] = {}
+    first = randoms[min(randoms)]
+    for name, aliases in RANDOM_NAMES.items():
+        if name in DEVICES:
+            states = [_device_state(randoms.get(rank), aliases, rank) for rank in range(state.ranks)]
+            if any(value is not None for value in states):
+                merged[name] = states
+        else:
+            value = _aliased(first, aliases)
+            if value is not None:
+                merged[name] = value
+    if merged:
+        state.extra["rng"] = merged
+    state.extra |= {f"rng_rank_{rank}": randoms[rank] for rank in sorted(randoms)}
+
+
+def _aliased(values: Any, aliases: Sequence[str]) -> Any:
+    return next((values[name] for name in aliases if values.get(name) is not None), None) if isinstance(values, dict) else None
+
+
+def _device_state(values: Any, aliases: Sequence[str], rank: int) -> Any:
+    """A rank's state of its own device; some trainers save those of all devices that the rank could see."""
+    value = _aliased(values, aliases)
+    return value[rank % len(value)] if isinstance(value, (list, tuple)) and value else value
+
+
+def _merge_rest(by_rank: Mapping[int, dict[str, Any]], shared: Mapping[str, Any], state: TrainingState) -> None:
+    loaders: dict[str, Any] = {}
+    for name, value in shared.items():
+        if name in DATALOADERS:
+            loaders[name] = value
+        else:
+            state.extra.setdefault(name, value)
+    ranks = sorted(by_rank)
+    for name in dict.fromkeys(name for rank in ranks for name in by_rank[rank]):
+        held = {rank: by_rank[rank][name] for rank in ranks if name in by_rank[rank]}
+        if name in DATALOADERS:
+            loaders |= {f"{name}_rank_{rank}": value for rank, value in held.items()}
+            continue
+        first = held[min(held)]
+        state.extra.setdefault(name, first)
+        if any(not equal(value, first) for value in held.values()):
+            state.extra |= {f"{name}_rank_{rank}": value for rank, value in held.items()}
+            if name != "rank":
+                text = f"{name} is not the same on all ranks: that of rank {min(held)} is {name}, all are {name}_rank_R"
+                state.notes.append(Note("info", "ranks-differ", text))
+    if loaders:
+        state.dataloader = loaders
+
+
+def _describe(found: Found, shared: Mapping[str, Any], state: TrainingState) -> None:
+    """``training``: step, epoch, learning rates and counters, gathered from wherever they are."""
+    places: list[Mapping[str, Any]] = [value for value in state.training.values() if isinstance(value, dict)]
+    places += [state.extra, *(shared[name] for name in COUNTING if isinstance(shared.get(name), dict))]
+    said = _number(places, STEPS)
+    step = found.step if found.step is not None else said
+    if said is not None and found.step is not None and said != found.step:
+        text = f"the folder says step {found.step}, the state in it says {said}"
+        state.notes.append(Note("warning", "step-differs", text))
+    rates = state.scheduler.get("_last_lr") if isinstance(state.scheduler, dict) else None
+    counters = {name: number for name, value in state.extra.items() if (number := _as_number(value)) is not None}
+    state.training = {"step": step, "epoch": _number(places, EPOCHS), "lr": rates, "counters": counters, **state.training}
+
+
+def _number(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
+    numbers = (_as_number(place.get(name)) for place in places for name in names)
+    return next((number for number in numbers if number is not None), None)
+
+
+def _as_number(value: Any) -> int | float | None:
+    if isinstance(value, TensorValue) and value.shape == () and value.dtype.kind in ("int", "float"):
+        value = value.numbers()[0]
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def without_unrepresented(value: Any) -> Any:
+    """A value for loading: entries of dicts that could not be represented are left out, items of lists become None."""
+    if isinstance(value, Unrepresented):
+        return None
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if not isinstance(item, Unrepresented) and not isinstance(key, Unrepresented)}
+        return {key: without_unrepresented(item) for key, item in kept.items()}
+    return type(value)(without_unrepresented(item) for item in value) if isinstance(value, (list, tuple)) else value

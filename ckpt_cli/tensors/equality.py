@@ -1,0 +1,91 @@
+"""The only place where values are compared before a merge: copies of plain tensors, and tied heads.
+
+Cheap first: the CRC-32 that torch stored with each record when it was saved (damage done later is for `verify` to find).
+Then the bytes, through two small buffers. What is compared is
+what the files hold, element by element in the order of the tensor, so different strides do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpt_cli.boxes import Box
+from ckpt_cli.dtypes import numpy_dtype
+from ckpt_cli.tensors.reading import PieceIndex, Region, cast, read_range, read_region, read_tile, tiles, view_as
+from ckpt_cli.tensors.tensor import Piece, Tensor
+
+BLOCK = 1 << 20
+TRUSTED = 64 << 10
+"""Above this many bytes equal checksums are taken for equal bytes; below, reading them costs nothing."""
+
+
+def same_values(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bytes (NaNs are equal if their bits are)."""
+    if (first.dtype, first.shape, first.grid) != (second.dtype, second.shape, second.grid):
+        return False
+    if first.alias_of == second.name or second.alias_of == first.name:
+        return True
+    other = {piece.box: piece for piece in second.pieces}
+    if set(other) == {piece.box for piece in first.pieces}:
+        return all(_same_piece(piece, other[piece.box], first.dtype.itemsize) for piece in first.pieces)
+    return all(_tile_bytes(first, tile) == _tile_bytes(second, tile) for tile in tiles(first.grid, first.dtype.itemsize, BLOCK))
+
+
+def same_after_cast(source: Tensor, stored: Tensor) -> bool:
+    """Whether ``stored`` holds the values of ``source`` in its own dtype. Of quantised dtypes only equal bytes count."""
+    numeric = all(tensor.dtype.kind == "float" and tensor.dtype.numpy is not None for tensor in (source, stored))
+    if source.dtype == stored.dtype or source.shape != stored.shape or not numeric:
+        return same_values(source, stored)
+    import numpy
+
+    indexes = PieceIndex(source.pieces), PieceIndex(stored.pieces)
+    for start in range(0, source.numel, BLOCK // 8):
+        count = min(BLOCK // 8, source.numel - start)
+        raw, own = bytearray(count * source.dtype.itemsize), bytearray(count * stored.dtype.itemsize)
+        read_range(source, start, count, raw, indexes[0])
+        read_range(stored, start, count, own, indexes[1])
+        made = numpy.empty(count, dtype=numpy_dtype(stored.dtype))
+        cast(view_as(raw, source.dtype, count), source.dtype, stored.dtype, made)
+        if made.tobytes() != bytes(own):
+            return False
+    return True
+
+
+def unequal_copies(tensor: Tensor) -> Iterator[tuple[Piece, Piece]]:
+    """Pairs (piece, copy) of one tensor whose bytes differ although they are the same box.
+
+    Bounded: of large copies without checksums only the beginning, the middle and the end are compared.
+    """
+    pieces = {piece.box: piece for piece in tensor.pieces}
+    for copy in tensor.copies:
+        piece = pieces[copy.box]
+        if not _same_piece(piece, copy, tensor.dtype.itemsize, bounded=True):
+            yield piece, copy
+
+
+def _same_piece(first: Piece, second: Piece, itemsize: int, *, bounded: bool = False) -> bool:
+    if first.same_bytes_as == second.same_bytes_as:
+        return True
+    # Byte order and lazy flags must agree here; read_tile, which undoes them, is for tensors.
+    if (first.swapped, first.conj, first.neg) != (second.swapped, second.conj, second.neg):
+        return False
+    large = first.box.numel * itemsize > TRUSTED
+    if large and first.strides == second.strides and first.crc is not None and first.crc == second.crc:
+        return True
+    regions = tiles(first.box.extent, itemsize, BLOCK)
+    if bounded and first.crc is None and first.box.numel * itemsize > 3 * BLOCK:
+        listed = list(regions)
+        regions = iter((listed[0], listed[len(listed) // 2], listed[-1]))
+    return all(_piece_bytes(first, region, itemsize) == _piece_bytes(second, region, itemsize) for region in regions)
+
+
+def _piece_bytes(piece: Piece, region: Box, itemsize: int) -> bytes:
+    buffer = bytearray(region.numel * itemsize)
+    read_region(Region(piece, region.offset, region.extent, itemsize), buffer)
+    return bytes(buffer)
+
+
+def _tile_bytes(tensor: Tensor, tile: Box) -> bytes:
+    buffer = bytearray(tile.numel * tensor.dtype.itemsize)
+    read_tile(tensor, tile, buffer)
+    return bytes(buffer)

@@ -1,0 +1,261 @@
+"""Placing and casting: from stored pieces to a tile of the output, through bounded buffers.
+
+A *tile* is a box of the tensor that is one contiguous range of the output. It is assembled from the slabs of all pieces that
+meet it; a slab that is contiguous in both file and tile is read straight into place.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpt_cli.boxes import Box, Shape, contiguous_strides
+from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.tensors.tensor import Piece, Tensor
+
+if TYPE_CHECKING:
+    import numpy
+
+    Array = numpy.ndarray[Any, numpy.dtype[Any]]
+
+SLAB = 4 << 20
+"""Largest single read of scattered elements, in bytes."""
+
+SMALL = 64 << 10
+"""Up to here reading some unwanted bytes is cheaper than another read."""
+
+RANGE = {"F16": 0, "BF16": 1, "F32": 2, "F64": 3}
+"""Float dtypes by the largest value that they hold."""
+
+WASTE = 4
+"""A scattered region is read in one go if the bytes from its first to its last element are at most this many times its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box inside a piece: ``offset`` and ``extent`` count elements from the first element of the piece."""
+
+    piece: Piece
+    offset: Shape
+    extent: Shape
+    itemsize: int
+
+    @property
+    def start(self) -> int:
+        """Byte offset of its first element in the source."""
+        return self.piece.offset + self.itemsize * sum(i * stride for i, stride in zip(self.offset, self.piece.strides, strict=True))
+
+
+def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
+    """Boxes of at most ``budget`` bytes (at least one element), each a contiguous range of a C-ordered array, in order."""
+    if 0 in shape:
+        return
+    axis, inner = len(shape), 1
+    while axis > 0 and inner * shape[axis - 1] * itemsize <= budget:
+        axis -= 1
+        inner *= shape[axis]
+    if axis == 0:
+        yield Box((0,) * len(shape), shape)
+        return
+    axis -= 1
+    rows = max(1, budget // (inner * itemsize))
+    outer = shape[:axis]
+    index = [0] * axis
+    while True:
+        for start in range(0, shape[axis], rows):
+            count = min(rows, shape[axis] - start)
+            yield Box((*index, start, *(0,) * (len(shape) - axis - 1)), (*(1,) * axis, count, *shape[axis + 1 :]))
+        for dim in reversed(range(axis)):
+            index[dim] += 1
+            if index[dim] < outer[dim]:
+                break
+            index[dim] = 0
+        else:
+            return
+
+
+def range_boxes(shape: Shape, start: int, count: int) -> Iterator[Box]:
+    """Boxes that are, in order, ``count`` elements from position ``start`` on of a C-ordered array."""
+    strides = contiguous_strides(shape)
+    while count > 0:
+        index = tuple(start // stride % n for stride, n in zip(strides, shape, strict=True))
+        axis = len(shape)
+        # The widest block that begins here: whole rows of an axis whose inner indices are all zero.
+        while axis > 0 and strides[axis - 1] <= count and not any(index[axis:]):
+            axis -= 1
+        if axis == len(shape):
+            yield Box((), ())
+            return
+        rows = min(shape[axis] - index[axis], count // strides[axis])
+        yield Box(index, (*(1,) * axis, rows, *shape[axis + 1 :]))
+        start += rows * strides[axis]
+        count -= rows * strides[axis]
+
+
+def read_range(tensor: Tensor, start: int, count: int, buffer: bytearray | memoryview, index: PieceIndex) -> None:
+    """Fill ``buffer`` with ``count`` elements from position ``start`` on, in C order and in the tensor's own dtype."""
+    view, done = memoryview(buffer), 0
+    for box in range_boxes(tensor.grid, start, count):
+        length = box.numel * tensor.dtype.itemsize
+        read_tile(tensor, box, view[done : done + length], index)
+        done += length
+
+
+class PieceIndex:
+    """The pieces of a tensor, found by the box they meet: sorted by their start along dimension 0."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = sorted(pieces, key=lambda piece: piece.box.offset[:1])
+        self._starts = [piece.box.offset[0] for piece in self._pieces if piece.box.offset]
+        self._reach: list[int] = []
+        reach = 0
+        for piece in self._pieces:
+            if piece.box.offset:
+                reach = max(reach, piece.box.offset[0] + piece.box.extent[0])
+                self._reach.append(reach)
+
+    def meeting(self, box: Box) -> Iterator[tuple[Piece, Box]]:
+        """Every piece that meets ``box``, with the common box."""
+        if not box.offset:
+            yield from ((piece, box) for piece in self._pieces)
+            return
+        first = bisect_left(self._reach, box.offset[0] + 1)
+        last = bisect_left(self._starts, box.offset[0] + box.extent[0])
+        for piece in self._pieces[first:last]:
+            common = piece.box.intersect(box)
+            if common is not None:
+                yield piece, common
+
+
+def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview, index: PieceIndex | None = None) -> None:
+    """Fill ``buffer`` with the elements of ``tile`` in C order, in the tensor's own dtype."""
+    itemsize = tensor.dtype.itemsize
+    view = memoryview(buffer)
+    strides = contiguous_strides(tile.extent)
+    for piece, common in (index or PieceIndex(tensor.pieces)).meeting(tile):
+        inside = tuple(a - b for a, b in zip(common.offset, tile.offset, strict=True))
+        region = Region(piece, tuple(a - b for a, b in zip(common.offset, piece.box.offset, strict=True)), common.extent, itemsize)
+        first = sum(i * stride for i, stride in zip(inside, strides, strict=True)) * itemsize
+        if piece.verbatim and is_run(common.extent, strides) and is_run(common.extent, piece.strides):
+            piece.source.read_at(region.start, view[first : first + common.numel * itemsize])
+        else:
+            # The ellipsis makes it a view where there are no dimensions, too.
+            place: tuple[Any, ...] = (*(slice(i, i + n) for i, n in zip(inside, common.extent, strict=True)), ...)
+            target = _as_array(view, tile.extent, itemsize)[place]
+            _gather(region, target)
+            _adjust(piece, target, tensor.dtype)
+
+
+def read_region(region: Region, buffer: bytearray) -> None:
+    """Fill ``buffer`` with the stored elements of one region in C order, without undoing byte order or flags."""
+    if is_run(region.extent, region.piece.strides):
+        region.piece.source.read_at(region.start, memoryview(buffer))
+    else:
+        _gather(region, _as_array(memoryview(buffer), region.extent, region.itemsize))
+
+
+def is_run(extent: Shape, strides: Shape) -> bool:
+    """Whether a box of an array with these strides is one contiguous range in C order."""
+    expected = 1
+    for n, stride in zip(reversed(extent), reversed(strides), strict=True):
+        if n != 1:
+            if stride != expected:
+                return False
+            expected *= n
+    return True
+
+
+def cast(values: Array, source: Dtype, target: Dtype, out: Array) -> int:
+    """Cast to ``target`` with one rounding to nearest even; returns how many finite values became infinite.
+
+    ml_dtypes rounds float64 to bfloat16 by way of float32, twice. That is wrong only where the first rounding ends in the middle
+    of two bfloat16; these are moved to the side on which the value lies.
+    """
+    import numpy
+
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        narrowed = _without_ties(values) if (source.code, target.code) == ("F64", "BF16") else values
+        numpy.copyto(out, narrowed, casting="unsafe")
+        if RANGE[target.code] >= RANGE[source.code]:
+            return 0
+        infinite = int(numpy.count_nonzero(numpy.isinf(out)))
+        return infinite - int(numpy.count_nonzero(numpy.isinf(values))) if infinite else 0
+
+
+def view_as(buffer: bytearray | memoryview, dtype: Dtype, numel: int) -> Array:
+    """The first ``numel`` elements of a buffer as an array of ``dtype``."""
+    import numpy
+
+    return numpy.frombuffer(buffer, dtype=numpy_dtype(dtype), count=numel)
+
+
+def _without_ties(values: Array) -> Array:
+    """float64 -> float32 to nearest; where that would look like the middle of two bfloat16 and is not, one step off it."""
+    import numpy
+
+    nearest = values.astype(numpy.float32)
+    bits = nearest.view(numpy.uint32)
+    middle = numpy.flatnonzero((bits & 0xFFFF) == 0x8000)
+    if len(middle):
+        exact, rounded = numpy.abs(values[middle]), numpy.abs(nearest[middle].astype(numpy.float64))
+        bits[middle] += (exact > rounded).astype(numpy.uint32)
+        bits[middle] -= (exact < rounded).astype(numpy.uint32)
+    return nearest
+
+
+def _as_array(view: memoryview, extent: Shape, itemsize: int) -> Array:
+    import numpy
+
+    return numpy.frombuffer(view, dtype=_raw(itemsize), count=math.prod(extent)).reshape(extent)
+
+
+def _raw(itemsize: int) -> str:
+    """The numpy type of elements that are only moved."""
+    return f"u{itemsize}" if itemsize <= 8 else f"V{itemsize}"
+
+
+def _gather(region: Region, target: Array) -> None:
+    """Copy a strided region of a source into ``target``, with reads of at most `SLAB` bytes."""
+    import numpy
+
+    piece, itemsize, extent = region.piece, region.itemsize, region.extent
+    reach = sum((n - 1) * stride for n, stride in zip(extent, piece.strides, strict=True))
+    span, wanted = (reach + 1) * itemsize, math.prod(extent) * itemsize
+    if span <= SMALL or (span <= SLAB and span <= WASTE * wanted):
+        slab = bytearray(span)
+        piece.source.read_at(region.start, memoryview(slab))
+        stored = numpy.frombuffer(slab, dtype=_raw(itemsize))
+        strides = tuple(stride * itemsize for stride in piece.strides)
+        target[...] = numpy.lib.stride_tricks.as_strided(stored, extent, strides, writeable=False)
+        return
+    widest = max((d for d in range(len(extent)) if extent[d] > 1), key=lambda d: (extent[d] - 1) * piece.strides[d])
+    half = extent[widest] // 2
+    for start, count in ((0, half), (half, extent[widest] - half)):
+        part = Region(
+            piece,
+            tuple(o + start if d == widest else o for d, o in enumerate(region.offset)),
+            tuple(count if d == widest else n for d, n in enumerate(extent)),
+            itemsize,
+        )
+        _gather(part, target[tuple(slice(start, start + count) if d == widest else slice(None) for d in range(len(extent)))])
+
+
+def _adjust(piece: Piece, target: Array, dtype: Dtype) -> None:
+    """Undo byte order and torch's lazy conjugation and negation, in place."""
+    import numpy
+
+    parts = numpy.ascontiguousarray(target)
+    if piece.swapped:
+        # The two halves of a complex number are swapped each on its own.
+        width = dtype.itemsize // 2 if dtype.kind == "complex" else dtype.itemsize
+        parts = parts.view(f"u{width}").byteswap().view(target.dtype)
+    if piece.neg or piece.conj:
+        values = parts.view(numpy_dtype(dtype))
+        values = -values if piece.neg else values
+        values = numpy.conj(values) if piece.conj else values
+        parts = numpy.ascontiguousarray(values).view(target.dtype)
+    if piece.swapped or piece.neg or piece.conj:
+        target[...] = parts.reshape(target.shape)

@@ -1,0 +1,144 @@
+"""The description that every format is read into: a tensor is a list of pieces.
+
+These are plain frozen values; what crosses JSON is built from them in `ckpt_cli.results.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckpt_cli.boxes import Box, Shape
+from ckpt_cli.dtypes import Dtype
+from ckpt_cli.files.source import Source
+
+LayoutKind = Literal["sharded", "strided", "replicated", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """These bytes of this source are this box of the tensor.
+
+    Element ``i`` (one index per dimension, relative to the box) lies at ``offset + itemsize * sum(i * strides)`` bytes.
+    ``swapped``: stored in the other byte order. ``conj`` / ``neg``: torch stored the bytes of the unconjugated /
+    unnegated tensor and a flag. ``crc`` is the CRC-32 of the stored bytes if these are the whole of a checksummed record.
+    """
+
+    source: Source
+    offset: int
+    strides: Shape
+    box: Box
+    rank: int = 0
+    swapped: bool = False
+    conj: bool = False
+    neg: bool = False
+    crc: int | None = None
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether the stored bytes are the wanted bytes (only their order may differ)."""
+        return not (self.swapped or self.conj or self.neg)
+
+    @property
+    def same_bytes_as(self) -> tuple[object, ...]:
+        """Equal for two pieces that read the same bytes of the same source in the same way."""
+        return (self.source.identity, self.offset, self.strides, self.box, self.swapped, self.conj, self.neg)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named tensor: ``pieces`` tile its ``shape`` exactly; ``copies`` hold elements that some piece holds as well.
+
+    ``layout`` is the placement as people write it, such as "Shard(0) x8"; ``alias_of`` names the tensor that shares
+    its storage; ``check_copies`` asks the probe to compare the copies with the pieces before anything is written;
+    ``own_grid`` is set where boxes refer to another array than one of this shape (see `grid`).
+    """
+
+    name: str
+    dtype: Dtype
+    shape: Shape
+    pieces: tuple[Piece, ...]
+    copies: tuple[Piece, ...] = ()
+    kind: LayoutKind = "whole"
+    layout: str = ""
+    alias_of: str | None = None
+    check_copies: bool = False
+    own_grid: Shape | None = None
+
+    @property
+    def grid(self) -> Shape:
+        """The C-ordered array that boxes refer to; it has the elements of ``shape`` in the same order."""
+        return self.shape if self.own_grid is None else self.own_grid
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An entry of a state dict that is not a tensor; never interpreted, only shown. ``holds_data``: it is more than a setting."""
+
+    name: str
+    text: str
+    holds_data: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the user should know: ``level`` "info" (in verbose output) or "warning" (always shown)."""
+
+    level: Literal["info", "warning"]
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A device mesh: names and sizes of its dimensions."""
+
+    names: tuple[str, ...]
+    shape: Shape
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name}={size}" for name, size in zip(self.names, self.shape, strict=True))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One state dict of a checkpoint, whole: every tensor tiles exactly.
+
+    ``ordered``: the tensors stand in the order of the model, if their format keeps it.
+    """
+
+    name: str
+    format: str
+    root: Path
+    tensors: Mapping[str, Tensor]
+    files: tuple[Path, ...]
+    world_size: int | None = None
+    missing_ranks: tuple[int, ...] = ()
+    mesh: Mesh | None = None
+    leaves: tuple[Leaf, ...] = ()
+    notes: tuple[Note, ...] = ()
+    writer: str = ""
+    ordered: bool = True
+
+    @property
+    def numel(self) -> int:
+        return sum(tensor.numel for tensor in self.tensors.values() if tensor.alias_of is None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values() if tensor.alias_of is None)

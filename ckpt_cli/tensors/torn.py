@@ -1,0 +1,146 @@
+"""Files that were not copied to the end: of full size, with zeros or holes where weights should be.
+
+A safetensors file and a ``.distcp`` file have their headers first and no checksum, so that nothing else tells. Zeros may also be what
+was trained or a padded vocabulary; what is said is therefore a warning, and only of zeros that a trained model hardly has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.dtypes import Dtype
+from ckpt_cli.files.source import FileSource
+from ckpt_cli.tensors.tensor import Note, Piece, Tensor
+
+LEAST_HOLE = 1 << 20
+"""Bytes. Programs that resume downloads write in far larger parts; smaller holes are zeros that ``cp`` left out."""
+
+LEAST_ZEROS = 4096
+"""Bytes. Copies are cut off between pages of memory or larger units."""
+
+MOST_READ = 64 << 20
+"""Bytes that are read from the end of a file on, looking for the first that is not zero."""
+
+MOST_HOLES = 10_000
+VOCABULARY = re.compile(r"embed|\bwt?[tp]e\b|lm_head|vocab|position", re.ASCII)
+"""Matrices whose last rows may be zero because nothing was ever looked up there: padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """What is doubtful about a file: ``size``, ``holes`` and ``zeros`` are bytes; ``tensor`` is where the zeros at its end begin."""
+
+    path: str
+    size: int
+    holes: int = 0
+    zeros: int = 0
+    tensor: str | None = None
+
+    @property
+    def code(self) -> str:
+        return "sparse-file" if self.holes else "zero-tail"
+
+    @property
+    def text(self) -> str:
+        """What is said of it, without the name of the file."""
+        if self.holes:
+            return f"{self.holes} of {self.size} bytes were never written: a download or a copy that did not end looks like this"
+        return f"the last {self.zeros} of {self.size} bytes are zeros, from {self.tensor} on: a copy that did not end looks like this"
+
+
+def torn_notes(tensors: Iterable[Tensor]) -> list[Note]:
+    """Warnings about the files that tensors are read from."""
+    return [Note("warning", one.code, f"{Path(one.path).name}: {one.text}") for one in torn_files(tensors)]
+
+
+def torn_files(tensors: Iterable[Tensor], *, ends: bool = True) -> list[Torn]:
+    """The files that look as if their copy had not ended; ``ends`` reads the end of each as well."""
+    held: dict[str, tuple[FileSource, list[tuple[Piece, Tensor]]]] = {}
+    for tensor in tensors:
+        for piece in tensor.pieces:
+            if isinstance(piece.source, FileSource) and piece.box.numel:
+                held.setdefault(piece.source.path, (piece.source, []))[1].append((piece, tensor))
+    found = []
+    for path, (source, pieces) in held.items():
+        holes = bytes_of_holes(source)
+        if holes:
+            found.append(Torn(path, source.size, holes=holes))
+        elif ends and (zeros := _zeros_at_the_end(source, pieces)) is not None:
+            found.append(zeros)
+    return found
+
+
+def may_end_in_zeros(name: str, shape: Shape, dtype: Dtype) -> bool:
+    """Whether zeros at the end of a tensor say nothing: biases, vectors, what is no float, and rows of a vocabulary."""
+    return sum(n > 1 for n in shape) < 2 or dtype.kind != "float" or name.endswith("bias") or "lora_" in name or is_vocabulary(name)
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether rows of a matrix are looked up, so that the last may be padding."""
+    return VOCABULARY.search(name) is not None
+
+
+def bytes_of_holes(source: FileSource) -> int:
+    """Bytes of a file that were never written, in holes of a size that matters; 0 where the system does not tell."""
+    if not hasattr(os, "SEEK_HOLE"):
+        return 0
+    total = position = 0
+    with source.descriptor() as fd:
+        try:
+            for _ in range(MOST_HOLES):
+                start = os.lseek(fd, position, os.SEEK_HOLE)
+                if start >= source.size:
+                    break
+                try:
+                    position = os.lseek(fd, start, os.SEEK_DATA)
+                except OSError:  # ENXIO: there are no more data
+                    position = source.size
+                if position - start >= LEAST_HOLE:
+                    total += position - start
+                if position >= source.size:
+                    break
+        except OSError:
+            return total
+    return total
+
+
+def _zeros_at_the_end(source: FileSource, pieces: list[tuple[Piece, Tensor]]) -> Torn | None:
+    """The zeros that a file ends with, if a trained model hardly has them."""
+    spans = sorted(((piece.offset, piece.offset + _span(piece, tensor), tensor) for piece, tensor in pieces), key=lambda span: span[1])
+    end = spans[-1][1]
+    zeros = _trailing_zeros(source, spans[0][0], end)
+    if zeros < LEAST_ZEROS:
+        return None
+    start = end - zeros
+    doubtful = [
+        tensor
+        for begin, stop, tensor in spans
+        if stop > start
+        and min(stop - start, stop - begin) >= min(LEAST_ZEROS, (stop - begin) // 4)
+        and not may_end_in_zeros(tensor.name, tensor.shape, tensor.dtype)
+    ]
+    return Torn(source.path, source.size, zeros=zeros, tensor=doubtful[0].name) if doubtful else None
+
+
+def _span(piece: Piece, tensor: Tensor) -> int:
+    """Bytes from the first element of a piece to the end of its last."""
+    last = sum((n - 1) * stride for n, stride in zip(piece.box.extent, piece.strides, strict=True))
+    return (last + 1) * tensor.dtype.itemsize
+
+
+def _trailing_zeros(source: FileSource, begin: int, end: int) -> int:
+    """How many bytes before ``end`` are zero, as far as they were read."""
+    zeros, block = 0, LEAST_ZEROS
+    while zeros < MOST_READ and zeros < end - begin:
+        block = min(block, end - begin - zeros)
+        kept = len(source.read(end - zeros - block, block).rstrip(b"\0"))
+        zeros += block - kept
+        if kept:
+            break
+        block = 1 << 20
+    return zeros

@@ -1,0 +1,83 @@
+"""Header level of `verify` for LoRA, in whatever file it is: whether factors are whole and belong to adapter_config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ckpt_cli.errors import CkptError, Unsupported
+from ckpt_cli.hub.assets import find_assets
+from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
+from ckpt_cli.lora.fit import adapted_name, adapter_rank, is_of_experts, lacks_base, layout_doubt, pattern_key
+from ckpt_cli.lora.merge import saved_names
+from ckpt_cli.lora.names import PeftState, parse_peft
+from ckpt_cli.lora.whole import lacking_parts
+from ckpt_cli.results.inspect import Finding
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.verifying.findings import finding, unread
+
+
+def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[Finding]:
+    """Both factors of every module, of one rank, the one that the files in ``homes`` name; modules that the config targets, an alpha."""
+    known = True
+    try:
+        facts = adapter_facts(homes, None)
+        known = bool(facts.looked_in)
+        state = parse_peft(tensors)
+        modules = [adapter.module for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
+        found = list(_untargeted(facts.config.get("target_modules"), modules))
+        for adapter in state.adapters if known else ():
+            rank = adapter_rank(adapter, state.tensors, facts)
+            key = pattern_key(adapter, adapted_name(adapter, state.tensors), facts)
+            facts.check_rank(key, rank)
+            facts.scale(key, rank)
+        found += _lacking(state, facts, homes)
+        doubt = layout_doubt(state, facts)
+        found += [finding("expert-layout", doubt, file=CONFIG)] if doubt is not None else []
+    except Unsupported as error:
+        # Of files with several adapters, or of other kinds, nothing is known: that is damage only where a config says LoRA.
+        code = "damaged-adapter" if known else "not-compared"
+        return [finding(code, error.message, tensor=error.tensor, file=CONFIG if known else None)]
+    except CkptError as error:
+        return [unread("damaged-adapter", error, CONFIG)]
+    return found
+
+
+def _lacking(state: PeftState, facts: AdapterFacts, homes: Sequence[Path]) -> Iterator[Finding]:
+    """Parts of the adapter that are missing, by its config and the weights beside it."""
+    try:
+        config = find_assets(homes).config
+    except CkptError:
+        config = {}  # a finding of its own where the model's config counts
+    base = {} if lacks_base(state) else state.tensors
+    for lacking in lacking_parts(state, facts, saved_names(state), config, base):
+        code = "damaged-adapter" if lacking.sure else "partial-adapter"
+        yield finding(code, lacking.text, tensor=lacking.tensor, file=CONFIG)
+
+
+def no_factors(folder: Path) -> list[Finding]:
+    """An adapter's folder whose weights hold no factor: damaged if its config says LoRA, of another kind otherwise."""
+    try:
+        adapter_facts((folder,), None)
+    except Unsupported as error:
+        return [finding("not-compared", error.message)]
+    except CkptError as error:
+        return [finding("damaged-adapter", error.message, file=CONFIG)]
+    return [finding("damaged-adapter", "the config describes LoRA, and the weights hold no factor of it", file=CONFIG)]
+
+
+def scales(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """What the files of a PEFT folder scale each module with; empty if they do not say it."""
+    try:
+        facts, state = adapter_facts((folder,), None), parse_peft(tensors)
+        return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
+    except CkptError:
+        return {}
+
+
+def _untargeted(targets: object, modules: list[str]) -> Iterator[Finding]:
+    """Modules that a list of names leaves out: PEFT would drop their factors. Expressions are PEFT's own matter."""
+    if isinstance(targets, list) and targets:
+        for module in modules:
+            if not any(isinstance(name, str) and (module == name or module.endswith(f".{name}")) for name in targets):
+                yield finding("damaged-adapter", "the config does not target this module", tensor=module, file=CONFIG)

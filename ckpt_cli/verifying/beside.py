@@ -1,0 +1,49 @@
+"""Header level of `verify` for what lies beside the weights: files that cannot be read, pointers of Git LFS, JSON that is none.
+
+Those that were written by a command of ours have a checksum in its manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.source import files_in, is_file, read_small, size_of, stays_inside
+from ckpt_cli.hub.assets import ASSET_NAMES, ASSET_PATTERN, CONFIG
+from ckpt_cli.hub.text_assets import TEXTS, check_text
+from ckpt_cli.results.inspect import Finding
+from ckpt_cli.verifying.findings import finding, unread
+
+OF_WEIGHTS = (".safetensors", ".pt", ".bin", ".pth")
+"""Side files that hold weights: large, and only read with ``--full``."""
+
+MAX_TEXT = 1 << 30
+
+
+def check_beside(folder: Path) -> Iterator[Finding]:
+    """What a loader would stumble over: tokenizer, processor and the like. The config has checks of its own."""
+    for path in files_in(folder, _is_asset):
+        try:
+            if path.suffix in TEXTS:
+                check_text(path)
+            else:
+                size_of(path)
+        except CkptError as error:
+            yield unread("damaged-side-file", error, path.name)
+
+
+def _is_asset(name: str) -> bool:
+    return name != CONFIG and (name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None)
+
+
+def check_changed(folder: Path, checksums: Mapping[str, int]) -> Iterator[Finding]:
+    """Files beside the weights that are not what was written, by the CRC-32 of a manifest. Those that are lost are known."""
+    for name, wanted in checksums.items():
+        if name.endswith(OF_WEIGHTS) or not stays_inside(name) or not is_file(folder / name):
+            continue
+        with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
+            if zlib.crc32(read_small(folder / name, MAX_TEXT)) != wanted:
+                yield finding("changed-side-file", "it is not what was written", file=name)

@@ -1,0 +1,176 @@
+"""Header level of `verify`: whether config.json, tokenizer and weights belong together. Names, shapes and dtypes only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.dtypes import BY_TORCH
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import is_file, read_small
+from ckpt_cli.hub.assets import CONFIG, EMBEDDINGS, read_config
+from ckpt_cli.hub.classes.claims import odd_dtypes
+from ckpt_cli.hub.classes.config_counts import mismatches
+from ckpt_cli.hub.classes.expected_tensors import Expected
+from ckpt_cli.hub.classes.fit import NAMINGS, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
+from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.text_assets import check_text
+from ckpt_cli.name_patterns import pattern_of
+from ckpt_cli.names import printable
+from ckpt_cli.results.inspect import Finding
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.verifying.findings import finding, shape_text, unread
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigCheck:
+    """``expected`` is how many tensors the model class has (None: not known), ``naming`` with whose names they were compared.
+
+    ``names`` says what came of that in a line.
+    """
+
+    config: Config
+    findings: tuple[Finding, ...]
+    expected: int | None = None
+    naming: str | None = None
+    names: str | None = None
+    wrapped: bool = False
+
+
+def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) -> ConfigCheck:
+    """Compare tensors with the config.json and the tokenizer in a folder.
+
+    ``written``: they are files for a loader, so that the dtype in the config counts; trainers keep float32 masters of a
+    bfloat16 model.
+    """
+    path = folder / CONFIG
+    if not is_file(path):
+        return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
+    try:
+        config = read_config(path)
+        if written:
+            check_text(path)
+    except CkptError as error:
+        return ConfigCheck({}, (unread("damaged-config", error, CONFIG),))
+    found = [*_dtype(config, tensors)] if written else []
+    found += _vocabulary(folder, tensors)
+    found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config)]
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    kind = known_class(config, shapes)
+    known = isinstance(kind, KnownClass) and kind.has_shapes
+    for item in mismatches(config, shapes, known=known):
+        found += [finding(item.code, item.text, tensor=glob) for glob in item.lacking or (None,)]
+    if not isinstance(kind, KnownClass):
+        return ConfigCheck(config, (*found, finding("not-compared", kind)))
+    fit, different = _compared(shapes, kind)
+    return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
+
+
+def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """The dtype that a config names must be the one that most weights have. Of quantised models it means something else."""
+    if "quantization_config" in config or any(tensor.dtype.kind == "opaque" for tensor in tensors.values()):
+        return
+    text = config.get("text_config")
+    levels = (config, text) if isinstance(text, Mapping) else (config,)
+    named = next((level[key] for level in levels for key in ("dtype", "torch_dtype") if isinstance(level.get(key), str)), None)
+    elements: Counter[str] = Counter()
+    for tensor in tensors.values():
+        if tensor.dtype.kind == "float":
+            elements[tensor.dtype.code] += tensor.numel
+    if named is None or not elements:
+        return
+    code, count = elements.most_common(1)[0]
+    if named.removeprefix("torch.") not in BY_TORCH:
+        yield finding("config-dtype", f"config.json says {named}, which is no dtype", file=CONFIG)
+    elif BY_TORCH[named.removeprefix("torch.")].code != code:
+        message = f"config.json says {named}, but {count} of {sum(elements.values())} elements are {code}"
+        yield finding("config-dtype", message, file=CONFIG, elements=count, of=sum(elements.values()))
+
+
+# -- names and shapes ------------------------------------------------------------------------------------------------
+
+
+def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[Finding]]:
+    """Differences to the tensors of the model class, under those of its names that fit best: of the hub, as in memory, or older ones."""
+    change = common_prefix(kind, shapes)
+    if change[0] and change[0] != f"{kind.known.prefix}.":
+        fit = compared({changed_prefix(name, change): shape for name, shape in shapes.items()}, kind)
+        whole = f"without it {fit.fitting} of {fit.expected or len(shapes)} fit {printable(kind.kind)}"
+        return fit, [finding("prefixed-names", f"every name begins with {change[0]}, which the class does not have; {whole}")]
+    fit = compared(shapes, kind)
+    if not fit.fitting:
+        return fit, [finding("unknown-names", f"none of {len(shapes)} names is one of {printable(kind.kind)} ({kind.origin})")]
+    found = []
+    if not kind.has_shapes:
+        absent = [name.replace("{}", "*") for name in fit.missing if not name.endswith("bias")]
+        found += [finding("not-proved", f"{printable(kind.kind)} usually has it ({fit.origin})", tensor=name) for name in absent]
+    else:
+        found += [
+            finding("missing-tensor", f"the class has it with shape {shape_text(shape)} ({fit.origin})", tensor=name)
+            for name, shape in fit.missing.items()
+        ]
+    for name, (wanted, stored) in fit.reshaped.items():
+        found.append(finding("wrong-shape", f"{shape_text(stored)}, and the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
+    patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
+    mixed = [name for name in fit.extra if kind.knows(name)]
+    found += [finding("mixed-names", "a name as trained beside those of the hub, or the other way round", tensor=name) for name in mixed]
+    for name in [name for name in fit.extra if name not in mixed]:
+        if fit.wrapper and VALUE_HEAD.fullmatch(name):
+            found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
+            continue
+        code = "extra-layer" if kind.has_shapes and pattern_of(name)[0] in patterns else "extra-tensor"
+        held = shapes.get(fit.name_in(shapes, name))
+        shown = f" (shape {shape_text(held)})" if held is not None else ""
+        what = "the class has none of this name" if kind.has_shapes else "not among the names known of the class"
+        found.append(finding(code, f"{what}{shown}", tensor=name))
+    if isinstance(kind.known, Expected) and fit.naming != "native":
+        tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub]
+        partners = {name: kind.known.tied[name] for name in tied}
+        found += [finding("tied-stored", f"the config ties it to {other}", tensor=name, partner=other) for name, other in partners.items()]
+    if fit.doubles:
+        text = f"all begin with {fit.doubles} once too often: transformers mends that, engines that take names literally do not"
+        found.append(finding("doubled-prefix", text))
+    return fit, found
+
+
+# -- tokenizer -------------------------------------------------------------------------------------------------------
+
+
+def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Every id that the tokenizer makes needs a row of the embedding; some models leave added tokens without one."""
+    embedding = next((t for name, t in tensors.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(t.shape) == 2), None)
+    if embedding is None:
+        return
+    rows = embedding.shape[0]
+    for name, ids in _tokens(folder):
+        if ids and max(ids) >= rows:
+            code = "added-tokens" if name == "added tokens" else "vocabulary"
+            beyond = sum(token >= rows for token in ids)
+            message = f"{beyond} of {len(ids)} {name} have ids of {rows} and above, and the embedding has {rows} rows"
+            yield finding(code, message, tensor=embedding.name, file="tokenizer.json", largest=max(ids), rows=rows)
+
+
+def _tokens(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    """Ids of a tokenizer.json: those of its model, and of tokens that were added. What is wrong with the file is found elsewhere."""
+    path = folder / "tokenizer.json"
+    try:
+        content: Any = parse_json(read_small(path)) if is_file(path) else {}
+    except CkptError:
+        return
+    model = content.get("model") if isinstance(content, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        yield "tokens", [token for token in vocabulary.values() if type(token) is int]
+    elif isinstance(vocabulary, list):
+        yield "tokens", list(range(len(vocabulary)))
+    added = content.get("added_tokens") if isinstance(content, dict) else None
+    if isinstance(added, list):
+        own = set(vocabulary) if isinstance(vocabulary, dict) else set()
+        entries = [token for token in added if isinstance(token, dict) and isinstance(token.get("content"), str)]
+        entries = [token for token in entries if token["content"] not in own]
+        yield "added tokens", [token["id"] for token in entries if type(token.get("id")) is int]

@@ -1,0 +1,224 @@
+"""Tensors against a base: names, shapes, dtypes, and on request values. Values stream through small buffers, a thread per tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.errors import UsageError, reading
+from ckpt_cli.hub.bagel import bagel_facts
+from ckpt_cli.output.plan import OutputTensor
+from ckpt_cli.output.writer import default_jobs
+from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.results.inspect import BaseComparison, FormChange, TensorDrift
+from ckpt_cli.tensors.parallel import Stop, in_threads
+from ckpt_cli.tensors.reading import PieceIndex, cast, read_range, view_as
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.verifying.drift.distances import Accumulator, Distances
+from ckpt_cli.verifying.drift.groups import by_drift, frozen_parts, group_drifts, heatmap_of
+
+if TYPE_CHECKING:
+    from ckpt_cli.tensors.reading import Array
+
+BLOCK = 128 << 10
+"""Elements that are compared at a time: their float64 copies stay in the cache."""
+
+PACKED = ("F4", "QINT8", "QUINT8", "QINT32")
+"""Elements that are no numbers on their own: their bytes are equal or not."""
+
+LABEL = "comparing values"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A tensor, the ``dtype`` that its values are cast to before they are compared, and the base's tensor."""
+
+    name: str
+    mine: Tensor
+    dtype: Dtype
+    base: Tensor
+
+    @property
+    def alike(self) -> bool:
+        return self.mine.shape == self.base.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.mine.nbytes + self.base.nbytes
+
+
+def compare_tensors(
+    mine: Mapping[str, Tensor],
+    base: Mapping[str, Tensor],
+    folder: str,
+    *,
+    values: bool = True,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    sample: float | None = None,
+) -> BaseComparison:
+    """Differences between two sets of described tensors; ``folder`` is what the base is called in the result.
+
+    ``values``: how far every tensor that both have in one shape is from the base (`distances` says what is counted), the
+    biggest drift first. ``jobs``: threads, each with one tensor at a time. ``sample``: compare about this share of the
+    elements only (0 < sample <= 1), in blocks that lie evenly in every tensor, at least one block of each.
+
+    Raises UsageError for a share out of range, InputError if a source fails.
+    """
+    wanted = {name: (tensor, tensor.dtype) for name, tensor in mine.items()}
+    return _compare(wanted, base, folder, values=values, jobs=jobs, progress=progress, sample=sample)
+
+
+def compare_with_base(
+    outputs: Sequence[OutputTensor],
+    base: Mapping[str, Tensor],
+    folder: str,
+    *,
+    values: bool,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> BaseComparison:
+    """The same for planned tensors, after the cast of the output."""
+    wanted = {output.name: (output.tensor, output.dtype) for output in outputs}
+    return _compare(wanted, base, folder, values=values, jobs=jobs, progress=progress, sample=None)
+
+
+def _compare(
+    mine: Mapping[str, tuple[Tensor, Dtype]],
+    base: Mapping[str, Tensor],
+    folder: str,
+    *,
+    values: bool,
+    jobs: int | None,
+    progress: Progress | None,
+    sample: float | None,
+) -> BaseComparison:
+    if sample is not None and not 0 < sample <= 1:
+        raise UsageError(f"{sample:g} is not a share of the elements", expected="above 0, at most 1")
+    common = [Pair(name, tensor, dtype, base[name]) for name, (tensor, dtype) in mine.items() if name in base]
+    alike = [pair for pair in common if pair.alike]
+    missing = tuple(name for name in base if name not in mine)
+    extra = tuple(name for name in mine if name not in base)
+    reshaped = tuple(pair.name for pair in common if not pair.alike)
+    comparison = BaseComparison(
+        base=folder,
+        common=len(common),
+        missing=missing,
+        extra=extra,
+        reshaped=reshaped,
+        other_dtype=tuple(pair.name for pair in alike if pair.dtype != pair.base.dtype),
+        changes=tuple(_change(pair) for pair in common if not pair.alike or pair.dtype != pair.base.dtype),
+        formats=bagel_facts({name: tensor.shape for name, (tensor, _) in mine.items()}, {name: each.shape for name, each in base.items()}),
+    )
+    if not values:
+        return comparison
+    drifts = _drifts(alike, sample or 1.0, jobs, progress or Silent())
+    return comparison.model_copy(
+        update={
+            "sample": sample,
+            "unchanged": sum(drift.changed == 0 for drift in drifts),
+            "drifts": tuple(sorted((drift for drift in drifts if drift.changed), key=by_drift)),
+            "groups": group_drifts(drifts),
+            "frozen": frozen_parts(drifts, (*missing, *extra, *reshaped)),
+            "heatmap": heatmap_of(drifts),
+        }
+    )
+
+
+def _change(pair: Pair) -> FormChange:
+    return FormChange(
+        name=pair.name, shape=pair.mine.shape, base_shape=pair.base.shape, dtype=pair.dtype.code, base_dtype=pair.base.dtype.code
+    )
+
+
+def _drifts(pairs: Sequence[Pair], share: float, jobs: int | None, progress: Progress) -> list[TensorDrift]:
+    sources = (piece.source for pair in pairs for tensor in (pair.mine, pair.base) for piece in tensor.pieces)
+    workers = 1 if any(source.forward_only for source in sources) else jobs or default_jobs()
+    stop = Stop()
+    progress.start(sum(pair.nbytes for pair in pairs), LABEL)
+    try:
+        return in_threads(lambda pair: _drift(pair, share, progress, stop), pairs, workers, stop)
+    finally:
+        progress.finish()
+
+
+def _drift(pair: Pair, share: float, progress: Progress, stop: Stop) -> TensorDrift:
+    mine, base = PieceIndex(pair.mine.pieces), PieceIndex(pair.base.pieces)
+    apart, numel = Accumulator(), pair.base.numel
+    packed = [dtype.code in PACKED for dtype in (pair.mine.dtype, pair.base.dtype)]
+    compared = changed = 0
+    with reading(tensor=pair.name):
+        for start, count in _blocks(numel, share):
+            stop.check()
+            if any(packed):
+                raw = [_read(tensor, start, count, index) for tensor, index in ((pair.mine, mine), (pair.base, base))]
+                changed += count if pair.mine.dtype != pair.base.dtype else _changed_bytes(raw, count)
+            else:
+                ours = _cast(_values(pair.mine, start, count, mine), pair.mine.dtype, pair.dtype)
+                apart.add(ours, _values(pair.base, start, count, base))
+            compared += count
+            progress.advance(count * pair.nbytes // numel, LABEL)
+    if any(packed):
+        return TensorDrift(name=pair.name, elements=numel, compared=compared, changed=changed)
+    return _tensor_drift(pair.name, numel, apart.result())
+
+
+def _tensor_drift(name: str, numel: int, apart: Distances) -> TensorDrift:
+    # The norms of a sample stand for those of the whole tensor.
+    scale = (numel / apart.elements) ** 0.5 if apart.elements else 1.0
+    return TensorDrift(
+        name=name,
+        elements=numel,
+        compared=apart.elements,
+        changed=apart.changed,
+        max_abs=apart.max_abs,
+        mean_abs=apart.mean_abs,
+        l2=apart.l2 * scale,
+        base_norm=apart.base_norm * scale,
+        relative_l2=apart.relative_l2,
+        cosine=None if apart.cosine_distance is None else 1.0 - apart.cosine_distance,
+        cosine_distance=apart.cosine_distance,
+    )
+
+
+def _blocks(numel: int, share: float) -> Iterator[tuple[int, int]]:
+    """Start and length of the blocks to compare: all of them, or about a ``share`` that lies evenly."""
+    blocks = -(-numel // BLOCK)
+    wanted = min(blocks, max(1, round(blocks * share)))
+    for i in range(wanted):
+        start = i * blocks // wanted * BLOCK
+        yield start, min(BLOCK, numel - start)
+
+
+def _cast(values: Array, dtype: Dtype, wanted: Dtype) -> Array:
+    import numpy
+
+    if dtype == wanted:
+        return values
+    rounded = numpy.empty(len(values), numpy_dtype(wanted))
+    cast(values, dtype, wanted, rounded)
+    return rounded
+
+
+def _values(tensor: Tensor, start: int, count: int, index: PieceIndex) -> Array:
+    import numpy
+
+    buffer = _read(tensor, start, count, index)
+    if tensor.dtype.code == "C32":
+        return numpy.frombuffer(buffer, numpy.float16).astype(numpy.float32).view(numpy.complex64)
+    return view_as(buffer, tensor.dtype, count)
+
+
+def _read(tensor: Tensor, start: int, count: int, index: PieceIndex) -> bytearray:
+    buffer = bytearray(count * tensor.dtype.itemsize)
+    read_range(tensor, start, count, buffer, index)
+    return buffer
+
+
+def _changed_bytes(raw: Sequence[bytearray], count: int) -> int:
+    import numpy
+
+    ours, base = (numpy.frombuffer(data, numpy.uint8).reshape(count, -1) for data in raw)
+    return int(numpy.count_nonzero((ours != base).any(axis=1)))

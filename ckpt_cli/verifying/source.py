@@ -1,0 +1,250 @@
+"""``verify --against``: every element of an output against the source that it was made from, after the same cast.
+
+`execute` goes through the output and gathers what belongs there; this goes through the pieces of the source and looks up where
+they belong, with code of its own, so that a mistake in one of the two shows.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckpt_cli.boxes import Box, Shape, contiguous_strides
+from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.files.source import Source
+from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.results.inspect import Finding
+from ckpt_cli.tensors.parallel import Stop, in_threads
+from ckpt_cli.tensors.reading import PieceIndex, cast, read_range
+from ckpt_cli.tensors.tensor import Piece, Tensor
+from ckpt_cli.verifying.findings import finding, shape_text
+from ckpt_cli.verifying.values import workers_for
+
+if TYPE_CHECKING:
+    from ckpt_cli.tensors.reading import Array
+
+SPAN = 512 << 10
+"""The bytes from the first to the last element of what is read at a time, on either side."""
+
+LOOKED_UP = 64
+"""For so many tensors that differ it is looked up whether they hold the values of another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor as the source has it, and the dtype that it should have been written in (None: any that a cast leads to)."""
+
+    tensor: Tensor
+    dtype: Dtype | None
+
+
+@dataclass(slots=True)
+class _Difference:
+    """Elements that differ, the largest difference, and the position of the first of them in the order of reading."""
+
+    count: int = 0
+    largest: float = 0.0
+    first: Shape | None = None
+
+
+def compare_with_source(
+    outputs: Mapping[str, Tensor], wanted: Mapping[str, Wanted], *, jobs: int | None = None, progress: Progress | None = None
+) -> tuple[list[Finding], int]:
+    """Findings about every tensor that is not, bit for bit, what the source has; and the bytes that were compared.
+
+    Both map names to tensors. NaN is equal to NaN only if the bits are, but after a cast, where its payload may change.
+    """
+    shown = progress or Silent()
+    common = [name for name in wanted if name in outputs]
+    lost = [name for name in wanted if name not in outputs]
+    unproved = [name for name in outputs if name not in wanted]
+    found = [finding("lost-tensor", f"the source has it with shape {shape_text(wanted[name].tensor.shape)}", tensor=name) for name in lost]
+    found += [finding("unproved-tensor", f"shape {shape_text(outputs[name].shape)}", tensor=name) for name in unproved]
+    total = sum(wanted[name].tensor.nbytes for name in common)
+    shown.start(total, "comparing")
+
+    stop = Stop()
+
+    def compare(name: str) -> Finding | None:
+        def advance(count: int) -> None:
+            stop.check()
+            shown.advance(count, name)
+
+        return _compare(name, outputs[name], wanted[name], advance)
+
+    try:
+        results = in_threads(compare, common, workers_for((wanted[name].tensor for name in common), jobs), stop)
+    finally:
+        shown.finish()
+    different = [result for result in results if result is not None]
+    return found + _with_origins(different, outputs, wanted), total
+
+
+def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int], None]) -> Finding | None:
+    source = wanted.tensor
+    if output.shape != source.shape:
+        return finding("different-shape", f"{shape_text(output.shape)}, and {shape_text(source.shape)} in the source", tensor=name)
+    target = wanted.dtype or output.dtype
+    castable = source.dtype == output.dtype or source.dtype.kind == output.dtype.kind == "float"
+    if output.dtype != target or not castable:
+        right = target if castable else source.dtype
+        return finding("different-dtype", f"{output.dtype}, and {right} was asked for (the source has {source.dtype})", tensor=name)
+    seen = _Difference()
+    for piece in source.pieces:
+        for block in _blocks(piece, source.grid, max(source.dtype.itemsize, output.dtype.itemsize)):
+            held = _adjusted(piece, _block(piece.source, piece.offset, piece.strides, block, source.dtype), source.dtype)
+            written = _written(output, source.grid, Box(tuple(map(sum, zip(piece.box.offset, block.offset, strict=True))), block.extent))
+            _count(seen, held, written, source.dtype, output.dtype, piece.box, block)
+            advance(block.numel * source.dtype.itemsize)
+    if not seen.count:
+        return None
+    share = f"{seen.count} of {source.numel} elements differ"
+    measured = math.isfinite(seen.largest)
+    message = f"{share}{f', by up to {seen.largest:.3g}' if measured else ''}, first at {list(seen.first or ())}"
+    largest = seen.largest if measured else "not finite"
+    return finding("different-values", message, tensor=name, different=seen.count, elements=source.numel, largest=largest)
+
+
+def _blocks(piece: Piece, grid: Shape, itemsize: int) -> Iterator[Box]:
+    """Boxes inside of a piece that span at most `SPAN` bytes, in the source and in an array of shape ``grid``."""
+    strides = contiguous_strides(grid)
+    waiting = [Box((0,) * len(grid), piece.box.extent)]
+    while waiting:
+        box = waiting.pop()
+        reach = [(n - 1) * max(steps) for n, *steps in zip(box.extent, strides, piece.strides, strict=True)]
+        if not box.numel:
+            continue
+        if (sum(reach) + 1) * itemsize <= SPAN or box.numel == 1:
+            yield box
+            continue
+        axis = max((d for d in range(len(reach)) if box.extent[d] > 1), key=lambda d: reach[d])
+        half = box.extent[axis] // 2
+        for start, count in ((half, box.extent[axis] - half), (0, half)):
+            offset = (*box.offset[:axis], box.offset[axis] + start, *box.offset[axis + 1 :])
+            waiting.append(Box(offset, (*box.extent[:axis], count, *box.extent[axis + 1 :])))
+
+
+def _block(source: Source, offset: int, strides: Shape, block: Box, dtype: Dtype) -> Array:
+    """The elements of a box of an array with these strides that begins at ``offset`` (bytes): one read, then a strided view."""
+    import numpy
+
+    size = dtype.itemsize
+    begin = offset + size * sum(i * stride for i, stride in zip(block.offset, strides, strict=True))
+    span = 1 + sum((n - 1) * stride for n, stride in zip(block.extent, strides, strict=True))
+    raw = bytearray(span * size)
+    source.read_at(begin, memoryview(raw))
+    elements = numpy.frombuffer(raw, dtype=f"V{size}")
+    return numpy.lib.stride_tricks.as_strided(elements, block.extent, tuple(stride * size for stride in strides))
+
+
+def _adjusted(piece: Piece, block: Array, dtype: Dtype) -> Array:
+    """The same elements, contiguous, with the byte order and the lazy flags of the piece undone."""
+    import numpy
+
+    raw = numpy.ascontiguousarray(block).reshape(block.shape)
+    if piece.swapped:
+        width = dtype.itemsize // 2 if dtype.kind == "complex" else dtype.itemsize
+        bytewise = raw.reshape(-1).view(numpy.uint8).reshape(-1, width)[:, ::-1]
+        raw = numpy.ascontiguousarray(bytewise).reshape(-1).view(raw.dtype).reshape(block.shape)
+    if piece.conj or piece.neg:
+        values = raw.view(numpy_dtype(dtype))
+        values = numpy.negative(values) if piece.neg else values
+        raw = (values.conj() if piece.conj else values).view(raw.dtype)
+    return raw
+
+
+def _written(output: Tensor, grid: Shape, box: Box) -> Array:
+    """The elements of a box of an output, whose only piece is the whole of it, or which is gathered from several."""
+    import numpy
+
+    if len(output.pieces) == 1 and output.own_grid is None and output.pieces[0].strides == contiguous_strides(output.shape):
+        piece = output.pieces[0]
+        return _adjusted(piece, _block(piece.source, piece.offset, contiguous_strides(grid), box, output.dtype), output.dtype)
+    raw = bytearray(box.numel * output.dtype.itemsize)
+    index, done = PieceIndex(output.pieces), 0
+    for start, count in _runs(grid, box):
+        part = memoryview(raw)[done : done + count * output.dtype.itemsize]
+        read_range(output, start, count, part, index)
+        done += len(part)
+    return numpy.frombuffer(raw, dtype=f"V{output.dtype.itemsize}").reshape(box.extent)
+
+
+def _runs(grid: Shape, box: Box) -> Iterator[tuple[int, int]]:
+    """Positions and lengths of the rows of a box in a C-ordered array."""
+    import itertools
+
+    strides = contiguous_strides(grid)
+    length = box.extent[-1] if box.extent else 1
+    for index in itertools.product(*(range(o, o + n) for o, n in zip(box.offset[:-1], box.extent[:-1], strict=True))):
+        yield sum(i * s for i, s in zip(index, strides, strict=False)) + (box.offset[-1] if box.offset else 0), length
+
+
+def _count(seen: _Difference, held: Array, written: Array, source: Dtype, target: Dtype, place: Box, block: Box) -> None:
+    """Compare two blocks of one shape, bits with bits; NaN with NaN after a cast."""
+    import numpy
+
+    ours, theirs = numpy.ascontiguousarray(held).reshape(-1), numpy.ascontiguousarray(written).reshape(-1)
+    if source == target:
+        if ours.tobytes() == theirs.tobytes():
+            return
+        rows = [values.view(numpy.uint8).reshape(len(values), source.itemsize) for values in (ours, theirs)]
+        differs = (rows[0] != rows[1]).any(axis=1)
+        if not differs.any():
+            return
+    else:
+        rounded = numpy.empty(len(ours), numpy_dtype(target))
+        cast(ours.view(numpy_dtype(source)), source, target, rounded)
+        ours, values = rounded, theirs.view(numpy_dtype(target))
+        width = f"u{target.itemsize}"
+        differs = (rounded.view(width) != values.view(width)) & ~((rounded != rounded) & (values != values))
+        if not differs.any():
+            return
+    at = numpy.flatnonzero(differs)
+    if seen.first is None:
+        inside = numpy.unravel_index(int(at[0]), block.extent) if block.extent else ()
+        seen.first = tuple(int(i) + o + b for i, o, b in zip(inside, place.offset, block.offset, strict=True))
+    seen.count += len(at)
+    if target.kind in ("float", "int"):
+        with numpy.errstate(all="ignore"):
+            wide = [values[at].view(numpy_dtype(target)).astype(numpy.float64) for values in (ours, theirs)]
+            seen.largest = float(numpy.maximum(seen.largest, numpy.abs(wide[0] - wide[1]).max()))
+
+
+# -- whose values are these? -----------------------------------------------------------------------------------------
+
+
+def _with_origins(different: Sequence[Finding], outputs: Mapping[str, Tensor], wanted: Mapping[str, Wanted]) -> list[Finding]:
+    """Findings that say of which other tensor an output holds the values: tensors that were swapped, experts in another order."""
+    names = [item.tensor for item in different[:LOOKED_UP] if item.code == "different-values" and item.tensor is not None]
+    sources: dict[tuple[Shape, int], str] = {}
+    for name in names:
+        held, dtype = wanted[name].tensor, outputs[name].dtype
+        sources.setdefault((held.shape, _crc(held, dtype)), name)
+    named: list[Finding] = []
+    for item in different:
+        origin = None
+        if item.tensor in names:
+            output = outputs[item.tensor]
+            origin = sources.get((output.shape, _crc(output, output.dtype)))
+        named.append(item if origin is None else item.model_copy(update={"message": f"holds the values of {origin}"}))
+    return named
+
+
+def _crc(tensor: Tensor, dtype: Dtype) -> int:
+    """The CRC-32 of a tensor as it would be written in a dtype."""
+    import numpy
+
+    index, crc, step = PieceIndex(tensor.pieces), 0, SPAN // tensor.dtype.itemsize
+    for start in range(0, tensor.numel, step):
+        count = min(step, tensor.numel - start)
+        raw = bytearray(count * tensor.dtype.itemsize)
+        read_range(tensor, start, count, raw, index)
+        if dtype != tensor.dtype:
+            rounded = numpy.empty(count, numpy_dtype(dtype))
+            cast(numpy.frombuffer(raw, numpy_dtype(tensor.dtype)), tensor.dtype, dtype, rounded)
+            raw = bytearray(rounded.tobytes())
+        crc = zlib.crc32(raw, crc)
+    return crc

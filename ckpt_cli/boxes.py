@@ -205,3 +205,8 @@ def _joined(intervals: list[Interval]) -> list[Interval]:
         else:
             joined.append((start, size))
     return joined
+
+
+def shape_text(shape: Shape) -> str:
+    """A shape as messages say it: 37 x 10."""
+    return " x ".join(map(str, shape)) or "scalar"

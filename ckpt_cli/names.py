@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from ckpt_cli.errors import CorruptFile, Inconsistent
+
+Naming = Literal["hub", "native"]
+"""Whose names are written: those that Hugging Face's hub has for a class, or as trained."""
 
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module", "_fpw_module")
 """Put into names by FSDP1, activation checkpointing, torch.compile, Lightning and old FSDP."""

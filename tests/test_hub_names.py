@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 import ckpt_cli
 from ckpt_cli.errors import UsageError
-from ckpt_cli.formats.base import Naming
 from ckpt_cli.hub.classes.names import natural_key, unknown_operations
 from ckpt_cli.hub.classes.rules import FILE, rules_for
 from ckpt_cli.hub.critics import repaired_class
+from ckpt_cli.names import Naming
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import differences, load
 from tests.training import trained

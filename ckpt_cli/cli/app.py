@@ -9,7 +9,8 @@ import typer
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.text import argument
-from ckpt_cli.formats.base import LoraMode, Naming
+from ckpt_cli.hub.peft_names import LoraMode
+from ckpt_cli.names import Naming
 from ckpt_cli.progress import Progress
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Annotated, Optional
 import typer
 
 from ckpt_cli.cli.session import ColorMode, ProgressMode
-from ckpt_cli.formats.base import Naming, ShardOrder
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.names import Naming
 
 OUTPUT_PANEL = "What is printed"
 BASE_PANEL = "Against a base model"

@@ -23,7 +23,7 @@ from ckpt_cli.discover.open import OpenedComponent, describe_checkpoint
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import NonFinite, UsageError, within_memory
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import Naming, ShardOrder
+from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import CONFIG, Assets, config_notes, lacking_notes, resolve_base
@@ -32,7 +32,7 @@ from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.merging.base_checks import checked_base
 from ckpt_cli.merging.carry import BASE, carried_tensors, dtypes_of_base
 from ckpt_cli.merging.plan import Base, MergeOptions, named_alike, open_base
-from ckpt_cli.names import few
+from ckpt_cli.names import Naming, few
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.publish import (
@@ -41,6 +41,7 @@ from ckpt_cli.output.publish import (
     Publication,
     Target,
     check_writing,
+    class_comparison,
     model_files,
     overflow_notes,
     publish,
@@ -546,7 +547,7 @@ def _result(job: Job, options: AverageOptions, published: Publication) -> Averag
         copied=len(job.plan.tensors) - len(job.agreed.combinations),
         renamed=job.sources[-1].selection.renamed,
         naming=job.claim.text,
-        compared=job.claim.comparison,
+        compared=class_comparison(job.claim),
         carried=job.carried,
         left_out=job.sources[-1].selection.left_out,
         lacking=tuple(job.assets.lacking),

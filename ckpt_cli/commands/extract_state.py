@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 from typing_extensions import Unpack
 
 from ckpt_cli.commands.strict import refuse_warnings
+from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.locate import component_names, expanded, locate
 from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since
@@ -23,7 +24,7 @@ from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.publish import Order, SideFiles, Target, check_writing, publish
-from ckpt_cli.output.target import check_target, default_output
+from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo

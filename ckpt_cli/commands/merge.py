@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,19 +14,22 @@ from typing_extensions import Unpack
 from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.commands.verify import verify_written
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
-from ckpt_cli.errors import within_memory
+from ckpt_cli.discover.trainers import framework_of
+from ckpt_cli.errors import NotFound, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import lacking_notes, resolve_base
 from ckpt_cli.hub.text_assets import text_notes
-from ckpt_cli.merging.plan import Base, Job, MergeKeywords, MergeOptions, check_options, open_base, planned_jobs, with_state
+from ckpt_cli.merging.plan import Base, Job, MergeKeywords, MergeOptions, check_options, open_base, planned_jobs
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.key_map import read_key_map
-from ckpt_cli.output.publish import Order, Publication, Target, overflow_notes, publish, refuse_overflows, written_facts
+from ckpt_cli.output.publish import Order, Publication, Target, class_comparison, overflow_notes, publish, refuse_overflows, written_facts
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.inspect import BaseComparison, MergedComponent, MergeResult
+from ckpt_cli.state.folder import state_files
+from ckpt_cli.state.training_state import read_state
 from ckpt_cli.tensors.tensor import Note
 from ckpt_cli.verifying.drift.compare import compare_with_base
 
@@ -74,7 +78,7 @@ def merge(
         )
         reference = open_base(home, files, chosen) if home is not None else None
         jobs = [
-            with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, target, reference, rules, chosen)
+            _with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, target, reference, rules, chosen)
         ]
         checkpoint = describe_checkpoint(opened).without_tensors()
         if chosen.strict:
@@ -174,7 +178,7 @@ def _result(
         state=job.state_files,
         lora=job.parts[0].lora,
         naming=job.parts[0].claim.text,
-        compared=job.parts[0].claim.comparison,
+        compared=class_comparison(job.parts[0].claim),
         carried=tuple(name for part in job.parts for name in part.carried),
         component=job.name,
         output=str(job.output),
@@ -186,3 +190,16 @@ def _result(
         comparison=comparison,
         notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
     )
+
+
+def _with_state(job: Job, opened: Opened, files: Files) -> Job:
+    """With the training state of its first component beside the weights. Raises NotFound if there is none."""
+    place = job.parts[0].opened.place
+    state = read_state(opened.found, place, files)
+    if state.is_empty:
+        hint = "leave out --with-state"
+        raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
+    extra = state_files(state, framework_of(opened.found, opened.target.run))
+    first, *others = job.parts
+    parts = (replace(first, notes=(*first.notes, *state.notes)), *others)
+    return replace(job, parts=parts, side_files={**extra, **job.side_files}, state_files=tuple(sorted(extra)))

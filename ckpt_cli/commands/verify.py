@@ -28,15 +28,15 @@ from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files.source import Files, is_file
-from ckpt_cli.formats.base import Naming, ShardOrder
+from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.lora.names import has_adapters
 from ckpt_cli.merging.base_checks import resemblance
 from ckpt_cli.merging.plan import Part
-from ckpt_cli.names import printable
+from ckpt_cli.names import Naming, printable
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.inspect import BaseComparison, Finding, SourceComparison, VerifyResult

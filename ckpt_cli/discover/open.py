@@ -18,7 +18,7 @@ from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.hub.assets import Assets, find_assets
-from ckpt_cli.hub.config import architecture, layer_count
+from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
 from ckpt_cli.tensors.tensor import Component, Note, Tensor
@@ -192,10 +192,15 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     place = found.known_place(name)
     homes = (place.home, found.path, *place.more_homes)
     assets = find_assets(homes, base)
-    component = describe(place.match, files, ReadOptions(assets.config, shard_order))
+    component = describe(place.match, files, reading_options(assets.config, shard_order))
     notes = (*component.notes, *left_out_notes(found, place, component))
     live = (lambda: _live_tensors(found, files, base, shard_order)) if name == "ema" else None
     return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
+
+
+def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:
+    """What a model's config and the user say that reading may need."""
+    return ReadOptions(expert_count(config), bool(config), shard_order)
 
 
 def _live_tensors(found: Found, files: Files, base: Path | None, shard_order: ShardOrder) -> Mapping[str, Tensor] | None:

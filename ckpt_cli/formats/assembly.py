@@ -184,7 +184,7 @@ def _lay_distributed(
     _check_same(name, {rank: local.placements for rank, local in held.items()})
     parts = _distributed_parts(name, held, options.shard_order, notes)
     shape = first.shape
-    blocks = expert_blocks(name, first.shape, list(held.values()), world_size, missing, options.config)
+    blocks = expert_blocks(name, first.shape, list(held.values()), world_size, missing, options.experts, has_config=options.has_config)
     if blocks is not None:
         count, block_of = blocks
         rows = shape[0]

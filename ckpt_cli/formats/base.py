@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.source import Files
 from ckpt_cli.tensors.tensor import Component
 
-Naming = Literal["hub", "native"]
-LoraMode = Literal["fuse", "export", "both", "keep"]
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 MAX_RANKS = 1 << 20
 """More ranks than any training has: what names or files say beyond that is damaged or a lie, and is never counted through."""
@@ -52,9 +50,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a reader may need to decide: the model's ``config`` (expert counts) and the user's ``shard_order``."""
+    """What a reader may need to decide: how many ``experts`` the model's config counts (``has_config``: it has one), ``shard_order``."""
 
-    config: Mapping[str, Any] = field(default_factory=dict)
+    experts: int | None = None
+    has_config: bool = False
     shard_order: ShardOrder = "auto"
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, reading
+from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import files_in, is_folder, is_there, read_small, size_of
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.custom_code import custom_code
-from ckpt_cli.output.manifest import NAME as MANIFEST
 from ckpt_cli.tensors.tensor import Note
 
 CONFIG = "config.json"

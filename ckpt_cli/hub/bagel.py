@@ -10,22 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.merging.match_base import PATCH_EMBEDDING, QK_NORMS
-from ckpt_cli.results.inspect import FormatFact
 
+PATCH_EMBEDDING = "patch_embedding.weight"
+"""A convolution [out, in, height, width] in SigLIP, a linear layer [out, height * width * in] in BAGEL."""
+
+QK_NORMS = ("q_norm", "k_norm")
 MARKS = frozenset({"llm2vae", "vae2llm", "vit_pos_embed", "latent_pos_embed"})
 """First parts of names that no other model has."""
 
 TWIN = "_moe_gen"
 
 
-def bagel_facts(mine: Mapping[str, Shape], base: Mapping[str, Shape]) -> tuple[FormatFact, ...]:
-    """The patch embedding and the query and key norms of both sides (names and shapes), nothing if neither is a BAGEL model."""
+def bagel_facts(mine: Mapping[str, Shape], base: Mapping[str, Shape]) -> tuple[tuple[str, str, str], ...]:
+    """What the patch embedding and the query and key norms are on both sides: (what, mine, base); nothing if neither is a BAGEL model."""
     if not any(name.split(".")[0] in MARKS for names in (mine, base) for name in names):
         return ()
     return (
-        FormatFact(what="patch embedding", mine=_patch_embedding(mine), base=_patch_embedding(base)),
-        FormatFact(what="qk-norm", mine=_norms(mine), base=_norms(base)),
+        ("patch embedding", _patch_embedding(mine), _patch_embedding(base)),
+        ("qk-norm", _norms(mine), _norms(base)),
     )
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
+from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.lora.config import BY_EXPERT, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
-from ckpt_cli.lora.names import PREFIX, Adapter, PeftState
 from ckpt_cli.names import few
 from ckpt_cli.tensors.tensor import Tensor
 

@@ -6,18 +6,17 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
-from ckpt_cli.hub.assets import tied_pair
+from ckpt_cli.hub.assets import Assets, tied_pair
 from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture, ties_embeddings
+from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
-from ckpt_cli.lora.fit import adapted_name, adapter_rank, fits, fuse_adapters, is_of_experts, lacks_base, layout_doubt, on_base, pattern_key
-from ckpt_cli.lora.names import PREFIX, PeftState, has_adapters, parse_peft
+from ckpt_cli.lora.fit import adapted_name, adapter_rank, fuse_adapters, is_of_experts, lacks_base, layout_doubt, on_base, pattern_key
 from ckpt_cli.lora.whole import check_whole
-from ckpt_cli.merging.base_checks import ENOUGH
 from ckpt_cli.results.inspect import LoraInfo
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Component, Note, Tensor
@@ -33,6 +32,19 @@ TASKS = {
 """PEFT's word for the task of a class (peft/utils/peft_types.py); others work without."""
 
 
+class Adapted(Protocol):
+    """A component that may hold adapters; ``homes`` are the folders in which files about them may lie."""
+
+    @property
+    def component(self) -> Component: ...
+
+    @property
+    def homes(self) -> tuple[Path, ...]: ...
+
+    @property
+    def assets(self) -> Assets: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """The tensors of an adapter under the names of PEFT's files, and the config that belongs to them."""
@@ -43,7 +55,7 @@ class Exported:
     notes: tuple[Note, ...]
 
 
-def check_adapter_files(opened: OpenedComponent, *, keep: bool) -> None:
+def check_adapter_files(opened: Adapted, *, keep: bool) -> None:
     """Raise Inconsistent for an adapter's file without factors, Unsupported for one of another kind (``keep``: it passes); others pass."""
     component = opened.component
     named = next((path for path in component.files if path.name.startswith("adapter_model")), None)
@@ -75,7 +87,7 @@ def adapters_alone(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def with_adapters_fused(
-    opened: OpenedComponent, base: Component | None, alpha: float | None, *, cast: bool, allow_overflow: bool = False
+    opened: Adapted, base: Component | None, alpha: float | None, *, cast: bool, allow_overflow: bool = False
 ) -> tuple[Component, LoraInfo, tuple[Note, ...]]:
     """A component with its adapters in its weights; if it holds adapters alone, in those of ``base``.
 
@@ -99,7 +111,7 @@ def with_adapters_fused(
                 path=component.root,
                 hint="pass --base with the model that training started from to fuse them, or --lora export to write a PEFT folder",
             )
-        state = on_base(state, _as_in_memory(base.tensors, opened.assets.config))
+        state = on_base(state, as_in_memory(base.tensors, opened.assets.config))
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
     notes += check_whole(state, facts, saved, opened.assets.config, state.tensors)
     state = replace(state, tensors=_with_ties(state.tensors, opened.assets.config))
@@ -117,7 +129,7 @@ def _with_ties(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tenso
     return {**tensors, pair[0]: replace(tensors[pair[0]], alias_of=tensors[pair[1]].name)}
 
 
-def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | None, reference: Component | None = None) -> Exported:
+def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, reference: Component | None = None) -> Exported:
     """The adapters of a component as PEFT stores them; with a ``reference``, the base, they must be whole for it.
 
     Raises what `parse_peft`, `adapter_facts` and `check_whole` raise, Undecidable without alpha.
@@ -138,7 +150,7 @@ def exported_adapter(opened: OpenedComponent, base: str | None, alpha: float | N
     named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
     content = peft_config(facts, ranks, saved_names(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
     info = _info("exported", facts, ranks, scales, dora=dora)
-    weights = state.tensors if not lacks_base(state) else _as_in_memory(reference.tensors, config) if reference is not None else {}
+    weights = state.tensors if not lacks_base(state) else as_in_memory(reference.tensors, config) if reference is not None else {}
     whole = check_whole(state, facts, saved_names(state), config, weights)
     return Exported(_exported(state), content, info, (*facts.notes, *whole, *_layout_notes(state, facts, exported=True)))
 
@@ -155,21 +167,7 @@ def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = Fal
     return []
 
 
-def check_adapters_fit(opened: OpenedComponent, base: Component, folder: Path) -> None:
-    """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
-    state = parse_peft(opened.component.tensors)
-    tensors = _as_in_memory(base.tensors, opened.assets.config)
-    fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
-    if fitting < ENOUGH * len(state.adapters):
-        raise Inconsistent(
-            f"the base is another model: {fitting} of {len(state.adapters)} adapters have a weight of their shape in it",
-            path=folder,
-            expected="the model that training started from",
-            hint="pass that model as --base",
-        )
-
-
-def exported_scales(opened: OpenedComponent, alpha: float | None) -> dict[str, float]:
+def exported_scales(opened: Adapted, alpha: float | None) -> dict[str, float]:
     """What a run scales each module of its adapters with."""
     state = parse_peft(opened.component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
@@ -196,7 +194,7 @@ def _is_transposed(state: PeftState) -> bool:
     return False
 
 
-def _as_in_memory(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
+def as_in_memory(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
     """A base's tensors under the names that the model has in memory, which are those of its adapters."""
     rules = rules_for(config)
     return dict(tensors if rules is None else native_tensors(tensors, rules))

@@ -13,9 +13,9 @@ from typing import Any
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.config import Config, layer_count, ties_embeddings
+from ckpt_cli.hub.peft_names import PREFIX, PeftState
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
 from ckpt_cli.lora.fit import is_of_experts
-from ckpt_cli.lora.names import PREFIX, PeftState
 from ckpt_cli.names import few
 from ckpt_cli.tensors.tensor import Note, Tensor
 

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from ckpt_cli.boxes import Shape
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent
+from ckpt_cli.hub.bagel import PATCH_EMBEDDING, QK_NORMS
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.tensor import Note, Tensor
 from ckpt_cli.tensors.views import permuted, reshaped, unfolded
-
-PATCH_EMBEDDING = "patch_embedding.weight"
-"""A convolution [out, in, height, width] in SigLIP, a linear layer [out, height * width * in] in BAGEL."""
-
-QK_NORMS = ("q_norm", "k_norm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,42 +8,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict
 
+from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.folder_style import FolderStyle, style_of
 from ckpt_cli.discover.open import Opened, OpenedComponent
-from ckpt_cli.discover.trainers import framework_of
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import LoraMode, Naming, ReadOptions, ShardOrder
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes, find_assets, tied_pair
 from ckpt_cli.hub.classes.claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
 from ckpt_cli.hub.classes.names import hub_tensors
 from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.peft_names import LoraMode, has_adapters
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.lora.merge import (
-    ADAPTER_WEIGHTS,
-    adapters_alone,
-    check_adapter_files,
-    check_adapters_fit,
-    check_factors,
-    exported_adapter,
-    with_adapters_fused,
-)
-from ckpt_cli.lora.names import has_adapters
-from ckpt_cli.merging.base_checks import checked_base, config_doubt
+from ckpt_cli.lora.merge import ADAPTER_WEIGHTS, adapters_alone, check_adapter_files, check_factors, exported_adapter, with_adapters_fused
+from ckpt_cli.merging.base_checks import check_adapters_fit, checked_base, config_doubt
 from ckpt_cli.merging.carry import BASE, carried_tensors, dtypes_of_base
 from ckpt_cli.merging.match_base import match_base
-from ckpt_cli.names import few
+from ckpt_cli.names import Naming, few
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE, check_writing, model_files
 from ckpt_cli.output.select import PEFT, Selection, compare_copies, select_tensors
-from ckpt_cli.output.target import check_target, default_output
+from ckpt_cli.output.target import check_target
 from ckpt_cli.results.inspect import LoraInfo
-from ckpt_cli.state.folder import state_files
-from ckpt_cli.state.training_state import read_state
 from ckpt_cli.tensors.tensor import Component, Note, Tensor
 from ckpt_cli.tensors.torn import torn_notes
 
@@ -483,16 +473,3 @@ def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Con
     if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.dropped} and pair[1] in selection.tensors:
         lacking[pair[0]] = pair[1]
     return lacking
-
-
-def with_state(job: Job, opened: Opened, files: Files) -> Job:
-    """With the training state of its first component beside the weights. Raises NotFound if there is none."""
-    place = job.parts[0].opened.place
-    state = read_state(opened.found, place, files)
-    if state.is_empty:
-        hint = "leave out --with-state"
-        raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
-    extra = state_files(state, framework_of(opened.found, opened.target.run))
-    first, *others = job.parts
-    parts = (replace(first, notes=(*first.notes, *state.notes)), *others)
-    return replace(job, parts=parts, side_files={**extra, **job.side_files}, state_files=tuple(sorted(extra)))

@@ -13,17 +13,19 @@ from typing import Any
 
 from ckpt_cli.dtypes import overflow_hint
 from ckpt_cli.errors import CastOverflow, OutputExists, Unreadable, UsageError
+from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import Source, size_of
 from ckpt_cli.hub.assets import CONFIG, Assets, config_with, config_with_dtype
+from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
+from ckpt_cli.names import printable
 from ckpt_cli.output import plan
-from ckpt_cli.output.manifest import NAME as MANIFEST
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
 from ckpt_cli.output.writer import Written, default_jobs, execute
 from ckpt_cli.progress import Progress
-from ckpt_cli.results.inspect import FileInfo
+from ckpt_cli.results.inspect import ClassComparison, FileInfo
 from ckpt_cli.tensors.reading import SLAB
 from ckpt_cli.tensors.tensor import Note
 
@@ -251,3 +253,20 @@ def _refuse_existing(whole: plan.Plan, folder: Path) -> None:
         if os.path.lexists(folder / name):
             hint = "use -o instead of --in-place"
             raise OutputExists("the checkpoint folder has a file of this name already", path=folder / name, hint=hint)
+
+
+def class_comparison(claim: Claim) -> ClassComparison | None:
+    """The comparison with the class as a result, None if there was none."""
+    fit = claim.fit
+    if fit is None:
+        return None
+    return ClassComparison(
+        architecture=printable(fit.kind),
+        origin=fit.origin,
+        shapes=fit.expected is not None,
+        expected=fit.expected,
+        fitting=fit.fitting,
+        missing=tuple(fit.missing),
+        reshaped=tuple(fit.reshaped),
+        extra=fit.extra,
+    )

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_cli.errors import Inconsistent, NotFound, Unsupported
-from ckpt_cli.formats.base import Naming
 from ckpt_cli.hub.classes.fit import KnownClass, changed_prefix, common_prefix, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
-from ckpt_cli.lora.names import has_adapters
-from ckpt_cli.names import foreign_names, printable, stripped_names
+from ckpt_cli.names import Naming, foreign_names, printable, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.tensor import Component, Note, Tensor

@@ -16,7 +16,7 @@ import uuid
 from pathlib import Path
 
 from ckpt_cli.errors import NotWritable, OutputExists
-from ckpt_cli.output import manifest
+from ckpt_cli.files import manifest
 
 MARK = ".ckpt-tmp-"
 ASIDE = ".ckpt-old-"

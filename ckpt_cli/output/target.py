@@ -8,23 +8,13 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckpt_cli.discover.found import Found
-from ckpt_cli.discover.locate import MAIN
 from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource, Unreadable
+from ckpt_cli.files import manifest
 from ckpt_cli.files.source import entries_in
 from ckpt_cli.names import few
-from ckpt_cli.output import manifest
 from ckpt_cli.output.staging import sync_folder, temporary_name
 
 ELSEWHERE = "choose another place with -o"
-
-
-def default_output(found: Found, component: str, what: str = "merged") -> Path:
-    """``<checkpoint>_merged`` (or _state, ...) beside the checkpoint, with ``_<component>`` for any but the main one."""
-    path = found.path if found.path.is_absolute() else Path.cwd() / found.path
-    stem = path.stem if os.path.isfile(path) else path.name
-    main = component in MAIN and component == found.places[0].name
-    return path.parent / f"{stem}_{what}{'' if main else f'_{component}'}"
 
 
 def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ckpt_cli.boxes import Box, check_tiling
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.discover.open import OpenedComponent, describe_place
+from ckpt_cli.discover.open import OpenedComponent, describe_place, reading_options
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
 from ckpt_cli.files.source import Files, is_folder
 from ckpt_cli.files.torch_file import StoredTensor
@@ -103,7 +103,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     notes = _check_groups(ranks)
     if all(isinstance(parameter, str) for entries in ranks for parameter in _parameters(entries)):
         config = find_assets((place.home, found.path, *place.more_homes)).config
-        slots = _by_name(ranks, listed, ReadOptions(config, shard_order))
+        slots = _by_name(ranks, listed, reading_options(config, shard_order))
         names = {str(name): str(name) for entries in ranks for name in _parameters(entries)}
         values = {key: value for entries in reversed(ranks) for key, value in entries.values.items()}
         everything = replace(ranks[0], values=values, groups=_united(ranks))
@@ -273,7 +273,7 @@ def _flat_candidates(model: OpenedComponent) -> dict[str, Tensor]:
 def _of_numbers(
     ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, shard_order: ShardOrder, notes: Sequence[Note]
 ) -> Optimizer:
-    options = ReadOptions(model.assets.config, shard_order)
+    options = reading_options(model.assets.config, shard_order)
     recorded = recorded_names(ranks[0])
     if recorded is not None:
         return _of_recorded(recorded, ranks, listed, model, options, notes)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.hub.assets import find_assets
+from ckpt_cli.hub.peft_names import PeftState, parse_peft
 from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, is_of_experts, lacks_base, layout_doubt, pattern_key
 from ckpt_cli.lora.merge import saved_names
-from ckpt_cli.lora.names import PeftState, parse_peft
 from ckpt_cli.lora.whole import lacking_parts
 from ckpt_cli.results.inspect import Finding
 from ckpt_cli.tensors.tensor import Tensor

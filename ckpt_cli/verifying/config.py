@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.boxes import Shape
+from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.safetensors_file import parse_json
@@ -24,7 +24,7 @@ from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable
 from ckpt_cli.results.inspect import Finding
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.verifying.findings import finding, shape_text, unread
+from ckpt_cli.verifying.findings import finding, unread
 
 
 @dataclass(frozen=True, slots=True)

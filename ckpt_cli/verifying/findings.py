@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, LfsPointer, Unreadable
 from ckpt_cli.results.inspect import Finding
 
@@ -156,8 +155,3 @@ def unread(code: str, error: CkptError, file: str) -> Finding:
     code = "lfs-pointer" if isinstance(error, LfsPointer) else "unreadable-file" if isinstance(error, Unreadable) else code
     expected = f", expected {error.expected}" if error.expected and code == "damaged-file" else ""
     return finding(code, f"{error.message}{expected}", tensor=error.tensor, file=file)
-
-
-def shape_text(shape: Shape) -> str:
-    """A shape as findings say it: 37 x 10."""
-    return " x ".join(map(str, shape)) or "scalar"

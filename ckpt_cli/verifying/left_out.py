@@ -6,10 +6,10 @@ import fnmatch
 from collections.abc import Sequence
 
 from ckpt_cli.errors import CkptError
+from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.hub.classes.names import renamed_for_hub
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture
-from ckpt_cli.output.manifest import Manifest
 from ckpt_cli.output.select import is_wanted
 from ckpt_cli.results.inspect import Finding
 from ckpt_cli.verifying.config import ConfigCheck

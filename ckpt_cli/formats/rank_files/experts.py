@@ -8,13 +8,11 @@ the number of experts in the model's config tells the two apart, so without it s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import Inconsistent, MissingShard, Undecidable
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal
-from ckpt_cli.hub.config import expert_count
 
 Blocks = tuple[int, dict[tuple[int, ...], int]]
 
@@ -25,7 +23,9 @@ def expert_blocks(
     held: Sequence[DistributedLocal],
     world_size: int,
     missing: tuple[int, ...],
-    config: Mapping[str, Any],
+    experts: int | None,
+    *,
+    has_config: bool,
 ) -> Blocks | None:
     """How many blocks the experts were cut into, and which block each sub-mesh (by its ranks) holds.
 
@@ -36,7 +36,6 @@ def expert_blocks(
     on_submesh = any(len(ranks) < world_size for ranks in meshes)
     if not on_submesh or not shape or not _is_stack_of_experts(name):
         return None
-    experts = expert_count(config)
     if experts is None:
         if len(meshes) == 1 and not missing:
             return None
@@ -44,7 +43,7 @@ def expert_blocks(
             f"{len(meshes)} groups of ranks hold a tensor of this name: they are replicas or different experts",
             tensor=name,
             expected="a config.json that tells the number of experts",
-            hint=None if config else "pass --base with the folder of the model that training started from",
+            hint=None if has_config else "pass --base with the folder of the model that training started from",
         )
     if shape[0] == experts:
         return None

@@ -10,17 +10,14 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckpt_cli.boxes import Shape
+from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
-from ckpt_cli.formats.base import Naming
 from ckpt_cli.hub.classes.config_counts import Mismatch, mismatches
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared
 from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import pattern_of, ranged
-from ckpt_cli.names import few, foreign_names, printable
-from ckpt_cli.results.inspect import ClassComparison
+from ckpt_cli.names import Naming, few, foreign_names, printable
 from ckpt_cli.tensors.tensor import Note, Tensor
-from ckpt_cli.verifying.findings import shape_text
 
 ADVICE = {
     "uneven-layers": "ckpt verify with --base shows whether the base has it",
@@ -49,23 +46,6 @@ class Claim:
     lacking: Mapping[str, str]
     named: str = "the model"
     mixed: tuple[str, ...] = ()
-
-    @property
-    def comparison(self) -> ClassComparison | None:
-        """The comparison with the class as a result, None if there was none."""
-        if self.fit is None:
-            return None
-        fit = self.fit
-        return ClassComparison(
-            architecture=printable(fit.kind),
-            origin=fit.origin,
-            shapes=fit.expected is not None,
-            expected=fit.expected,
-            fitting=fit.fitting,
-            missing=tuple(fit.missing),
-            reshaped=tuple(fit.reshaped),
-            extra=fit.extra,
-        )
 
 
 def claim_for(

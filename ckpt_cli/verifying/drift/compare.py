@@ -12,7 +12,7 @@ from ckpt_cli.hub.bagel import bagel_facts
 from ckpt_cli.output.plan import OutputTensor
 from ckpt_cli.output.writer import default_jobs
 from ckpt_cli.progress import Progress, Silent
-from ckpt_cli.results.inspect import BaseComparison, FormChange, TensorDrift
+from ckpt_cli.results.inspect import BaseComparison, FormatFact, FormChange, TensorDrift
 from ckpt_cli.tensors.parallel import Stop, in_threads
 from ckpt_cli.tensors.reading import PieceIndex, cast, read_range, view_as
 from ckpt_cli.tensors.tensor import Tensor
@@ -110,7 +110,7 @@ def _compare(
         reshaped=reshaped,
         other_dtype=tuple(pair.name for pair in alike if pair.dtype != pair.base.dtype),
         changes=tuple(_change(pair) for pair in common if not pair.alike or pair.dtype != pair.base.dtype),
-        formats=bagel_facts({name: tensor.shape for name, (tensor, _) in mine.items()}, {name: each.shape for name, each in base.items()}),
+        formats=_format_facts(mine, base),
     )
     if not values:
         return comparison
@@ -125,6 +125,12 @@ def _compare(
             "heatmap": heatmap_of(drifts),
         }
     )
+
+
+def _format_facts(mine: Mapping[str, tuple[Tensor, Dtype]], base: Mapping[str, Tensor]) -> tuple[FormatFact, ...]:
+    """What tells two forms of one model apart."""
+    facts = bagel_facts({name: tensor.shape for name, (tensor, _) in mine.items()}, {name: tensor.shape for name, tensor in base.items()})
+    return tuple(FormatFact(what=what, mine=own, base=other) for what, own, other in facts)
 
 
 def _change(pair: Pair) -> FormChange:

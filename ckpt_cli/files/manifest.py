@@ -1,0 +1,75 @@
+"""Reading ``ckpt-manifest.json``, which says where an output came from: ``--overwrite`` trusts only it, `verify` uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ckpt_cli.errors import CkptError, CorruptFile, Unreadable, reading
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import entries_in, is_file, read_small
+
+NAME = "ckpt-manifest.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a manifest says: ``outputs`` are weight files with their sizes in bytes, ``checksums`` CRC-32 by file and tensor."""
+
+    command: str
+    options: Mapping[str, Any]
+    outputs: Mapping[str, int]
+    side_files: tuple[str, ...]
+    checksums: Mapping[str, Mapping[str, int]]
+    side_checksums: Mapping[str, int]
+    facts: Mapping[str, Any]
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder, None if it has none. Raises CorruptFile for one that is damaged."""
+    path = folder / NAME
+    if not is_file(path):
+        return None
+    with reading(path):
+        content = parse_json(read_small(path), "the manifest")
+        if not _is_ours(content):
+            raise CorruptFile("the manifest is not one of ckpt")
+        listed = content.get("checksums")
+        files = listed.get("files") if isinstance(listed, dict) and listed.get("algorithm") == "crc32" else None
+        sides = listed.get("side_files") if isinstance(listed, dict) else None
+        try:
+            side_checksums = {str(name): int(crc, 16) for name, crc in (sides or {}).items()}
+            checksums = {file: {name: int(crc, 16) for name, crc in known.items()} for file, known in (files or {}).items()}
+            outputs = {str(name): int(size) for name, size in content["outputs"].items()}
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            raise CorruptFile("the manifest lists sizes or checksums that are none") from None
+    side = tuple(name for name in content["side_files"] if isinstance(name, str))
+    return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, side_checksums, content)
+
+
+def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(content, dict) or content.get("tool") != "ckpt" or not isinstance(content.get("schema"), int):
+        return False
+    kinds = {"options": dict, "outputs": dict, "side_files": list}
+    return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
+
+
+def foreign_entries(folder: Path) -> list[str] | None:
+    """What is in a folder besides what its manifest lists; None if it bears no manifest of a whole output of ours.
+
+    Raises Unreadable if that cannot be told.
+    """
+    try:
+        content = parse_json(read_small(folder / NAME))
+    except Unreadable:
+        raise
+    except CkptError:
+        return None
+    if not _is_ours(content) or content["options"].get("in_place"):
+        return None
+    outputs, side = content["outputs"], content["side_files"]
+    listed = {NAME, *outputs, *(name for name in side if isinstance(name, str))}
+    return [entry.name for entry in entries_in(folder) if entry.name not in listed or not is_file(entry)]

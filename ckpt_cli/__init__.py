@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from ckpt_cli.commands.verify import verify as verify
     from ckpt_cli.errors import CkptError as CkptError
     from ckpt_cli.results.checkpoint import Checkpoint as Checkpoint
-    from ckpt_cli.results.inspect import AverageResult as AverageResult
     from ckpt_cli.results.inspect import DetectResult as DetectResult
-    from ckpt_cli.results.inspect import ExtractResult as ExtractResult
     from ckpt_cli.results.inspect import InspectResult as InspectResult
-    from ckpt_cli.results.inspect import MergeResult as MergeResult
-    from ckpt_cli.results.inspect import VerifyResult as VerifyResult
+    from ckpt_cli.results.verify import VerifyResult as VerifyResult
+    from ckpt_cli.results.written import AverageResult as AverageResult
+    from ckpt_cli.results.written import ExtractResult as ExtractResult
+    from ckpt_cli.results.written import MergeResult as MergeResult
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AverageResult": "results.inspect",
+    "AverageResult": "results.written",
     "Checkpoint": "results.checkpoint",
     "CkptError": "errors",
     "DetectResult": "results.inspect",
-    "ExtractResult": "results.inspect",
+    "ExtractResult": "results.written",
     "InspectResult": "results.inspect",
-    "MergeResult": "results.inspect",
-    "VerifyResult": "results.inspect",
+    "MergeResult": "results.written",
+    "VerifyResult": "results.verify",
     "average": "commands.average",
     "detect": "commands.inspect",
     "extract_state": "commands.extract_state",

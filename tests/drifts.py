@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckpt_cli.results.inspect import BaseComparison, TensorDrift
+from ckpt_cli.results.drift import BaseComparison, TensorDrift
 from ckpt_cli.verifying.drift.groups import by_drift, frozen_parts, group_drifts, heatmap_of
 
 MODULES = (

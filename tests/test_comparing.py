@@ -24,7 +24,7 @@ from ckpt_cli.discover.open import open_checkpoint
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported, UsageError
 from ckpt_cli.files.source import Files
-from ckpt_cli.results.inspect import TensorDrift
+from ckpt_cli.results.drift import TensorDrift
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.verifying.drift.compare import BLOCK, compare_tensors
 from ckpt_cli.verifying.drift.distances import Accumulator, Distances

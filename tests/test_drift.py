@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.hub.bagel import bagel_facts
 from ckpt_cli.name_patterns import pattern_of, ranged
-from ckpt_cli.results.inspect import HeatmapRow, TensorDrift
+from ckpt_cli.results.drift import HeatmapRow, TensorDrift
 from ckpt_cli.verifying.drift.groups import frozen_parts, group_drifts, heatmap_of, largest_rows, scale_of
 from tests.drifts import MODULES, comparison, drift, layers
 

@@ -15,7 +15,7 @@ from matplotlib import image
 
 import ckpt_cli
 from ckpt_cli.errors import NotWritable, OutputExists, UsageError
-from ckpt_cli.results.inspect import BaseComparison
+from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.verifying.drift.plot import LABEL, check_plot, draw
 from tests.drifts import MODULES, comparison, drift, layers
 

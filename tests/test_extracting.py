@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 import ckpt_cli
 from ckpt_cli.cli import render, session
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputExists, OutputInsideSource, UsageError
-from ckpt_cli.results.inspect import ExtractResult
+from ckpt_cli.results.written import ExtractResult
 from tests.cli import ROOT, ckpt
 from tests.conftest import Copy
 from tests.tensors import differences, load

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ckpt_cli.cli.heatmap import LEVELS, UNIT, cosine, drift_table, heatmap
-from ckpt_cli.results.inspect import TensorDrift
+from ckpt_cli.results.drift import TensorDrift
 from tests.drifts import MODULES, comparison, drift, layers
 
 WIDTHS = (80, 120)

@@ -19,7 +19,8 @@ from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
 from ckpt_cli.files.source import Identity
 from ckpt_cli.tensors import reading as kernels
-from ckpt_cli.tensors.reading import PieceIndex, Region, cast, is_run, read_region, read_tile, tiles
+from ckpt_cli.tensors.casting import cast
+from ckpt_cli.tensors.reading import PieceIndex, Region, is_run, read_region, read_tile, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 check = settings(deadline=None, derandomize=True, max_examples=150)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, NotFound, NotRecognised, Unsupported
 from ckpt_cli.files.torch_file import TorchFile
-from ckpt_cli.results.inspect import MergeResult
+from ckpt_cli.results.written import MergeResult
 from tests.architectures import MODELS, build
 from tests.cli import ckpt
 from tests.tensors import differences, load

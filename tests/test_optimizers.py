@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, NotFound, Undecidable, Unsupported
-from ckpt_cli.results.inspect import ExtractResult
+from ckpt_cli.results.written import ExtractResult
 from tests.conftest import Copy
 from tests.tensors import Tensors, differences, load
 

@@ -19,7 +19,8 @@ from ckpt_cli.errors import Unsupported, UsageError
 from ckpt_cli.files.source import Identity
 from ckpt_cli.output import plan as planning
 from ckpt_cli.output.plan import CopyWork, Plan, TileWork, make_plan, output_dtype, work_of
-from ckpt_cli.tensors.reading import cast, read_tile, view_as
+from ckpt_cli.tensors.casting import cast, view_as
+from ckpt_cli.tensors.reading import read_tile
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 STORABLE = [dtype.code for dtype in TABLE if dtype.storable]

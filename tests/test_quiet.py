@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.cli import _run
 from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable, Warned
-from ckpt_cli.files.source import Files, entries_in, files_in, is_file, read_small
+from ckpt_cli.files.folders import entries_in, files_in, is_file
+from ckpt_cli.files.source import Files, read_small
 from tests.cli import ROOT, Outcome
 
 EXAMPLE = ROOT / "examples" / "tiny-run"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ckpt_cli
-from ckpt_cli.results.inspect import MergeResult
+from ckpt_cli.results.written import MergeResult
 from tests.tensors import differences, load
 
 Tensors = dict[str, torch.Tensor]

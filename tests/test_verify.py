@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, SourceChanged, UsageError
-from ckpt_cli.results.inspect import VerifyResult
+from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.verifying.findings import KINDS
 from ckpt_cli.verifying.source import compare_with_source
 from tests.architectures import MODELS, build

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.names import few, printable
 from ckpt_cli.output.plan import Combination
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
-from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import BITS, Formula
 
 SCALES = re.compile(

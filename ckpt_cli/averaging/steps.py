@@ -14,7 +14,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, U
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.names import few
-from ckpt_cli.tensors.tensor import Note
+from ckpt_cli.tensors.component import Note
 
 CHOOSE = "choose other steps with --steps"
 CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"

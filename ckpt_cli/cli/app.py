@@ -80,9 +80,9 @@ def detect(
 ) -> None:
     from ckpt_cli.cli import render
     from ckpt_cli.commands import inspect as inspection
-    from ckpt_cli.results import inspect as report
+    from ckpt_cli.results.inspect import DetectResult
 
-    def work(_: Progress) -> report.DetectResult:
+    def work(_: Progress) -> DetectResult:
         return inspection.detect(path, type=type, step=step, also=tuple(also or ()))
 
     again = _again(type=type, step=step, also=also)
@@ -112,9 +112,9 @@ def inspect(
 ) -> None:
     from ckpt_cli.cli import render
     from ckpt_cli.commands import inspect as inspection
-    from ckpt_cli.results import inspect as report
+    from ckpt_cli.results.inspect import InspectResult
 
-    def work(_: Progress) -> report.InspectResult:
+    def work(_: Progress) -> InspectResult:
         return inspection.inspect(path, type=type, step=step, also=tuple(also or ()), base=base, shard_order=shard_order)
 
     again = _again(type=type, step=step, also=also)
@@ -198,9 +198,9 @@ def merge(
 ) -> None:
     from ckpt_cli.cli import render
     from ckpt_cli.commands import merge as merging
-    from ckpt_cli.results import inspect as report
+    from ckpt_cli.results.written import MergeResult
 
-    def work(shown: Progress) -> report.MergeResult:
+    def work(shown: Progress) -> MergeResult:
         return merging.merge(
             path,
             output,
@@ -370,9 +370,9 @@ def average(
 ) -> None:
     from ckpt_cli.cli import render
     from ckpt_cli.commands import average as averaging
-    from ckpt_cli.results import inspect as report
+    from ckpt_cli.results.written import AverageResult
 
-    def work(shown: Progress) -> report.AverageResult:
+    def work(shown: Progress) -> AverageResult:
         return averaging.average(
             paths,
             output,
@@ -455,9 +455,9 @@ def extract_state(
 ) -> None:
     from ckpt_cli.cli import render
     from ckpt_cli.commands import extract_state as extracting
-    from ckpt_cli.results import inspect as report
+    from ckpt_cli.results.written import ExtractResult
 
-    def work(shown: Progress) -> report.ExtractResult:
+    def work(shown: Progress) -> ExtractResult:
         return extracting.extract_state(
             path,
             output,
@@ -544,9 +544,9 @@ def verify(
 ) -> None:
     from ckpt_cli.cli import verify_screen
     from ckpt_cli.commands import verify as verification
-    from ckpt_cli.results import inspect as report
+    from ckpt_cli.results.verify import VerifyResult
 
-    def work(shown: Progress) -> report.VerifyResult:
+    def work(shown: Progress) -> VerifyResult:
         return verification.verify(
             path,
             type=type,

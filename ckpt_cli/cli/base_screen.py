@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.cli.heatmap import drift_table, heatmap
 from ckpt_cli.cli.parts import print_facts
-from ckpt_cli.results.inspect import BaseComparison
+from ckpt_cli.results.drift import BaseComparison
 
 if TYPE_CHECKING:
     from ckpt_cli.cli.session import Session

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.cli.parts import NARROW, ROWS, as_cells, new_table, plain
 from ckpt_cli.names import printable
-from ckpt_cli.results.inspect import DriftGroup, Heatmap, HeatmapBlock
+from ckpt_cli.results.drift import DriftGroup, Heatmap, HeatmapBlock
 from ckpt_cli.verifying.drift.groups import Scale, largest_rows, scale_of
 
 if TYPE_CHECKING:

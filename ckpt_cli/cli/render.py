@@ -16,19 +16,9 @@ from ckpt_cli.cli.parts import NARROW, ROWS, as_cells, new_table, next_line, pla
 from ckpt_cli.cli.verify_screen import print_findings, source_fact
 from ckpt_cli.names import few, printable
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
-from ckpt_cli.results.inspect import (
-    AveragedComponent,
-    AverageResult,
-    DetectResult,
-    ExtractResult,
-    FileInfo,
-    InspectResult,
-    LoraInfo,
-    MergedComponent,
-    MergeResult,
-    TensorGroup,
-    WrittenFolder,
-)
+from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
+from ckpt_cli.results.lora import LoraInfo
+from ckpt_cli.results.written import AveragedComponent, AverageResult, ExtractResult, FileInfo, MergedComponent, MergeResult, WrittenFolder
 
 if TYPE_CHECKING:
     from rich.console import Console

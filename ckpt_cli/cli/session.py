@@ -20,7 +20,7 @@ from ckpt_cli.progress import Progress
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ckpt_cli.results.inspect import Envelope, ErrorInfo
+    from ckpt_cli.results.envelope import Envelope, ErrorInfo
 
 ColorMode = Literal["auto", "always", "never"]
 ProgressMode = Literal["auto", "plain", "json", "off"]
@@ -93,7 +93,7 @@ class Session:
 
         error.hint = fitting(error.advice, self.command)
         if self.json:
-            from ckpt_cli.results.inspect import ErrorInfo
+            from ckpt_cli.results.envelope import ErrorInfo
 
             warned = [ErrorInfo(code=code, message=printable(text)) for code, text in error.warnings] if isinstance(error, Warned) else []
             print_document(_envelope(self.command, error.exit_code, None, warned or [ErrorInfo.of(error)]))
@@ -142,7 +142,7 @@ def error_text(error: CkptError) -> str:
 
 def plain_envelope(command: str, code: int, name: str, message: str, hint: str | None) -> Envelope:
     """The JSON document for an error that is none of ours: a command line that does not parse, a bug."""
-    from ckpt_cli.results.inspect import SCHEMA, Envelope, ErrorInfo
+    from ckpt_cli.results.envelope import SCHEMA, Envelope, ErrorInfo
 
     error = ErrorInfo(code=name, message=message, hint=hint)
     return Envelope(schema_version=SCHEMA, command=command, status="error", exit_code=code, data=None, errors=(error,))
@@ -154,7 +154,7 @@ def print_document(envelope: Envelope) -> None:
 
 
 def _envelope(command: str, code: int, data: dict[str, Any] | None, errors: Sequence[ErrorInfo]) -> Envelope:
-    from ckpt_cli.results.inspect import SCHEMA, Envelope
+    from ckpt_cli.results.envelope import SCHEMA, Envelope
 
     status = "success" if code == 0 else "error" if errors else "findings"
     return Envelope(schema_version=SCHEMA, command=command, status=status, exit_code=code, data=data, errors=tuple(errors))

@@ -10,16 +10,10 @@ from ckpt_cli.names import printable
 
 if TYPE_CHECKING:
     from ckpt_cli.results.checkpoint import NoteInfo
-    from ckpt_cli.results.inspect import (
-        AverageResult,
-        DetectResult,
-        ErrorInfo,
-        ExtractResult,
-        Finding,
-        InspectResult,
-        MergeResult,
-        VerifyResult,
-    )
+    from ckpt_cli.results.envelope import ErrorInfo
+    from ckpt_cli.results.inspect import DetectResult, InspectResult
+    from ckpt_cli.results.verify import Finding, VerifyResult
+    from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult
 
     Result = AverageResult | DetectResult | ExtractResult | InspectResult | MergeResult | VerifyResult
 
@@ -54,13 +48,14 @@ def lines(troubles: Sequence[Trouble]) -> Iterator[str]:
 
 def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:
     """Warnings as the errors that ``--strict`` makes of them."""
-    from ckpt_cli.results.inspect import ErrorInfo
+    from ckpt_cli.results.envelope import ErrorInfo
 
     return [ErrorInfo(code=trouble.code, message=trouble.text) for trouble in troubles if trouble.level == "warning"]
 
 
 def _all(result: Result) -> Iterator[Trouble]:
-    from ckpt_cli.results.inspect import AverageResult, ExtractResult, MergeResult, VerifyResult
+    from ckpt_cli.results.verify import VerifyResult
+    from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult
 
     if isinstance(result, VerifyResult):
         yield from _of_notes(result.notes)

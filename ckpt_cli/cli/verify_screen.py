@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ckpt_cli.cli.session import Session
-    from ckpt_cli.results.inspect import Finding, SourceComparison, VerifyResult
+    from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
 
 ROWS = 8
 """How many findings of one code are shown."""

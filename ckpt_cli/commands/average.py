@@ -53,8 +53,9 @@ from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
-from ckpt_cli.results.inspect import AveragedComponent, AverageResult, AverageSource
-from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.results.written import AveragedComponent, AverageResult, AverageSource
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
 from ckpt_cli.tensors.weighted_sum import Formula
 

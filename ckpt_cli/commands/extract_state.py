@@ -18,7 +18,8 @@ from ckpt_cli.discover.locate import component_names, expanded, locate
 from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since
 from ckpt_cli.discover.trainers import framework_of
 from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
-from ckpt_cli.files.source import Files, is_file, size_of
+from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.source import Files, size_of
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
@@ -28,12 +29,12 @@ from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
-from ckpt_cli.results.inspect import ExtractResult, FileInfo, OptimizerInfo
+from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
 from ckpt_cli.state.optimizer import Optimizer, read_optimizer
 from ckpt_cli.state.training_state import TrainingState, read_state
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import to_json
-from ckpt_cli.tensors.tensor import Note
 
 
 @dataclass(frozen=True, slots=True)

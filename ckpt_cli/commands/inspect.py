@@ -14,7 +14,8 @@ from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.results.checkpoint import Checkpoint, TensorInfo
-from ckpt_cli.results.inspect import DetectResult, ErrorInfo, InspectResult, TensorGroup
+from ckpt_cli.results.envelope import ErrorInfo
+from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
 
 
 @boundary

@@ -27,10 +27,11 @@ from ckpt_cli.output.publish import Order, Publication, Target, class_comparison
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
-from ckpt_cli.results.inspect import BaseComparison, MergedComponent, MergeResult
+from ckpt_cli.results.drift import BaseComparison
+from ckpt_cli.results.written import MergedComponent, MergeResult
 from ckpt_cli.state.folder import state_files
 from ckpt_cli.state.training_state import read_state
-from ckpt_cli.tensors.tensor import Note
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.verifying.drift.compare import compare_with_base
 
 

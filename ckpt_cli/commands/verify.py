@@ -27,7 +27,8 @@ from ckpt_cli.commands.verify_subjects import Subject, find_subjects, is_output,
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.errors import NotFound, UsageError, within_memory
-from ckpt_cli.files.source import Files, is_file
+from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
@@ -39,9 +40,10 @@ from ckpt_cli.merging.plan import Part
 from ckpt_cli.names import Naming, printable
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
-from ckpt_cli.results.inspect import BaseComparison, Finding, SourceComparison, VerifyResult
+from ckpt_cli.results.drift import BaseComparison
+from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
-from ckpt_cli.tensors.tensor import Note
 from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config

@@ -11,15 +11,16 @@ from typing import Any, get_args
 from ckpt_cli.discover.locate import expanded, locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.errors import CorruptFile, Unreadable, UsageError
+from ckpt_cli.files.folders import is_there, status_of
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.files.source import Files, is_there, status_of
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.safetensors.folder import FORMAT
 from ckpt_cli.hub.peft_names import LoraMode
 from ckpt_cli.lora.merge import exported_scales
 from ckpt_cli.merging.plan import MergeOptions, Part, planned_parts
 from ckpt_cli.names import Naming
-from ckpt_cli.results.inspect import Finding, SourceComparison
+from ckpt_cli.results.verify import Finding, SourceComparison
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.adapter import scales
 from ckpt_cli.verifying.findings import finding

@@ -8,16 +8,18 @@ from pathlib import Path
 
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.errors import NotFound
+from ckpt_cli.files.folders import is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.files.source import Files, is_file, is_folder
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.safetensors.folder import FORMAT
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.merging.plan import MergeOptions, planned_parts
-from ckpt_cli.results.inspect import Finding
-from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.results.verify import Finding
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.folder import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder, wanted_index
 
 STATE = "extract-state"

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import files_in, is_folder
 from ckpt_cli.files.manifest import read_manifest
-from ckpt_cli.files.source import files_in, is_folder
 from ckpt_cli.formats.safetensors.folder import OPTIMIZER, SINGLE, safetensors_part
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.names import few, is_extra_state
-from ckpt_cli.tensors.tensor import Component, Note
+from ckpt_cli.tensors.component import Component, Note
 
 SAME_WEIGHTS = re.compile(
     r"(consolidated|pytorch_model|tf_model|flax_model|rust_model|model|diffusion_pytorch_model)([._-].*)?\.[a-z0-9_]+|.*\.(gguf|onnx|h5|msgpack|ot)",

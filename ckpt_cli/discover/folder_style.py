@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found
-from ckpt_cli.files.source import is_there
+from ckpt_cli.files.folders import is_there
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.joining import doubted, joined_targets
 from ckpt_cli.discover.nodes import complement
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unreadable, Unsupported, UsageError
-from ckpt_cli.files.source import Files, entries_in, folders_in, is_file, is_folder, read_small, status_of
+from ckpt_cli.files.folders import entries_in, folders_in, is_file, is_folder, status_of
+from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
 from ckpt_cli.formats.torch_files.averages import is_average_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files.source import is_file
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.dcp.metadata import METADATA
 

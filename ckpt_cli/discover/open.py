@@ -21,7 +21,8 @@ from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
-from ckpt_cli.tensors.tensor import Component, Note, Tensor
+from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.tensor import Tensor
 
 MAX_OTHERS = 3
 """How many other steps are looked into, for a hint: each takes as long as describing a checkpoint."""

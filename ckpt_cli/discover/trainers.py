@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found
-from ckpt_cli.files.source import is_folder, is_there
+from ckpt_cli.files.folders import is_folder, is_there
 
 
 @dataclass(frozen=True, slots=True)

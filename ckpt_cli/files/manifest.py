@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ckpt_cli.errors import CkptError, CorruptFile, Unreadable, reading
+from ckpt_cli.files.folders import entries_in, is_file
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import entries_in, is_file, read_small
+from ckpt_cli.files.source import read_small
 
 NAME = "ckpt-manifest.json"
 SCHEMA = 1

@@ -19,7 +19,8 @@ from ckpt_cli.files.torch_file import Storage, StoredTensor
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, Local, ShardedLocal
 from ckpt_cli.formats.rank_files.experts import expert_blocks
-from ckpt_cli.tensors.tensor import LayoutKind, Leaf, Note, Piece, Tensor
+from ckpt_cli.tensors.component import Leaf, Note
+from ckpt_cli.tensors.tensor import LayoutKind, Piece, Tensor
 
 MAX_BOXES = 1 << 16
 """Blocks of one tensor on one rank."""

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.source import Files
-from ckpt_cli.tensors.tensor import Component
+from ckpt_cli.tensors.component import Component
 
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 MAX_RANKS = 1 << 20

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CorruptFile, Gap
 from ckpt_cli.names import few
-from ckpt_cli.tensors.tensor import Component
+from ckpt_cli.tensors.component import Component
 
 WEIGHT = re.compile(r"(?!.*lora_[AB])(.*\.)?(weight|\w+_proj|in_proj_weight)", re.DOTALL)
 """Names of tensors that are never empty in a model: matrices of layers, norms, experts. Factors of LoRA are judged by their ranks."""

@@ -30,7 +30,7 @@ from ckpt_cli.formats.sets.names import index_beside, part_error
 from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.formats.unread import Unread
-from ckpt_cli.tensors.tensor import Component
+from ckpt_cli.tensors.component import Component
 
 READERS: tuple[Reader, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
 

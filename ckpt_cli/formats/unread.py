@@ -10,12 +10,13 @@ import re
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
-from ckpt_cli.files.source import Files, files_in, folders_in, is_file, is_folder
+from ckpt_cli.files.folders import files_in, folders_in, is_file, is_folder
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.sets.contents import MEGATRON
 from ckpt_cli.formats.sets.names import SUFFIXES, deepspeed_hint, error_of, part_of, unread_sets
 from ckpt_cli.formats.training_state_names import is_state_file
-from ckpt_cli.tensors.tensor import Component
+from ckpt_cli.tensors.component import Component
 
 FORMAT = "unread"
 LEGACY = re.compile(r"mp_rank_[0-9]{2,}(_[0-9]{3,})*", re.ASCII)

@@ -6,7 +6,6 @@ They are copied byte for byte from wherever the run keeps them; only the dtype t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import CkptError, CorruptFile, NotFound, reading
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound
+from ckpt_cli.files.folders import files_in, is_folder, is_there
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import files_in, is_folder, is_there, read_small, size_of
+from ckpt_cli.files.source import read_small, size_of
+from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.custom_code import custom_code
-from ckpt_cli.tensors.tensor import Note
+from ckpt_cli.tensors.component import Note
 
 CONFIG = "config.json"
 HUB_FOLDER = "huggingface"
@@ -116,19 +117,6 @@ def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
     return [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
-    """A config.json as a dict. Raises CorruptFile."""
-    with reading(path):
-        return _config_of(read_small(path))
-
-
-def _config_of(raw: bytes) -> dict[str, Any]:
-    config = parse_json(raw, "the config")
-    if not isinstance(config, dict):
-        raise CorruptFile("the config is not a JSON object")
-    return config
-
-
 def resolve_base(base: str) -> Path:
     """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
     folder = Path(base)
@@ -149,40 +137,6 @@ def resolve_base(base: str) -> Path:
         if not is_there(folder.parent):
             hint = "download it first; ckpt never does"
     raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint=hint)
-
-
-def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
-    """A config.json with other entries."""
-    config = read_config(content) if isinstance(content, Path) else _config_of(content)
-    return (json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
-    """config.json with its dtype set to what was written (torch's name); the untouched path if it says so already.
-
-    Only these words of the text change. Sub-configs of multimodal models that repeat the old dtype follow.
-    """
-    raw = read_small(path)
-    with reading(path):
-        config = _config_of(raw)
-    text = raw.decode("utf-8-sig")
-    keys = [key for key in ("dtype", "torch_dtype") if key in config]
-    old = {config[key] for key in keys if isinstance(config[key], str)}
-    if keys and old == {dtype} and all(isinstance(config[key], str) for key in keys):
-        return path
-    if not config:
-        return config_with(b"{}", {_dtype_key(config): dtype})
-    if not old:
-        return text.replace("{", f'{{\n  "{_dtype_key(config)}": "{dtype}",', 1).encode() if not keys else path
-    words = "|".join(re.escape(json.dumps(word)) for word in old)
-    return re.sub(rf'("(?:torch_)?dtype"\s*:\s*)(?:{words})', rf'\g<1>"{dtype}"', text).encode()
-
-
-def _dtype_key(config: Mapping[str, Any]) -> str:
-    """The key that the config's transformers version knows: "dtype" since 4.56, "torch_dtype" before."""
-    version = str(config.get("transformers_version", "0")).split(".")
-    numbers = [int(part) for part in version[:2] if part.isascii() and part.isdecimal()]
-    return "dtype" if numbers >= [4, 56] else "torch_dtype"
 
 
 def _listed(folder: Path, *, everything: bool, configs: Sequence[Any] = ()) -> dict[str, Path]:
@@ -211,20 +165,6 @@ def _texts(paths: Iterable[Path]) -> list[Any]:
 
 
 # -- what the config says about the weights --------------------------------------------------------------------------
-
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
-HEADS = ("lm_head.weight", "embed_out.weight")
-
-
-def tied_pair(names: Sequence[str]) -> tuple[str, str] | None:
-    """(head, embedding) among tensor names, if there is exactly one of each."""
-    heads = [name for name in names if _last_two(name) in HEADS]
-    embeddings = [name for name in names if _last_two(name) in EMBEDDINGS]
-    return (heads[0], embeddings[0]) if len(heads) == len(embeddings) == 1 else None
-
-
-def _last_two(name: str) -> str:
-    return ".".join(name.split(".")[-2:])
 
 
 def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes: set[str]) -> list[Note]:

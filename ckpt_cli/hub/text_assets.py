@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile
 from ckpt_cli.files.source import read_small
-from ckpt_cli.tensors.tensor import Note
+from ckpt_cli.tensors.component import Note
 
 TEXTS = (".json", ".jinja")
 MARK = b"\xef\xbb\xbf"

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ckpt_cli.hub.assets import HEADS, tied_pair
 from ckpt_cli.hub.classes.rules import HubRules
 from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.tied_names import HEADS, tied_pair
 from ckpt_cli.names import stripped_names
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_after_cast, same_values
-from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.tensors.tensor import Tensor
 
 Live = Callable[[], Mapping[str, Tensor] | None]
 """The tensors of the model that an EMA is the average of, described when they are asked for; None if they cannot be."""

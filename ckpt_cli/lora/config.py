@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError, reading
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import is_file, read_small
-from ckpt_cli.tensors.tensor import Note
+from ckpt_cli.files.source import read_small
+from ckpt_cli.tensors.component import Note
 
 META = "lora_train_meta.json"
 """What verl (>= 0.7.1) leaves: r, lora_alpha, task_type."""

@@ -18,7 +18,8 @@ from ckpt_cli.boxes import contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype, overflow_hint
 from ckpt_cli.errors import CastOverflow, CorruptFile
 from ckpt_cli.files.source import Identity, Source
-from ckpt_cli.tensors.reading import PieceIndex, cast, read_range, view_as
+from ckpt_cli.tensors.casting import cast, view_as
+from ckpt_cli.tensors.reading import PieceIndex, read_range
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 if TYPE_CHECKING:

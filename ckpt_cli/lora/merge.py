@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Protocol
 
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
-from ckpt_cli.hub.assets import Assets, tied_pair
+from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture, ties_embeddings
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
+from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, fuse_adapters, is_of_experts, lacks_base, layout_doubt, on_base, pattern_key
 from ckpt_cli.lora.whole import check_whole
-from ckpt_cli.results.inspect import LoraInfo
+from ckpt_cli.results.lora import LoraInfo
+from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import same_values
-from ckpt_cli.tensors.tensor import Component, Note, Tensor
+from ckpt_cli.tensors.tensor import Tensor
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TASKS = {

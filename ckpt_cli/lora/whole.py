@@ -17,7 +17,8 @@ from ckpt_cli.hub.peft_names import PREFIX, PeftState
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
 from ckpt_cli.lora.fit import is_of_experts
 from ckpt_cli.names import few
-from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 
 OF_THE_TASK = frozenset({"classifier", "score", "qa_outputs"})
 """What PEFT adds to ``modules_to_save`` for classes with a head of their own, whatever that is called (``peft_model.py``)."""

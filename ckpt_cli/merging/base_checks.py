@@ -20,7 +20,8 @@ from ckpt_cli.hub.peft_names import has_adapters, parse_peft
 from ckpt_cli.lora.fit import fits
 from ckpt_cli.lora.merge import Adapted, as_in_memory
 from ckpt_cli.names import few, printable, stripped_names
-from ckpt_cli.tensors.tensor import Component, Note, Tensor
+from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.tensor import Tensor
 
 ENOUGH = 0.9
 """The share of the smaller side's tensors that both have in one shape, from which on they are one model.

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, NotFound
 from ckpt_cli.names import few, printable
-from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 
 BASE = "base"
 """The word for ``--dtype`` that gives every tensor the dtype which it has in the base."""

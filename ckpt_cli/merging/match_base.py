@@ -10,7 +10,8 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.bagel import PATCH_EMBEDDING, QK_NORMS
 from ckpt_cli.names import few, printable
-from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.views import permuted, reshaped, unfolded
 
 

@@ -16,12 +16,13 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.given import DtypeLike, PathLike
-from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes, find_assets, tied_pair
+from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes, find_assets
 from ckpt_cli.hub.classes.claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
 from ckpt_cli.hub.classes.names import hub_tensors
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.peft_names import LoraMode, has_adapters
 from ckpt_cli.hub.text_assets import unmarked
+from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import ADAPTER_WEIGHTS, adapters_alone, check_adapter_files, check_factors, exported_adapter, with_adapters_fused
 from ckpt_cli.merging.base_checks import check_adapters_fit, checked_base, config_doubt
@@ -33,8 +34,9 @@ from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE, check_writing, model_files
 from ckpt_cli.output.select import PEFT, Selection, compare_copies, select_tensors
 from ckpt_cli.output.target import check_target
-from ckpt_cli.results.inspect import LoraInfo
-from ckpt_cli.tensors.tensor import Component, Note, Tensor
+from ckpt_cli.results.lora import LoraInfo
+from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
 
 INDEX = "model.safetensors.index.json"

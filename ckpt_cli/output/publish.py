@@ -15,8 +15,9 @@ from ckpt_cli.dtypes import overflow_hint
 from ckpt_cli.errors import CastOverflow, OutputExists, Unreadable, UsageError
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import Source, size_of
-from ckpt_cli.hub.assets import CONFIG, Assets, config_with, config_with_dtype
+from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.classes.claims import Claim
+from ckpt_cli.hub.config_text import config_with, config_with_dtype
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import printable
@@ -25,9 +26,9 @@ from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
 from ckpt_cli.output.writer import Written, default_jobs, execute
 from ckpt_cli.progress import Progress
-from ckpt_cli.results.inspect import ClassComparison, FileInfo
+from ckpt_cli.results.written import ClassComparison, FileInfo
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.reading import SLAB
-from ckpt_cli.tensors.tensor import Note
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
 RESIDENT = 60 << 20

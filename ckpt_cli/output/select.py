@@ -15,8 +15,9 @@ from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
 from ckpt_cli.names import Naming, foreign_names, printable, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
+from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import unequal_copies
-from ckpt_cli.tensors.tensor import Component, Note, Tensor
+from ckpt_cli.tensors.tensor import Tensor
 
 PEFT = "these are LoRA adapters, which a model class knows nothing of"
 

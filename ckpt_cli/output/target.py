@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource, Unreadable
 from ckpt_cli.files import manifest
-from ckpt_cli.files.source import entries_in
+from ckpt_cli.files.folders import entries_in
 from ckpt_cli.names import few
 from ckpt_cli.output.staging import sync_folder, temporary_name
 

@@ -23,8 +23,9 @@ from ckpt_cli.files.source import Files, FileSource, Source
 from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksum, work_of
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex, cast, read_tile, view_as
+from ckpt_cli.tensors.reading import PieceIndex, read_tile
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from ckpt_cli.tensors.tensor import Component, LayoutKind, Note, Tensor
+from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.tensor import LayoutKind, Tensor
 
 
 class Frozen(BaseModel):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files.source import entries_in, is_file
+from ckpt_cli.files.folders import entries_in, is_file
 from ckpt_cli.formats.base import MAX_RANKS
 
 Kind = Literal["extra", "random", "scheduler", "scaler", "json", "copied"]

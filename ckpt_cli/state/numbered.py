@@ -10,12 +10,13 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import Inconsistent, Undecidable
 from ckpt_cli.formats.optimizer_state import RankEntries
-from ckpt_cli.hub.assets import tied_pair
 from ckpt_cli.hub.config import ties_embeddings
+from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, stripped_names
 from ckpt_cli.state.parameter_order import name_parameters
+from ckpt_cli.tensors.component import Component
 from ckpt_cli.tensors.equality import same_values
-from ckpt_cli.tensors.tensor import Component, Tensor
+from ckpt_cli.tensors.tensor import Tensor
 
 Slots = dict[tuple[str, str], Tensor]
 """Tensors by parameter (a name, or a number as text) and slot."""

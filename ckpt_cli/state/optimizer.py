@@ -23,7 +23,8 @@ from ckpt_cli.boxes import Box, check_tiling
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.open import OpenedComponent, describe_place, reading_options
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
-from ckpt_cli.files.source import Files, is_folder
+from ckpt_cli.files.folders import is_folder
+from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
@@ -48,9 +49,10 @@ from ckpt_cli.state.numbered import (
     undecided,
 )
 from ckpt_cli.state.optimizer_files import DCP_FOLDERS, OptimizerFiles, find_optimizer_files
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.plain_values import equal, unrepresented
-from ckpt_cli.tensors.tensor import Note, Piece, Tensor
+from ckpt_cli.tensors.tensor import Piece, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files.source import files_in, is_file
+from ckpt_cli.files.folders import files_in, is_file
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
 
 FOLDERS = ("", "optimizer", "optim")

@@ -9,8 +9,9 @@ from typing import Any
 
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CorruptFile, reading
+from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import Files, is_folder, read_small
+from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
@@ -19,8 +20,8 @@ from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.formats.torch_files.reader import beside_weights
 from ckpt_cli.names import few
 from ckpt_cli.state.files import StateFile, find_state_files
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented, ValueReader, equal, unrepresented
-from ckpt_cli.tensors.tensor import Note
 
 SCHEDULERS = tuple(f"{prefix}scheduler{suffix}" for prefix in ("lr_", "") for suffix in ("", "_state", "s", "_state_dict", "_states"))
 """What trainers call the state of the learning rate schedule."""

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from ckpt_cli.boxes import Box
 from ckpt_cli.dtypes import numpy_dtype
-from ckpt_cli.tensors.reading import PieceIndex, Region, cast, read_range, read_region, read_tile, tiles, view_as
+from ckpt_cli.tensors.casting import cast, view_as
+from ckpt_cli.tensors.reading import PieceIndex, Region, read_range, read_region, read_tile, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 BLOCK = 1 << 20

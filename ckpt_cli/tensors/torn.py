@@ -15,7 +15,8 @@ from pathlib import Path
 from ckpt_cli.boxes import Shape
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.files.source import FileSource
-from ckpt_cli.tensors.tensor import Note, Piece, Tensor
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Piece, Tensor
 
 LEAST_HOLE = 1 << 20
 """Bytes. Programs that resume downloads write in far larger parts; smaller holes are zeros that ``cp`` left out."""

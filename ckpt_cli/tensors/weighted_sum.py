@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
 from ckpt_cli.errors import Inconsistent
-from ckpt_cli.tensors.reading import cast
+from ckpt_cli.tensors.casting import cast
 
 if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array

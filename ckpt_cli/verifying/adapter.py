@@ -12,7 +12,7 @@ from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, is_of_experts, lacks_base, layout_doubt, pattern_key
 from ckpt_cli.lora.merge import saved_names
 from ckpt_cli.lora.whole import lacking_parts
-from ckpt_cli.results.inspect import Finding
+from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.findings import finding, unread
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.source import files_in, is_file, read_small, size_of, stays_inside
+from ckpt_cli.files.folders import files_in, is_file, stays_inside
+from ckpt_cli.files.source import read_small, size_of
 from ckpt_cli.hub.assets import ASSET_NAMES, ASSET_PATTERN, CONFIG
 from ckpt_cli.hub.text_assets import TEXTS, check_text
-from ckpt_cli.results.inspect import Finding
+from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.findings import finding, unread
 
 OF_WEIGHTS = (".safetensors", ".pt", ".bin", ".pth")

@@ -11,18 +11,21 @@ from typing import Any
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import is_file, read_small
-from ckpt_cli.hub.assets import CONFIG, EMBEDDINGS, read_config
+from ckpt_cli.files.source import read_small
+from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.classes.claims import odd_dtypes
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Expected
 from ckpt_cli.hub.classes.fit import NAMINGS, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
+from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable
-from ckpt_cli.results.inspect import Finding
+from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.findings import finding, unread
 

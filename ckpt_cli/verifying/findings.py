@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckpt_cli.errors import CkptError, LfsPointer, Unreadable
-from ckpt_cli.results.inspect import Finding
+from ckpt_cli.results.verify import Finding
 
 Severity = Literal["error", "warning", "info"]
 Level = Literal["headers", "full", "against", "base"]

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
+from ckpt_cli.files.folders import files_in, is_file, status_of, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest
 from ckpt_cli.files.safetensors_file import parse_json, read_header
-from ckpt_cli.files.source import Files, files_in, is_file, read_small, status_of, stays_inside
+from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.safetensors.folder import EMA, FORMAT, INDEX, SINGLE, described_entry, safetensors_part
@@ -21,7 +22,7 @@ from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
 from ckpt_cli.formats.sets.names import part_error, unlisted_parts
 from ckpt_cli.names import few
-from ckpt_cli.results.inspect import Finding
+from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.beside import check_beside, check_changed
 from ckpt_cli.verifying.findings import finding, unread

@@ -11,7 +11,7 @@ from ckpt_cli.hub.classes.names import renamed_for_hub
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.output.select import is_wanted
-from ckpt_cli.results.inspect import Finding
+from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.findings import finding
 

@@ -16,9 +16,10 @@ from ckpt_cli.boxes import Box, Shape, contiguous_strides, shape_text
 from ckpt_cli.dtypes import Dtype, numpy_dtype
 from ckpt_cli.files.source import Source
 from ckpt_cli.progress import Progress, Silent
-from ckpt_cli.results.inspect import Finding
+from ckpt_cli.results.verify import Finding
+from ckpt_cli.tensors.casting import cast
 from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex, cast, read_range
+from ckpt_cli.tensors.reading import PieceIndex, read_range
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.values import workers_for

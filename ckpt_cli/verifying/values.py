@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from ckpt_cli.boxes import Box, Shape
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.files.crc32 import combined, crc_of
-from ckpt_cli.files.source import Files, is_file, stays_inside
+from ckpt_cli.files.folders import is_file, stays_inside
+from ckpt_cli.files.source import Files
 from ckpt_cli.output.writer import default_jobs
 from ckpt_cli.progress import Progress, Silent
-from ckpt_cli.results.inspect import Finding
+from ckpt_cli.results.verify import Finding
+from ckpt_cli.tensors.casting import view_as
 from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import Region, is_run, read_region, read_tile, tiles, view_as
+from ckpt_cli.tensors.reading import Region, is_run, read_region, read_tile, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.tensors.torn import LEAST_ZEROS, is_vocabulary, may_end_in_zeros
 from ckpt_cli.verifying.beside import OF_WEIGHTS

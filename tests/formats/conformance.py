@@ -26,7 +26,8 @@ from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats import registry
 from ckpt_cli.formats.base import Match, Reader, ReadOptions
-from ckpt_cli.tensors.tensor import Component, Piece
+from ckpt_cli.tensors.component import Component
+from ckpt_cli.tensors.tensor import Piece
 from tests.tensors import differences, load
 
 

@@ -33,7 +33,7 @@ from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.dcp.metadata import metadata_files
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.placeholders import placeholders
-from ckpt_cli.tensors.tensor import Component
+from ckpt_cli.tensors.component import Component
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance, everything_said_by
 from tests.tensors import Tensors, differences, load

@@ -20,7 +20,7 @@ from ckpt_cli.errors import CkptError, IncompleteError, Inconsistent, MissingSha
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.rank_files.reader import RankShards
-from ckpt_cli.results.inspect import MergeResult
+from ckpt_cli.results.written import MergeResult
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance
 from tests.tensors import Tensors, differences, load

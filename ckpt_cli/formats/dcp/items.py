@@ -8,8 +8,9 @@ from typing import Any
 
 from ckpt_cli.errors import INTERRUPTED, CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files.compressed import Inflaters, inflated
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import Entry, read_header
-from ckpt_cli.files.source import Files, FileSource, is_file
+from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.dcp.metadata import CatalogTensor, Stored

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
+from ckpt_cli.files.folders import is_file, is_there
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import is_file, is_there, read_small
+from ckpt_cli.files.source import read_small
 
 COMMON = "common.pt"
 BACKEND = "metadata.json"

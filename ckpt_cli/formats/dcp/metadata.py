@@ -16,9 +16,10 @@ from typing import Any, Literal
 from ckpt_cli.boxes import Box, Shape
 from ckpt_cli.dtypes import BY_TORCH, Dtype
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported, reading
+from ckpt_cli.files.folders import entries_in, is_file, stays_inside
 from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, attributes
 from ckpt_cli.files.pickle_reader import load_pickle
-from ckpt_cli.files.source import entries_in, is_file, read_small, stays_inside
+from ckpt_cli.files.source import read_small
 from ckpt_cli.files.torch_file import dimensions
 
 MAX_METADATA = 1 << 30

@@ -11,14 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
-from ckpt_cli.files.source import Files, entries_in, is_file, is_there
+from ckpt_cli.files.folders import entries_in, is_file, is_there
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
 from ckpt_cli.names import check_name, few, is_extra_state, printable
-from ckpt_cli.tensors.tensor import Component, Leaf, Note, Tensor
+from ckpt_cli.tensors.component import Component, Leaf, Note
+from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "dcp"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ckpt_cli.boxes import whole
 from ckpt_cli.errors import CorruptFile, Inconsistent
-from ckpt_cli.files.source import Files, is_file
+from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.dcp.groups import Group, groups_of
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.metadata import CatalogTensor, read_catalog

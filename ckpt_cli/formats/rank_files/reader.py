@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
+from ckpt_cli.files.folders import entries_in, is_file
 from ckpt_cli.files.pickle_nodes import describe
-from ckpt_cli.files.source import Files, FileSource, entries_in, is_file
+from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import MAX_RANKS, Match, ReadOptions, missing_of
@@ -21,7 +22,7 @@ from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.names import few
-from ckpt_cli.tensors.tensor import Component, Leaf, Mesh, Note
+from ckpt_cli.tensors.component import Component, Leaf, Mesh, Note
 
 FORMAT = "rank-shards"
 MAX_HOURS = 1

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ckpt_cli.boxes import contiguous_strides, whole
 from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, MissingShard, reading
+from ckpt_cli.files.folders import entries_in, files_in, is_file
 from ckpt_cli.files.safetensors_file import Entry, read_header
-from ckpt_cli.files.source import Files, Source, entries_in, files_in, is_file
+from ckpt_cli.files.source import Files, Source
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.safetensors.index import check_members, read_weight_map
 from ckpt_cli.formats.sets.contents import refuse_shard
@@ -16,7 +17,8 @@ from ckpt_cli.formats.sets.names import PartName, lost_part, part_name
 from ckpt_cli.formats.torch_files.averages import split_average
 from ckpt_cli.formats.torch_files.reader import holds_torch_model
 from ckpt_cli.names import check_name, few, is_extra_state
-from ckpt_cli.tensors.tensor import Component, Leaf, Note, Piece, Tensor
+from ckpt_cli.tensors.component import Component, Leaf, Note
+from ckpt_cli.tensors.tensor import Piece, Tensor
 
 FORMAT = "safetensors"
 INDEX = "model.safetensors.index.json"

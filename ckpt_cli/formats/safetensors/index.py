@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, PartOfSet, reading
+from ckpt_cli.files.folders import is_file, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import is_file, read_small, stays_inside
+from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.sets.names import unlisted_parts
 from ckpt_cli.names import few
 

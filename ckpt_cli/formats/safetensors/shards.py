@@ -14,14 +14,16 @@ from typing import Any
 
 from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.files.folders import entries_in
 from ckpt_cli.files.safetensors_file import Entry, parse_json, read_header
-from ckpt_cli.files.source import Files, FileSource, entries_in
+from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.sets.contents import SHARDING as INFO
 from ckpt_cli.names import check_name, is_extra_state
-from ckpt_cli.tensors.tensor import Component, Leaf, Note, Tensor
+from ckpt_cli.tensors.component import Component, Leaf, Note
+from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "hub-shards"
 SHARD = re.compile(r"shard-(?P<rank>[0-9]+)-model-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)

@@ -13,9 +13,10 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, PartOfSet, Unsupported
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import is_file, read_small
+from ckpt_cli.files.source import read_small
 from ckpt_cli.files.torch_file import TorchFile, dimensions
 from ckpt_cli.formats.sets.names import deepspeed_hint
 from ckpt_cli.tensors.tensor import Tensor

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckpt_cli.errors import CkptError, PartOfSet
+from ckpt_cli.files.folders import entries_in, is_file
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import entries_in, is_file, read_small
+from ckpt_cli.files.source import read_small
 from ckpt_cli.names import few
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")

@@ -26,7 +26,7 @@ from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.torch_files.way_down import Way, way_down
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import few
-from ckpt_cli.tensors.tensor import Note
+from ckpt_cli.tensors.component import Note
 
 HOLDERS = ("callbacks", "extra_state")
 MEANT = ("all", "both", "main", "regular")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import IncompleteError, MissingShard, Undecidable, reading
+from ckpt_cli.files.folders import files_in, is_file
 from ckpt_cli.files.pickle_nodes import as_dict, describe
-from ckpt_cli.files.source import Files, files_in, is_file
+from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
@@ -20,8 +21,8 @@ from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_o
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
-from ckpt_cli.tensors.tensor import Component, Leaf, Note
 
 FORMAT = "torch-file"
 INDEX = "pytorch_model.bin.index.json"

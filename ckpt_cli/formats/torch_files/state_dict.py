@@ -11,8 +11,8 @@ from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, below, describe
 from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
 from ckpt_cli.names import check_name, few, is_extra_state
+from ckpt_cli.tensors.component import Leaf, Note
 from ckpt_cli.tensors.plain_values import NUMPY_CORES
-from ckpt_cli.tensors.tensor import Leaf, Note
 
 MAX_SETTING = 4096
 """Bytes of an entry that may be a setting; more are data."""

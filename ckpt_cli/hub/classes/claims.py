@@ -17,7 +17,8 @@ from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared
 from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.names import Naming, few, foreign_names, printable
-from ckpt_cli.tensors.tensor import Note, Tensor
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 
 ADVICE = {
     "uneven-layers": "ckpt verify with --base shows whether the base has it",

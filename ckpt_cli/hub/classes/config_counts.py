@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.assets import EMBEDDINGS
 from ckpt_cli.hub.classes.known_names import types_of
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count, levels
+from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.names import few, printable
 
 STACK = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|h|blocks))\.(?P<number>[0-9]{1,9})\.")

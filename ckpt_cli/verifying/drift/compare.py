@@ -12,9 +12,10 @@ from ckpt_cli.hub.bagel import bagel_facts
 from ckpt_cli.output.plan import OutputTensor
 from ckpt_cli.output.writer import default_jobs
 from ckpt_cli.progress import Progress, Silent
-from ckpt_cli.results.inspect import BaseComparison, FormatFact, FormChange, TensorDrift
+from ckpt_cli.results.drift import BaseComparison, FormatFact, FormChange, TensorDrift
+from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex, cast, read_range, view_as
+from ckpt_cli.tensors.reading import PieceIndex, read_range
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.drift.distances import Accumulator, Distances
 from ckpt_cli.verifying.drift.groups import by_drift, frozen_parts, group_drifts, heatmap_of

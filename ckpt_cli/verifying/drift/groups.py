@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.name_patterns import pattern_of, ranged
-from ckpt_cli.results.inspect import DriftGroup, FrozenPart, Heatmap, HeatmapBlock, HeatmapRow, TensorDrift
+from ckpt_cli.results.drift import DriftGroup, FrozenPart, Heatmap, HeatmapBlock, HeatmapRow, TensorDrift
 
 LISTS = frozenset({"layers", "layer", "blocks", "block", "h"})
 """What a stack of layers is called, where it has a single layer only."""

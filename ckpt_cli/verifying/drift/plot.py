@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.errors import NotWritable, OutputExists, UsageError
 from ckpt_cli.names import printable
 from ckpt_cli.output.writer import write_bytes
-from ckpt_cli.results.inspect import BaseComparison, DriftGroup, Heatmap, HeatmapRow
+from ckpt_cli.results.drift import BaseComparison, DriftGroup, Heatmap, HeatmapRow
 from ckpt_cli.verifying.drift.groups import Scale, largest_rows, scale_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,120 @@
+"""How far tensors are from those of a base model: per tensor, in groups, and as a map."""
+
+from __future__ import annotations
+
+from ckpt_cli.results.checkpoint import Frozen
+from ckpt_cli.results.numbers import Number
+
+
+class TensorDrift(Frozen):
+    """How far a tensor is from the base, in float64; `ckpt_cli.verifying.drift.distances` says what each number is.
+
+    ``changed`` of ``compared`` elements differ (``compared`` is less than ``elements`` for a sample). ``cosine_distance`` is 1 - cosine
+    with all its digits. The numbers are None for packed dtypes, of which only the bytes are compared; the cosine also where a
+    norm is 0.
+    """
+
+    name: str
+    elements: int
+    compared: int
+    changed: int
+    max_abs: Number = None
+    mean_abs: Number = None
+    l2: Number = None
+    base_norm: Number = None
+    relative_l2: Number = None
+    cosine: Number = None
+    cosine_distance: Number = None
+
+
+class DriftGroup(Frozen):
+    """The drift of tensors whose names differ in numbers only.
+
+    ``mean_abs`` is over all elements, ``l2``, ``base_norm`` and ``relative_l2`` are of all tensors as one vector, ``cosine`` is the
+    smallest.
+    """
+
+    pattern: str
+    tensors: int
+    changed_tensors: int
+    elements: int
+    compared: int
+    changed: int
+    max_abs: Number = None
+    mean_abs: Number = None
+    l2: Number = None
+    base_norm: Number = None
+    relative_l2: Number = None
+    cosine: Number = None
+    cosine_distance: Number = None
+
+
+class FrozenPart(Frozen):
+    """A part of the model, such as ``visual.*``, in which every tensor is as in the base."""
+
+    part: str
+    tensors: int
+
+
+class HeatmapRow(Frozen):
+    """Relative L2 of one module in every layer: None where there is no such module (or no number), 0 where nothing changed."""
+
+    module: str
+    values: tuple[Number, ...]
+
+
+class HeatmapBlock(Frozen):
+    """A stack of layers, such as ``model.layers``: the numbers of its layers, and one row per module."""
+
+    stack: str
+    layers: tuple[int, ...]
+    rows: tuple[HeatmapRow, ...]
+
+
+class Heatmap(Frozen):
+    """Relative L2 per layer and module; rows of ``outside`` (embeddings, head) have one value."""
+
+    blocks: tuple[HeatmapBlock, ...] = ()
+    outside: tuple[HeatmapRow, ...] = ()
+
+
+class FormChange(Frozen):
+    """A tensor that has another shape or dtype than in the base."""
+
+    name: str
+    shape: tuple[int, ...]
+    base_shape: tuple[int, ...]
+    dtype: str
+    base_dtype: str
+
+
+class FormatFact(Frozen):
+    """In which form each side has some part of the model."""
+
+    what: str
+    mine: str
+    base: str
+
+
+class BaseComparison(Frozen):
+    """Tensors against a base: names that only one has, tensors of other shape or dtype; values if they were compared.
+
+    ``changes`` gives both shapes and dtypes. ``unchanged`` and what follows it is about tensors that both have in one shape:
+    ``drifts`` lists those that changed, ``groups`` all of them, both with the biggest drift first. ``sample`` is the share of the
+    elements that was to be compared, None for all.
+    """
+
+    base: str
+    common: int
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    reshaped: tuple[str, ...]
+    other_dtype: tuple[str, ...]
+    changes: tuple[FormChange, ...] = ()
+    formats: tuple[FormatFact, ...] = ()
+    sample: float | None = None
+    unchanged: int | None = None
+    drifts: tuple[TensorDrift, ...] = ()
+    groups: tuple[DriftGroup, ...] = ()
+    frozen: tuple[FrozenPart, ...] = ()
+    heatmap: Heatmap | None = None

@@ -1,0 +1,92 @@
+"""What `verify` found."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ckpt_cli.results.checkpoint import Frozen, NoteInfo
+from ckpt_cli.results.drift import BaseComparison
+from ckpt_cli.results.lora import LoraInfo
+
+
+class Finding(Frozen):
+    """One result of a check: a stable ``code``, "error", "warning" or "info", and where; ``numbers`` are what was measured."""
+
+    code: str
+    severity: str
+    message: str
+    tensor: str | None = None
+    file: str | None = None
+    numbers: dict[str, float | int | str] = Field(default_factory=dict)
+
+
+class SourceComparison(Frozen):
+    """Output tensors against those of a source: how many were compared, how many of them after a cast, and how many differ.
+
+    ``from_base`` more tensors were taken from the base and compared with it. ``lora``: adapters were fused before.
+    """
+
+    source: str
+    component: str
+    tensors: int
+    bytes: int
+    from_base: int = 0
+    cast: int
+    different: int
+    lora: LoraInfo | None = None
+
+    @property
+    def identical(self) -> bool:
+        return self.different == 0
+
+
+class VerifyResult(Frozen):
+    """What `verify` found. ``levels`` are the checks that ran; ``naming`` says with whose names the tensors were compared.
+
+    ``names`` is what came of that, in a line; ``wrapped``: TRL's prefix stands in front of
+    the names. ``notes`` are what opening the checkpoint, its source and the base said: a step that was
+    skipped, say.
+    ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_of`` the component of it, ``made_by`` the
+    command that would merge it again; ``expected`` counts the tensors that the model
+    class has, None if that is not known; ``bytes_read`` of ``bytes`` were read for ``full``.
+    """
+
+    path: str
+    component: str
+    format: str
+    files: int
+    tensors: int
+    elements: int
+    bytes: int
+    dtypes: dict[str, int]
+    architecture: str | None
+    levels: tuple[str, ...]
+    made_from: str | None = None
+    made_of: str | None = None
+    made_by: tuple[str, ...] = ()
+    expected: int | None = None
+    naming: str | None = None
+    names: str | None = None
+    wrapped: bool = False
+    checksums: int = 0
+    bytes_read: int = 0
+    findings: tuple[Finding, ...] = ()
+    against: tuple[SourceComparison, ...] = ()
+    comparison: BaseComparison | None = None
+    seconds: float = 0.0
+    notes: tuple[NoteInfo, ...] = ()
+
+    @property
+    def loads(self) -> bool:
+        """Whether the class that config.json names was compared, and nothing that it needs is missing."""
+        lacking = {"missing-tensor", "left-out", "missing-layers", "not-proved", "wrong-shape", "unknown-names", "prefixed-names"}
+        return self.expected is not None and self.wrapped is False and not lacking & {item.code for item in self.findings}
+
+    def of_severity(self, severity: str) -> list[Finding]:
+        """The findings of one severity."""
+        return [finding for finding in self.findings if finding.severity == severity]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if anything is wrong."""
+        return 1 if self.of_severity("error") else 0

@@ -1,0 +1,74 @@
+"""One state dict of a checkpoint, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.tensors.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An entry of a state dict that is not a tensor; never interpreted, only shown. ``holds_data``: it is more than a setting."""
+
+    name: str
+    text: str
+    holds_data: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the user should know: ``level`` "info" (in verbose output) or "warning" (always shown)."""
+
+    level: Literal["info", "warning"]
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A device mesh: names and sizes of its dimensions."""
+
+    names: tuple[str, ...]
+    shape: Shape
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name}={size}" for name, size in zip(self.names, self.shape, strict=True))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One state dict of a checkpoint, whole: every tensor tiles exactly.
+
+    ``ordered``: the tensors stand in the order of the model, if their format keeps it.
+    """
+
+    name: str
+    format: str
+    root: Path
+    tensors: Mapping[str, Tensor]
+    files: tuple[Path, ...]
+    world_size: int | None = None
+    missing_ranks: tuple[int, ...] = ()
+    mesh: Mesh | None = None
+    leaves: tuple[Leaf, ...] = ()
+    notes: tuple[Note, ...] = ()
+    writer: str = ""
+    ordered: bool = True
+
+    @property
+    def numel(self) -> int:
+        return sum(tensor.numel for tensor in self.tensors.values() if tensor.alias_of is None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values() if tensor.alias_of is None)

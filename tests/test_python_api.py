@@ -203,8 +203,8 @@ class TestErrors:
         def fail(*_: object, **__: object) -> None:
             raise PermissionError(13, "Permission denied", str(run))
 
-        for module, name in (("merging", "open_checkpoint"), ("inspection", "open_checkpoint"), ("verification", "find_subjects")):
-            monkeypatch.setattr(f"ckpt_cli.{module}.{name}", fail)
+        for module, name in (("merge", "open_checkpoint"), ("inspect", "open_checkpoint"), ("verify", "find_subjects")):
+            monkeypatch.setattr(f"ckpt_cli.commands.{module}.{name}", fail)
         monkeypatch.setattr("ckpt_cli.commands.average.open_snapshots", fail)
         monkeypatch.setattr("ckpt_cli.commands.extract_state.choose", fail)
         calls: list[Callable[[], object]] = [

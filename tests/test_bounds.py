@@ -19,6 +19,7 @@ import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, Gap, Inconsistent, MissingShard, NotRecognised, Unsupported
 from ckpt_cli.files import pickle_nodes
 from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, as_dict
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.dcp.metadata import read_catalog
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.torch_files import state_dict
@@ -211,7 +212,7 @@ class TestDcp:
         writer = dcp.FileSystemWriter(tmp_path / "dcp", single_file_per_rank=False)
         dcp.save(content, storage_writer=writer, no_dist=True)
         ckpt_cli.merge(tmp_path / "dcp", tmp_path / "fine")
-        (thing,) = read_catalog(tmp_path / "dcp").objects.values()
+        (thing,) = read_catalog([tmp_path / "dcp"], Files()).objects.values()
         assert thing.stored is not None
         (tmp_path / "dcp" / thing.stored.file).unlink()
         with pytest.raises(MissingShard) as caught:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, IncompleteError, PartOfSet, Undecidable, Unsupported
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.sets.names import part_error, part_name, part_of, unlisted_parts
 from tests.cli import ckpt
 from tests.tensors import load
@@ -118,7 +119,7 @@ class TestNames:
     @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
     def test_folders_of_ranks_beside_each_other(self, name: str, tmp_path: Path) -> None:
         first = put(tmp_path / "rank0" / name)
-        assert part_of(first) is None
+        assert part_of(first, Folders()) is None
         put(tmp_path / "rank1" / name)
         refused_everywhere(first, tmp_path, 4, "rank0", "rank1")
         refused_everywhere(first.parent, tmp_path, 4)
@@ -195,7 +196,7 @@ class TestNames:
         if "rank" in names[0]:
             for rank in (64, 128):
                 put(tmp_path / f"rank{rank}" / "model.pt")
-            assert part_error(tmp_path / "rank64" / "model.pt") is None
+            assert part_error(tmp_path / "rank64" / "model.pt", Folders()) is None
 
     @pytest.mark.parametrize(
         "names", [("rank_12.pt", "rank_13.pt"), ("rank16.pt", "rank0.pt"), ("layers.12.pt", "layers.11.pt"), ("host9.bin", "host10.bin")]
@@ -231,7 +232,7 @@ class TestNames:
     def test_numbers_without_end_are_no_sets(self, tmp_path: Path) -> None:
         for name in (f"rank{'9' * 300}.pt", f"model-1-of-{'9' * 200}.safetensors", "shard2147483647.pt", "rank999999999999.pt"):
             path = put(tmp_path / name[-250:])
-            error = part_error(path)
+            error = part_error(path, Folders())
             assert error is None or len(str(error.expected)) < 5000
 
 
@@ -241,7 +242,7 @@ class TestSiblings:
     @pytest.mark.parametrize("name", ["gpu{}.pt", "model_worker{}.bin", "chunk-{}.safetensors", "layers.{}.pt"])
     def test_weak_marks_count_with_a_sibling(self, name: str, tmp_path: Path) -> None:
         first = put(tmp_path / "folder" / name.format(0))
-        assert part_of(first) is None
+        assert part_of(first, Folders()) is None
         put(tmp_path / "folder" / name.format(1))
         refused_everywhere(first, tmp_path, 4, name.format(1))
 
@@ -294,8 +295,8 @@ class TestSiblings:
         for rank in (8, 16):
             put(tmp_path / f"rank{rank}" / "adapter_model.safetensors")
             put(tmp_path / f"lora_rank{rank}.safetensors")
-        assert part_error(tmp_path / "rank8" / "adapter_model.safetensors") is None
-        assert part_error(tmp_path / "lora_rank16.safetensors") is None
+        assert part_error(tmp_path / "rank8" / "adapter_model.safetensors", Folders()) is None
+        assert part_error(tmp_path / "lora_rank16.safetensors", Folders()) is None
 
     def test_a_run_takes_an_older_whole_step(self, tmp_path: Path) -> None:
         for name in ("rank0.pt", "ft-model-00001-of-00002.safetensors"):
@@ -344,13 +345,13 @@ class TestHints:
         put(folder / two, {"b": torch.ones(2)})
         index = folder / "model.safetensors.index.json"
         index.write_text(json.dumps({"weight_map": {"a": one, "b": two}}))
-        error = part_error(folder / one)
+        error = part_error(folder / one, Folders())
         assert error is not None
         assert error.hint == f"pass {index}"
         ckpt_cli.merge(index, tmp_path / "out")
         assert load(tmp_path / "out").keys() == {"a", "b"}
         (folder / two).unlink()
-        error = part_error(folder / one)
+        error = part_error(folder / one, Folders())
         assert error is not None
         assert error.hint is not None
         assert two in error.hint
@@ -368,7 +369,7 @@ class TestHints:
         assert load(tmp_path / "out").keys() == {"a", "b"}
 
     def test_what_is_missing_is_named(self, tmp_path: Path) -> None:
-        error = part_error(put(tmp_path / "x-rank-2-of-4.pth"))
+        error = part_error(put(tmp_path / "x-rank-2-of-4.pth"), Folders())
         assert error is not None
         assert error.expected == "the whole set; not here: x-rank-0-of-4.pth, x-rank-1-of-4.pth, x-rank-3-of-4.pth"
 
@@ -377,7 +378,7 @@ class TestHints:
     @pytest.mark.parametrize("name", ["rank0.pt", "rank3.pt", "model.part1.safetensors", "x_1of3.pt", "variant-2-of-3.safetensors"])
     def test_renaming_is_advised_for_a_file_without_siblings(self, name: str, tmp_path: Path) -> None:
         path = put(tmp_path / name)
-        error = part_error(path)
+        error = part_error(path, Folders())
         assert error is not None
         assert str(error.hint).endswith(self.RENAMING)
         ckpt_cli.merge(path.rename(path.with_name(f"model{path.suffix}")), tmp_path / "out")
@@ -385,7 +386,7 @@ class TestHints:
     def test_renaming_is_not_advised_for_what_is_certainly_a_part(self, tmp_path: Path) -> None:
         put(tmp_path / "ranks" / "rank4.pt")
         for name in ("ranks/rank3.pt", "a/model-00002-of-00003.safetensors", "b/model0-mp8.safetensors", "mp_rank_01/model.pt"):
-            error = part_error(put(tmp_path / name))
+            error = part_error(put(tmp_path / name), Folders())
             assert error is not None
             assert "rename" not in str(error.hint), name
 

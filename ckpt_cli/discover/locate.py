@@ -18,7 +18,7 @@ from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.joining import doubted, joined_targets
 from ckpt_cli.discover.nodes import complement
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unreadable, Unsupported, UsageError
-from ckpt_cli.files.folders import entries_in, folders_in, is_file, is_folder, status_of
+from ckpt_cli.files.folders import Folders, entries_in, folders_in, is_file, is_folder, status_of
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import FORMATS, groups, recognise
@@ -262,7 +262,9 @@ def _tags(folder: Path) -> list[Match]:
         if is_step or step_of(child) is None:
             # What cannot be looked at beside it may be anything, and no weights are taken from here in any case.
             with contextlib.suppress(Unreadable):
-                found = [match for match in (*Unread().recognise(child), *_megatron(child)) if isinstance(match.trouble, Unsupported)]
+                found = [
+                    match for match in (*Unread().recognise(child, Folders()), *_megatron(child)) if isinstance(match.trouble, Unsupported)
+                ]
                 if found:
                     return found
     return []

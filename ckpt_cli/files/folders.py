@@ -1,13 +1,83 @@
-"""Looking at folders and files by their names: what is there, and what cannot be told."""
+"""Looking at folders and files by their names: what is there, and what cannot be told.
+
+On a network disk every question takes a millisecond, and a run has ten thousand files: `Folders` lists a folder once, and answers what
+is asked about its entries from that.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PureWindowsPath
 
 from ckpt_cli.files.source import ABSENT, unreadable
+
+
+class Folders:
+    """Folders as they were when they were first looked at, each listed once. Questions about entries of others go to the system."""
+
+    def __init__(self) -> None:
+        self._listed: dict[Path, Mapping[str, os.DirEntry[str]]] = {}
+        self._status: dict[Path, os.stat_result | None] = {}
+
+    def entries(self, folder: Path) -> list[Path]:
+        """Everything in a folder, sorted by name; nothing if there is no such folder. Raises Unreadable if it cannot be listed."""
+        if folder not in self._listed:
+            above = self._listed.get(folder.parent)
+            if above is not None and folder.name not in above and folder.name:
+                return []
+            try:
+                with os.scandir(folder) as entries:
+                    self._listed[folder] = {entry.name: entry for entry in entries}
+            except ABSENT:
+                return []
+            except OSError as error:
+                raise unreadable(error, folder, "the folder cannot be listed") from error
+        return sorted(folder / name for name in self._listed[folder])
+
+    def files(self, folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
+        """The regular files (also behind links) in a folder, sorted by name. Links that lead nowhere are passed over.
+
+        ``wanted`` says of a name whether it matters; nothing else is looked at. Raises Unreadable.
+        """
+        return [path for path in self.entries(folder) if (wanted is None or wanted(path.name)) and self.is_file(path)]
+
+    def folders(self, folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
+        """The folders (also behind links) in a folder, sorted by name; ``wanted`` as for `files`. Raises Unreadable."""
+        return [path for path in self.entries(folder) if (wanted is None or wanted(path.name)) and self.is_folder(path)]
+
+    def is_there(self, path: Path) -> bool:
+        """Whether there is anything at a path, also behind links. Raises Unreadable."""
+        return self.is_file(path) or self.is_folder(path) or self._status_of(path) is not None
+
+    def is_file(self, path: Path) -> bool:
+        """Whether a path is a regular file, also behind links. Raises Unreadable."""
+        status = self._known(path, os.DirEntry.is_file)
+        return status if isinstance(status, bool) else status is not None and stat.S_ISREG(status.st_mode)
+
+    def is_folder(self, path: Path) -> bool:
+        """Whether a path is a folder, also behind links. Raises Unreadable."""
+        status = self._known(path, os.DirEntry.is_dir)
+        return status if isinstance(status, bool) else status is not None and stat.S_ISDIR(status.st_mode)
+
+    def _known(self, path: Path, ask: Callable[[os.DirEntry[str]], bool]) -> bool | os.stat_result | None:
+        """What the listing of the folder above says of an entry, or the system where that was not listed."""
+        listed = self._listed.get(path.parent)
+        if listed is None or path.name in ("", ".."):
+            return self._status_of(path)
+        entry = listed.get(path.name)
+        if entry is None:
+            return False
+        try:
+            return ask(entry)
+        except OSError as error:
+            raise unreadable(error, path, "it cannot be looked at") from error
+
+    def _status_of(self, path: Path) -> os.stat_result | None:
+        if path not in self._status:
+            self._status[path] = status_of(path)
+        return self._status[path]
 
 
 def stays_inside(name: object) -> bool:
@@ -24,13 +94,7 @@ def stays_inside(name: object) -> bool:
 
 def entries_in(folder: Path) -> list[Path]:
     """Everything in a folder, sorted by name; nothing if there is no such folder. Raises Unreadable if it cannot be listed."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(folder / entry.name for entry in entries)
-    except ABSENT:
-        return []
-    except OSError as error:
-        raise unreadable(error, folder, "the folder cannot be listed") from error
+    return Folders().entries(folder)
 
 
 def files_in(folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
@@ -38,12 +102,12 @@ def files_in(folder: Path, wanted: Callable[[str], object] | None = None) -> lis
 
     ``wanted`` says of a name whether it matters; nothing else is looked at. Raises Unreadable.
     """
-    return [path for path in entries_in(folder) if (wanted is None or wanted(path.name)) and is_file(path)]
+    return Folders().files(folder, wanted)
 
 
 def folders_in(folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
     """The folders (also behind links) in a folder, sorted by name; ``wanted`` as for `files_in`. Raises Unreadable."""
-    return [path for path in entries_in(folder) if (wanted is None or wanted(path.name)) and is_folder(path)]
+    return Folders().folders(folder, wanted)
 
 
 def status_of(path: str | os.PathLike[str]) -> os.stat_result | None:

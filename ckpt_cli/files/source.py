@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +203,7 @@ class Files:
         self._sources: dict[str, FileSource] = {}
         self._idle: OrderedDict[str, int] = OrderedDict()
         self._busy: dict[str, list[int]] = {}
-        self._parsed: OrderedDict[tuple[Identity, object], Any] = OrderedDict()
+        self._parsed: OrderedDict[Hashable, Any] = OrderedDict()
 
     def source(self, path: str | os.PathLike[str]) -> FileSource:
         """The source of ``path``; the same object for the same path. Raises NotFound or Unreadable."""
@@ -219,11 +219,14 @@ class Files:
     def parsed(self, path: str | os.PathLike[str], parse: Callable[[FileSource], Parsed]) -> Parsed:
         """What ``parse`` makes of a file. The last few are kept: what a file holds is often asked right before it is described."""
         source = self.source(path)
-        key = (source.identity, parse)
+        return self.kept((source.identity, parse), lambda: parse(source))
+
+    def kept(self, key: Hashable, make: Callable[[], Parsed]) -> Parsed:
+        """What ``make`` makes, if that is not known by its ``key`` from before. The last few are kept."""
         with self._lock:
             made: Parsed | None = self._parsed.pop(key, None)
         if made is None:
-            made = parse(source)
+            made = make()
         with self._lock:
             self._parsed[key] = made
             while len(self._parsed) > MAX_PARSED:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.tensors.component import Component
 
@@ -62,7 +63,7 @@ class Reader(Protocol):
 
     name: str
 
-    def recognise(self, path: Path) -> list[Match]:
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
         """The components that ``path`` (a folder or a file) holds directly, from names alone. Never raises for content."""
         ...
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import PartOfSet
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, Reader, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
@@ -39,11 +40,15 @@ FORMATS = tuple(reader.name for reader in READERS)
 """Their names, in the same order."""
 
 
-def recognise(path: Path) -> list[Match]:
-    """Everything that some reader recognises directly at ``path``; a file that is one of a set, by its name, gets that as its trouble."""
-    found = [match for reader in READERS for match in reader.recognise(path)]
+def recognise(path: Path, there: Folders | None = None) -> list[Match]:
+    """Everything that some reader recognises directly at ``path``; a file that is one of a set, by its name, gets that as its trouble.
+
+    ``there``: what was seen of folders before.
+    """
+    there = there or Folders()
+    found = [match for reader in READERS for match in reader.recognise(path, there)]
     read = {match.component for match in found if match.format != UNREAD}
-    return [_doubted(match) for match in found if match.format != UNREAD or match.component not in read]
+    return [_doubted(match, there) for match in found if match.format != UNREAD or match.component not in read]
 
 
 def describe(match: Match, files: Files, options: ReadOptions) -> Component:
@@ -51,7 +56,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     if match.trouble is not None:
         raise match.trouble
     alone = _alone(match)
-    if alone is not None and (index := index_beside(alone)) is not None:
+    if alone is not None and (index := index_beside(alone, Folders())) is not None:
         text = f"{alone.name} is one of several files of the model that {index.name} lists"
         raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
     component = _reader(match).describe(match, files, options)
@@ -67,9 +72,9 @@ def _alone(match: Match) -> Path | None:
     return match.files[0] if one else None
 
 
-def _doubted(match: Match) -> Match:
+def _doubted(match: Match, there: Folders) -> Match:
     alone = _alone(match) if match.trouble is None else None
-    return match if alone is None else replace(match, trouble=part_error(alone))
+    return match if alone is None else replace(match, trouble=part_error(alone, there))
 
 
 def groups(match: Match, files: Files) -> list[str]:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
-from ckpt_cli.files.folders import files_in, folders_in, is_file, is_folder
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.sets.contents import MEGATRON
@@ -32,29 +32,29 @@ class Unread:
 
     name = FORMAT
 
-    def recognise(self, path: Path) -> list[Match]:
-        if not is_folder(path):
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
+        if not there.is_folder(path):
             return []
-        ranks = [folder for folder in folders_in(path, LEGACY.fullmatch) if is_file(folder / LEGACY_FILE)]
+        ranks = [folder for folder in there.folders(path, LEGACY.fullmatch) if there.is_file(folder / LEGACY_FILE)]
         if ranks:
             text = f"this is a Megatron checkpoint in {counted(len(ranks))} (legacy torch format), which is not read yet"
             trouble: CkptError = Unsupported(text, path=path, hint=MEGATRON)
             return [Match(FORMAT, "model", path, tuple(folder / LEGACY_FILE for folder in ranks), "Megatron-LM", trouble=trouble)]
-        names = [entry.name for entry in files_in(path, lambda name: name.endswith(SUFFIXES))]
+        names = [entry.name for entry in there.files(path, lambda name: name.endswith(SUFFIXES))]
         sharded = unread_sets(names)
         if sharded:
             text = f"this is a DeepSpeed checkpoint ({counted(len(sharded))}), which is not read yet"
-            hint = deepspeed_hint(path)
+            hint = deepspeed_hint(path, there)
             if STAGE_0_TO_2 in sharded and not any(name.startswith(("zero_pp_rank_0_mp_rank_00_model", "layer_")) for name in sharded):
-                whole = part_of(path / STAGE_0_TO_2) is None
+                whole = part_of(path / STAGE_0_TO_2, there) is None
                 hint = f"pass {path / STAGE_0_TO_2}, the weights in the dtype of the training; or {hint}" if whole else hint
             trouble = Unsupported(text, path=path, hint=hint)
             return [Match(FORMAT, "model", path, tuple(path / name for name in sharded), "DeepSpeed", trouble=trouble)]
         wanted = [name for name in sorted(names)[:MAX_NAMES] if not is_state_file(name)]
-        part = next((found for name in wanted if (found := part_of(path / name)) is not None), None)
+        part = next((found for name in wanted if (found := part_of(path / name, there)) is not None), None)
         if part is None:
             return []
-        return [Match(FORMAT, "model", path, tuple(part.siblings.values()), "a set of files", trouble=error_of(part))]
+        return [Match(FORMAT, "model", path, tuple(part.siblings.values()), "a set of files", trouble=error_of(part, there))]
 
     def groups(self, match: Match, files: Files) -> list[str]:
         return [match.component]

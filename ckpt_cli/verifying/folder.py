@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
-from ckpt_cli.files.folders import files_in, is_file, status_of, stays_inside
+from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest
 from ckpt_cli.files.safetensors_file import parse_json, read_header
@@ -97,7 +97,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     for name in alone:
         part = safetensors_part(name)
         if part is None or part.parts == 1:
-            refused = part_error(folder / name) or share_error(headers[name] or {}, folder / name)
+            refused = part_error(folder / name, Folders()) or share_error(headers[name] or {}, folder / name)
             if refused is not None:
                 found.append(finding("part-of-set", _told(refused), file=name))
             sets.append(_set(_name_of(name, SUFFIX), None, folder, [name], headers, found))

@@ -23,6 +23,7 @@ import pytest
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats import registry
 from ckpt_cli.formats.base import Match, Reader, ReadOptions
@@ -62,7 +63,7 @@ class ReaderConformance:
         return Path(shutil.copytree(original.folder, tmp_path / "example"))
 
     def match(self, folder: Path) -> Match:
-        return next(match for match in self.reader.recognise(folder) if match.component == self.component)
+        return next(match for match in self.reader.recognise(folder, Folders()) if match.component == self.component)
 
     def describe(self, folder: Path) -> Component:
         with Files() as files:
@@ -83,22 +84,22 @@ class ReaderConformance:
         assert all(file.is_file() and file.parent == folder for file in match.files)
 
     def test_recognise_looks_at_names_only(self, folder: Path) -> None:
-        before = self.reader.recognise(folder)
+        before = self.reader.recognise(folder, Folders())
         for file in folder.rglob("*"):
             if file.is_file():
                 file.write_bytes(b"")
-        assert self.reader.recognise(folder) == before
+        assert self.reader.recognise(folder, Folders()) == before
 
     def test_recognise_takes_a_single_file_for_what_it_belongs_to(self, folder: Path) -> None:
         for file in self.match(folder).files:
-            assert [match.component for match in self.reader.recognise(file)] == [self.component]
+            assert [match.component for match in self.reader.recognise(file, Folders())] == [self.component]
 
     def test_recognise_finds_nothing_in_other_folders(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("model")
         (tmp_path / "optim_world_size_4_rank_0.pt").write_bytes(b"")
-        assert self.reader.recognise(tmp_path) == []
-        assert self.reader.recognise(tmp_path / "notes.txt") == []
-        assert self.reader.recognise(tmp_path / "nowhere") == []
+        assert self.reader.recognise(tmp_path, Folders()) == []
+        assert self.reader.recognise(tmp_path / "notes.txt", Folders()) == []
+        assert self.reader.recognise(tmp_path / "nowhere", Folders()) == []
 
     # -- describe ------------------------------------------------------------------------------------------------------
 

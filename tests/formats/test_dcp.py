@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 import ckpt_cli
 from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, Gap, IncompleteError, Inconsistent, MissingShard, NotFound, Overlap, Unsupported
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.dcp.metadata import metadata_files
@@ -79,7 +80,7 @@ def index_of(metadata: Metadata, name: str, offset: tuple[int, ...]) -> Metadata
 
 def describe(folder: Path) -> Component:
     with Files() as files:
-        (match,) = Dcp().recognise(folder)
+        (match,) = Dcp().recognise(folder, Folders())
         return Dcp().describe(match, files, ReadOptions())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckpt_cli
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard
 from ckpt_cli.formats.safetensors.folder import HubFolder
 from tests.conftest import Copy
@@ -27,13 +28,13 @@ class TestFolderWithIndex(ReaderConformance):
 
 def test_one_file_of_any_name_is_a_model(layouts: Path) -> None:
     file = layouts / "plain-files" / "single" / "weights.safetensors"
-    (match,) = HubFolder().recognise(file)
+    (match,) = HubFolder().recognise(file, Folders())
     assert (match.component, match.files) == ("model", (file,))
 
 
 def test_a_folder_with_model_safetensors_is_a_model(layouts: Path, tmp_path: Path) -> None:
     shutil.copyfile(layouts / "plain-files" / "single" / "weights.safetensors", tmp_path / "model.safetensors")
-    (match,) = HubFolder().recognise(tmp_path)
+    (match,) = HubFolder().recognise(tmp_path, Folders())
     assert match.files == (tmp_path / "model.safetensors",)
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed.tensor
 
 import ckpt_cli
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.errors import CkptError, IncompleteError, Inconsistent, MissingShard, MixedWorldSizes, Undecidable
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
@@ -60,7 +61,7 @@ class TestOneGpu(ReaderConformance):
     def test_a_missing_file_is_refused_by_name(self, folder: Path) -> None:
         (file,) = self.files_of(folder)
         file.unlink()
-        assert self.reader.recognise(folder) == []
+        assert self.reader.recognise(folder, Folders()) == []
 
 
 class TestAccelerate(ReaderConformance):
@@ -425,7 +426,7 @@ class TestTiedHeads:
 
 
 def test_ranks_are_ordered_as_numbers(layouts: Path) -> None:
-    (match,) = RankShards().recognise(layouts / "fake-ranks" / "line")
+    (match,) = RankShards().recognise(layouts / "fake-ranks" / "line", Folders())
     with Files() as files:
         component = RankShards().describe(match, files, ReadOptions())
     assert [file.name for file in component.files] == [f"model_world_size_12_rank_{rank}.pt" for rank in range(12)]

@@ -14,6 +14,7 @@ import torch
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Inconsistent, InputError, MissingShard, NotRecognised, Unsupported
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.torch_files.reader import TorchFiles
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance, everything_said_by
@@ -49,7 +50,7 @@ class OneFile(ReaderConformance):
     def test_a_missing_file_is_refused_by_name(self, folder: Path) -> None:
         (file,) = self.files_of(folder)
         file.unlink()
-        assert self.reader.recognise(folder) == []
+        assert self.reader.recognise(folder, Folders()) == []
 
 
 class TestTied(OneFile):

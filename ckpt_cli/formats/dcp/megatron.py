@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
-from ckpt_cli.files.folders import is_file, is_there
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 
@@ -36,11 +36,11 @@ def megatron_error(folder: Path | None = None) -> Unsupported:
     return Unsupported(text, path=folder, hint="convert it with Megatron's own tools or with mbridge")
 
 
-def has_megatron_files(folder: Path) -> bool:
+def has_megatron_files(folder: Path, there: Folders) -> bool:
     """Whether files beside the metadata are Megatron's."""
-    if is_there(folder / COMMON):
+    if there.is_there(folder / COMMON):
         return True
-    if not is_file(folder / BACKEND):
+    if not there.is_file(folder / BACKEND):
         return False
     try:
         content = parse_json(read_small(folder / BACKEND, MAX_BACKEND), BACKEND)

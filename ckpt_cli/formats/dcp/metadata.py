@@ -16,10 +16,10 @@ from typing import Any, Literal
 from ckpt_cli.boxes import Box, Shape
 from ckpt_cli.dtypes import BY_TORCH, Dtype
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported, reading
-from ckpt_cli.files.folders import entries_in, is_file, stays_inside
+from ckpt_cli.files.folders import Folders, entries_in, is_file, stays_inside
 from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, attributes
 from ckpt_cli.files.pickle_reader import load_pickle
-from ckpt_cli.files.source import read_small
+from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.torch_file import dimensions
 
 MAX_METADATA = 1 << 30
@@ -105,6 +105,13 @@ def metadata_files(*folders: Path) -> list[Path]:
     return [found[rank] for rank in sorted(found)]
 
 
+def named_metadata(folder: Path, there: Folders) -> list[Path]:
+    """The metadata of one folder, by name."""
+    if there.is_file(folder / METADATA):
+        return [folder / METADATA]
+    return [path for path in there.entries(folder) if RANK_METADATA.fullmatch(path.name)]
+
+
 def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
     """Raise MissingShard if there is no metadata, or a rank's is not there although others', or its data, are."""
     if not listed:
@@ -129,11 +136,15 @@ def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
             )
 
 
-def read_catalog(*folders: Path) -> Catalog:
-    """The catalogue of a save, which may lie in several folders (of several nodes).
+def read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
+    """The catalogue of a save, which may lie in several folders (of several nodes). ``files`` keeps it: it is read once.
 
     Raises CorruptFile, Unsupported, MissingShard, or Inconsistent between ranks' files.
     """
+    return files.kept((read_catalog, *folders), lambda: _read_catalog(folders))
+
+
+def _read_catalog(folders: Sequence[Path]) -> Catalog:
     tensors: dict[str, CatalogTensor] = {}
     objects: dict[str, CatalogObject] = {}
     writer: Writer = ">= 2.9"

@@ -25,7 +25,7 @@ PREFIXES = ("model.", "module.")
 
 def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
     """The optimizer of a folder (of one or several nodes). Raises NotFound if there is none, Unsupported if there are several."""
-    catalog = read_catalog(*roots)
+    catalog = read_catalog(roots, files)
     reader = ItemReader(roots, files)
     found: dict[tuple[str, ...], list[tuple[str, tuple[str, ...], CatalogTensor]]] = {}
     for entry in catalog.tensors.values():

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
-from ckpt_cli.files.folders import entries_in, is_file, is_there
+from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.megatron import has_megatron_files, megatron_error
-from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
+from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, named_metadata, read_catalog
 from ckpt_cli.names import check_name, few, is_extra_state, printable
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -30,18 +30,18 @@ class Dcp:
 
     name = FORMAT
 
-    def recognise(self, path: Path) -> list[Match]:
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
         is_part = path.name == METADATA or RANK_METADATA.fullmatch(path.name) or path.suffix == ".distcp"
         folder = path.parent if is_part else path
-        found = metadata_files(folder)
-        items = tuple(entry for entry in entries_in(folder) if entry.suffix == ".distcp")
+        found = named_metadata(folder, there)
+        items = tuple(entry for entry in there.entries(folder) if entry.suffix == ".distcp")
         if not found and not items:
             return []
         trouble: CkptError | None = None
-        if has_megatron_files(folder):
+        if has_megatron_files(folder, there):
             trouble = megatron_error(folder)
         elif not found:
-            temporary = " (.metadata.tmp is there)" if is_there(folder / ".metadata.tmp") else ""
+            temporary = " (.metadata.tmp is there)" if there.is_there(folder / ".metadata.tmp") else ""
             trouble = MissingShard(
                 f"{METADATA} is missing{temporary}: it is written last, so the save did not finish",
                 path=folder,
@@ -52,11 +52,11 @@ class Dcp:
 
     def groups(self, match: Match, files: Files) -> list[str]:
         """The groups of tensors in the folder that may be weights, the main one first."""
-        return [group.name for group in groups_of(read_catalog(match.root, *match.more_roots))] if match.trouble is None else []
+        return [group.name for group in groups_of(read_catalog((match.root, *match.more_roots), files))] if match.trouble is None else []
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         roots = (match.root, *match.more_roots)
-        catalog = read_catalog(*roots)
+        catalog = read_catalog(roots, files)
         with reading(match.root):
             groups = groups_of(catalog)
         group = _chosen(match, groups)

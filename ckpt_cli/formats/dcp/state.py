@@ -30,7 +30,7 @@ def read_dcp_state(roots: Sequence[Path], files: Files) -> dict[str, Any]:
 
     Raises what reading the metadata and the items raises; a data file that is missing leaves `Unrepresented` values.
     """
-    catalog = read_catalog(*roots)
+    catalog = read_catalog(roots, files)
     reader = ItemReader(roots, files)
     groups = [group for index, group in enumerate(groups_of(catalog)) if index == 0 or _is_model(group)]
     weights = {entry.name for group in groups for entry in group.tensors.values()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
-from ckpt_cli.files.folders import entries_in, is_file
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.pickle_nodes import describe
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import TorchFile
@@ -51,11 +51,11 @@ class RankShards:
 
     name = FORMAT
 
-    def recognise(self, path: Path) -> list[Match]:
-        if is_file(path):
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
+        if there.is_file(path):
             # One shard file stands for the folder it lies in.
-            return [match for match in self.recognise(path.parent) if path in match.files] if _pattern(path.name) else []
-        entries = [entry.name for entry in entries_in(path) if entry.suffix in (".pt", ".bin")]
+            return [match for match in self.recognise(path.parent, there) if path in match.files] if _pattern(path.name) else []
+        entries = [entry.name for entry in there.entries(path) if entry.suffix in (".pt", ".bin")]
         found: dict[tuple[NamePattern, int | None], dict[int, list[Path]]] = {}
         for name in entries:
             pattern = _pattern(name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ckpt_cli.boxes import contiguous_strides, whole
 from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, MissingShard, reading
-from ckpt_cli.files.folders import entries_in, files_in, is_file
+from ckpt_cli.files.folders import Folders, entries_in
 from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, Source
 from ckpt_cli.formats.base import Match, ReadOptions
@@ -37,25 +37,25 @@ class HubFolder:
 
     name = FORMAT
 
-    def recognise(self, path: Path) -> list[Match]:
-        if is_file(path):
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
+        if there.is_file(path):
             if path.name.endswith(INDEX_SUFFIX):
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {path.name}")]
             if path.suffix == ".safetensors":
                 return [Match(FORMAT, "model", path, (path,), "a safetensors file")]
             return []
-        matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if is_file(path / EMA) else []
-        if is_file(path / INDEX):
+        matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if there.is_file(path / EMA) else []
+        if there.is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
-        if is_file(path / SINGLE):
+        if there.is_file(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
-        others = files_in(path, lambda name: name.endswith(INDEX_SUFFIX))
+        others = there.files(path, lambda name: name.endswith(INDEX_SUFFIX))
         if len(others) == 1 and not matches:
             return [Match(FORMAT, "model", path, (others[0],), f"index {others[0].name}")]
-        alone = [entry for entry in entries_in(path) if entry.suffix == ".safetensors" and entry.name != OPTIMIZER]
-        if len(alone) == 1 and not matches and _is_whole(alone[0].name) and not holds_torch_model(path):
+        alone = [entry for entry in there.entries(path) if entry.suffix == ".safetensors" and entry.name != OPTIMIZER]
+        if len(alone) == 1 and not matches and _is_whole(alone[0].name) and not holds_torch_model(path, there):
             return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}")]
-        named = [(entry, part) for entry in entries_in(path) if (part := safetensors_part(entry.name)) is not None]
+        named = [(entry, part) for entry in there.entries(path) if (part := safetensors_part(entry.name)) is not None]
         if named:
             parts, index = [entry for entry, _ in named], f"{named[0][1].stem}{INDEX_SUFFIX}"
             trouble: IncompleteError = MissingShard(
@@ -63,7 +63,7 @@ class HubFolder:
                 path=path / index,
                 hint="copy the index from where the model came from",
             )
-            trouble = lost_part(parts) or trouble
+            trouble = lost_part(parts, there) or trouble
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]
         return matches
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
-from ckpt_cli.files.folders import entries_in
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import Entry, parse_json, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
@@ -34,9 +34,9 @@ class HubShards:
 
     name = FORMAT
 
-    def recognise(self, path: Path) -> list[Match]:
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
         folder = path.parent if SHARD.fullmatch(path.name) else path
-        found = [entry for entry in entries_in(folder) if SHARD.fullmatch(entry.name)]
+        found = [entry for entry in there.entries(folder) if SHARD.fullmatch(entry.name)]
         if not found:
             return []
         names = [fields for entry in found if (fields := SHARD.fullmatch(entry.name))]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, PartOfSet, Unsupported
-from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
@@ -80,7 +80,7 @@ def _refuse_megatron(entries: Mapping[Any, Any], path: Path) -> None:
 
 
 def _refuse_deepspeed(file: TorchFile, entries: Mapping[Any, Any], path: Path) -> None:
-    hint = deepspeed_hint(path.parent)
+    hint = deepspeed_hint(path.parent, Folders())
     module = as_dict(entries.get(MODULE))
     if MODULE not in entries:
         raise PartOfSet(

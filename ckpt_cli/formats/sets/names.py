@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckpt_cli.errors import CkptError, PartOfSet
-from ckpt_cli.files.folders import entries_in, is_file
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.names import few
@@ -176,13 +176,13 @@ def part_name(name: str) -> PartName | None:
     return PartName(fields["stem"], int(fields["part"]), int(fields["parts"]), fields["suffix"])
 
 
-def lost_part(paths: Sequence[Path]) -> PartOfSet | None:
+def lost_part(paths: Sequence[Path], there: Folders) -> PartOfSet | None:
     """Why files called "N of M" are no model: some are missing, or they are such as no index belongs to. None if only that is missing."""
-    part = part_of(paths[0])
-    return None if part is None or (part.is_indexed and not part.missing) else error_of(part)
+    part = part_of(paths[0], there)
+    return None if part is None or (part.is_indexed and not part.missing) else error_of(part, there)
 
 
-def part_of(path: Path) -> Part | None:
+def part_of(path: Path, there: Folders) -> Part | None:
     """The set that a file is one of, by its name and those beside it; None for what may be a whole model.
 
     The first of these that applies decides:
@@ -211,9 +211,9 @@ def part_of(path: Path) -> Part | None:
     for kind in WHOLE_NAMES:
         fields = kind.regex.fullmatch(path.name)
         if fields:
-            part = _part(path, kind, fields)
+            part = _part(path, kind, fields, there)
             return None if kind.content_decides and part.number == 0 and len(part.siblings) == 1 else part if part.count != 1 else None
-    counts = [_part(path, OF, fields) for fields in _counts(path.name) if len(fields["part"]) <= MAX_DIGITS]
+    counts = [_part(path, OF, fields, there) for fields in _counts(path.name) if len(fields["part"]) <= MAX_DIGITS]
     several = next((part for part in counts if part.count != 1), None)
     if several is not None:
         return several
@@ -222,39 +222,39 @@ def part_of(path: Path) -> Part | None:
         fields = next((found for found in kind.regex.finditer(path.name) if found.start("part") not in counted), None)
         if fields is None or len(fields["part"]) > MAX_DIGITS:
             continue
-        part = _part(path, kind, fields)
+        part = _part(path, kind, fields, there)
         if part.count != 1 and not _says_otherwise(part) and (part.has_neighbour or _counts_alone(part)):
             return part
     if path.name in BY_CONTENT:
         return None
     if RANK_FOLDER.fullmatch(folder.name):
         return Part(path, SetKind(RANK_FOLDER, f"model parallelism ({folder.name})", "rank"), 0, None, {0: path})
-    return _part_of_folders(path)
+    return _part_of_folders(path, there)
 
 
-def _part_of_folders(path: Path) -> Part | None:
+def _part_of_folders(path: Path, there: Folders) -> Part | None:
     """Files of one name in folders of ranks or shards: ``rank0/model.pt`` beside ``rank1/model.pt``."""
     folder = path.parent
     for kind in (RANK, SHARD):
         fields = kind.regex.fullmatch(folder.name)
         if fields:
-            part = _part(folder, kind, fields)
-            like = {number: sibling / path.name for number, sibling in part.siblings.items() if is_file(sibling / path.name)}
+            part = _part(folder, kind, fields, there)
+            like = {number: sibling / path.name for number, sibling in part.siblings.items() if there.is_file(sibling / path.name)}
             found = Part(path, SetKind(RANK_FOLDER, f"folders like {folder.name}", kind.unit), part.number, None, like)
             if found.has_neighbour and not _says_otherwise(replace(part, path=folder / path.name)):
                 return found
     return None
 
 
-def part_error(path: Path) -> CkptError | None:
+def part_error(path: Path, there: Folders) -> CkptError | None:
     """Why a file alone is no model, by names, its own or that which a link points to; None if nothing says so."""
-    part = part_of(path)
+    part = part_of(path, there)
     if part is None and os.path.islink(path):
-        part = part_of(Path(os.path.realpath(path)))
-    return None if part is None else error_of(part)
+        part = part_of(Path(os.path.realpath(path)), there)
+    return None if part is None else error_of(part, there)
 
 
-def error_of(part: Part) -> PartOfSet:
+def error_of(part: Part, there: Folders) -> PartOfSet:
     """What there is to say about a part: the set, what is missing, what to do."""
     name, unit = part.path.name, part.kind.unit
     if unit == "parameter":
@@ -270,7 +270,7 @@ def error_of(part: Part) -> PartOfSet:
         shown = {number: path.name if path.parent == part.path.parent else str(path) for number, path in part.siblings.items()}
         others = [name for number, name in sorted(shown.items()) if number != part.number]
         expected = f"the whole set; beside it: {few(others)}"
-    return PartOfSet(message, path=part.path, expected=expected or "the whole set", hint=_hint(part, missing))
+    return PartOfSet(message, path=part.path, expected=expected or "the whole set", hint=_hint(part, missing, there))
 
 
 def unread_sets(names: Sequence[str]) -> list[str]:
@@ -278,9 +278,9 @@ def unread_sets(names: Sequence[str]) -> list[str]:
     return [name for name in names if any(kind.regex.fullmatch(name) for kind in DEEPSPEED)]
 
 
-def index_beside(path: Path) -> Path | None:
+def index_beside(path: Path, there: Folders) -> Path | None:
     """An index in the same folder that lists this file, and others with it."""
-    for index in entries_in(path.parent):
+    for index in there.entries(path.parent):
         if index.name.endswith(INDEX_SUFFIX):
             files = _indexed(index)
             if path.name in files and len(files) > 1:
@@ -314,12 +314,12 @@ def _indexed(index: Path) -> set[str]:
     return {file for file in mapping.values() if isinstance(file, str)} if isinstance(mapping, dict) else set()
 
 
-def _part(path: Path, kind: SetKind, fields: re.Match[str]) -> Part:
+def _part(path: Path, kind: SetKind, fields: re.Match[str], there: Folders) -> Part:
     start, stop = fields.span("part")
     if stop - start > MAX_DIGITS:
         return Part(path, kind, MAX_PARTS, None, {MAX_PARTS: path})
     like = re.compile(re.escape(path.name[:start]) + r"(\d{1,12})" + re.escape(path.name[stop:]), re.ASCII)
-    siblings = {int(found[1]): entry for entry in entries_in(path.parent) if (found := like.fullmatch(entry.name))}
+    siblings = {int(found[1]): entry for entry in there.entries(path.parent) if (found := like.fullmatch(entry.name))}
     number = int(fields["part"])
     text = fields.groupdict().get("parts")
     count = int(text[:MAX_DIGITS]) if text else None
@@ -358,14 +358,14 @@ def _sibling_name(part: Part, number: int) -> str:
     return f"{part.path.name[:start]}{number:0{width}d}{part.path.name[stop:]}"
 
 
-def _hint(part: Part, missing: Sequence[str]) -> str:
+def _hint(part: Part, missing: Sequence[str], there: Folders) -> str:
     """What to do next; every hint says only what was looked at."""
-    index = index_beside(part.path)
+    index = index_beside(part.path, there)
     if index is not None:
-        absent = [file for file in sorted(_indexed(index)) if not is_file(index.parent / file)]
+        absent = [file for file in sorted(_indexed(index)) if not there.is_file(index.parent / file)]
         return f"pass {index}" if not absent else f"{index.name} lists the files; get the missing ones: {few(absent)}"
     if part.kind in DEEPSPEED or part.kind.unit == "parameter":
-        return deepspeed_hint(part.path.parent)
+        return deepspeed_hint(part.path.parent, there)
     if part.is_indexed:
         what = "the other files and the index" if missing else "the index that belongs to these files"
         advice = f"get {what} from where the model came from"
@@ -377,28 +377,28 @@ def _hint(part: Part, missing: Sequence[str]) -> str:
     return f"{advice}; if it is a whole model, rename it without the number" if part.is_alone and not certain else advice
 
 
-def deepspeed_hint(folder: Path) -> str:
+def deepspeed_hint(folder: Path, there: Folders) -> str:
     """DeepSpeed puts a script beside the folder of a step, which knows ZeRO, but no experts, pipelines or tensor parallelism.
 
     Of stage 1 it leaves frozen tensors out, of ZeRO++ it writes the codes of quantised ones, and it refuses what BF16_Optimizer
     wrote: names do not tell these from others.
     """
-    names = [entry.name for entry in entries_in(folder)]
+    names = [entry.name for entry in there.entries(folder)]
     plain = not any(OUT_OF_SCRIPT.match(name) for name in names) and any("zero_pp_rank_" in name for name in names)
-    home = next((home for home in (folder, *folder.parents[:2]) if is_file(home / SCRIPT)), None)
+    home = next((home for home in (folder, *folder.parents[:2]) if there.is_file(home / SCRIPT)), None)
     if home is None or not plain:
         return "load the set with DeepSpeed, and save one state dict"
     tag = os.path.relpath(folder, home)
-    chosen = "" if _latest(home) == tag else f" -t {shlex.quote(tag)}"
+    chosen = "" if _latest(home, there) == tag else f" -t {shlex.quote(tag)}"
     stage_3 = any(STAGE_3.fullmatch(name) for name in names)
     may = "write quantised frozen tensors as codes" if stage_3 else "leave frozen tensors out (stage 1), and refuses BF16_Optimizer"
     command = f"python {SCRIPT} . OUTPUT{chosen}"
     return f"{home / SCRIPT} puts the set together where deepspeed is installed: in its folder, {command}; it may {may}"
 
 
-def _latest(home: Path) -> str | None:
+def _latest(home: Path, there: Folders) -> str | None:
     """The step that DeepSpeed's tools take where none is named."""
     try:
-        return read_small(home / "latest", 1 << 10).decode("utf-8", "replace").strip() if is_file(home / "latest") else None
+        return read_small(home / "latest", 1 << 10).decode("utf-8", "replace").strip() if there.is_file(home / "latest") else None
     except CkptError:
         return None  # only asked for the hint

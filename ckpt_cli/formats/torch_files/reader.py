@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import IncompleteError, MissingShard, Undecidable, reading
-from ckpt_cli.files.folders import files_in, is_file
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
@@ -42,15 +42,15 @@ class TorchFiles:
 
     name = FORMAT
 
-    def recognise(self, path: Path) -> list[Match]:
-        if is_file(path):
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
+        if there.is_file(path):
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
             wanted = path.name.endswith(SUFFIXES) and not is_state_file(path.name)
             return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
-        if is_file(path / INDEX):
+        if there.is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
-        listed = files_in(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or _part(name))
+        listed = there.files(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or _part(name))
         found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]
         parts = [] if found else [entry for entry in listed if _part(entry.name)]
         if len(parts) == 1 and (only := _part(parts[0].name)) is not None and only.parts == 1:
@@ -63,7 +63,7 @@ class TorchFiles:
                 path=path / INDEX,
                 hint="copy the index from where the model came from",
             )
-            unproven = lost_part(parts) or unproven
+            unproven = lost_part(parts, there) or unproven
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]
         models, ema = [entry for entry in found if entry.stem != "ema"], [entry for entry in found if entry.stem == "ema"]
         matches = []
@@ -115,9 +115,9 @@ class TorchFiles:
         )
 
 
-def holds_torch_model(folder: Path) -> bool:
+def holds_torch_model(folder: Path, there: Folders) -> bool:
     """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
-    return is_file(folder / INDEX) or bool(files_in(folder, lambda name: KNOWN.fullmatch(name) or _part(name)))
+    return there.is_file(folder / INDEX) or bool(there.files(folder, lambda name: KNOWN.fullmatch(name) or _part(name)))
 
 
 def _part(name: str) -> PartName | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -16,12 +16,12 @@ from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.locate import component_names, expanded, locate
 from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since
-from ckpt_cli.discover.trainers import framework_of
 from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
 from ckpt_cli.formats.base import ShardOrder
-from ckpt_cli.formats.unread import FORMAT as UNREAD
+from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.trainers import framework_of
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.publish import Order, SideFiles, Target, check_writing, publish
@@ -89,7 +89,7 @@ def extract_state(
         state = read_state(found, place, files)
         optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
-            if place.match.format == UNREAD and place.match.trouble is not None:
+            if format_of(place.match).is_refused and place.match.trouble is not None:
                 raise place.match.trouble
             raise NotFound(
                 "there is no training state beside the weights",
@@ -106,7 +106,7 @@ def extract_state(
         check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
         if optimizer is not None:
             state.lost += optimizer.lost
-        framework = framework_of(replace(found, places=(place, *found.places)), None)
+        framework = framework_of(place.match, found.path, None)
         side = state_files(state, framework)
         whole = plan.Plan((), None, None)
         if optimizer is not None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from ckpt_cli.discover.locate import component_names, locate
 from ckpt_cli.discover.open import describe_checkpoint, listed_component, open_checkpoint, steps_of
-from ckpt_cli.discover.trainers import framework_of
 from ckpt_cli.errors import CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
@@ -46,7 +45,7 @@ def detect(
             path=str(found.path),
             step=found.step,
             run=str(target.run) if target.run else None,
-            framework=framework_of(found, target.run),
+            framework=found.trainer(target.run),
             components=tuple(
                 info.model_copy(update={"problem": info.problem or error.message}) if info.name in names else info for info in components
             ),

@@ -14,7 +14,6 @@ from typing_extensions import Unpack
 from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.commands.verify import verify_written
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
-from ckpt_cli.discover.trainers import framework_of
 from ckpt_cli.errors import NotFound, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
@@ -200,7 +199,7 @@ def _with_state(job: Job, opened: Opened, files: Files) -> Job:
     if state.is_empty:
         hint = "leave out --with-state"
         raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
-    extra = state_files(state, framework_of(opened.found, opened.target.run))
+    extra = state_files(state, opened.found.trainer(opened.target.run))
     first, *others = job.parts
     parts = (replace(first, notes=(*first.notes, *state.notes)), *others)
     return replace(job, parts=parts, side_files={**extra, **job.side_files}, state_files=tuple(sorted(extra)))

@@ -15,7 +15,7 @@ from ckpt_cli.files.folders import is_there, status_of
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
-from ckpt_cli.formats.safetensors.folder import FORMAT
+from ckpt_cli.formats.registry import format_of
 from ckpt_cli.hub.peft_names import LoraMode
 from ckpt_cli.lora.merge import exported_scales
 from ckpt_cli.merging.plan import MergeOptions, Part, planned_parts
@@ -43,7 +43,7 @@ def planned_source(
     ``said`` are options of the user. The manifest counts where the source is what was merged; another Hugging Face folder is
     taken as it is. Raises UsageError for an average, which equals none of its checkpoints, and what planning a merge raises.
     """
-    plain = all(component.component.format == FORMAT for component in opened.components)
+    plain = all(format_of(component.component).is_loaded for component in opened.components)
     merged = manifest is not None and manifest.command == MERGE
     known = merged and (not plain or os.path.abspath(opened.found.path) == (manifest and manifest.facts.get("checkpoint")))
     if manifest is not None and manifest.command == AVERAGE and not plain:

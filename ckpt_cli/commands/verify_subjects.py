@@ -12,6 +12,7 @@ from ckpt_cli.files.folders import is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.safetensors.folder import FORMAT
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
@@ -71,7 +72,7 @@ def find_subjects(
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
     first = opened.components[0]
     root = first.component.root
-    if first.component.format == FORMAT and is_folder(root):
+    if format_of(first.component).is_loaded and is_folder(root):
         subjects = _folder_subjects(root, files, first.place.match.component if type is not None else None)
         return [replace(subject, notes=opened.notes) for subject in subjects]
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import NotFound, Unreadable
 from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.trainers import framework_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class Found:
 
     def place(self, name: str) -> Place | None:
         return next((place for place in self.places if place.name == name), None)
+
+    def trainer(self, run: Path | None) -> str:
+        """The name of the trainer that wrote it; ``run`` is the folder of its steps."""
+        return framework_of(self.places[0].match, self.path, run)
 
     def known_place(self, name: str) -> Place:
         """The place of a component. Raises NotFound if there is none of that name."""

@@ -15,16 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
-from ckpt_cli.discover.joining import doubted, joined_targets
-from ckpt_cli.discover.nodes import complement
-from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unreadable, Unsupported, UsageError
+from ckpt_cli.discover.nodes import doubted, joined_targets
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, entries_in, folders_in, is_file, is_folder, status_of
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import FORMATS, groups, recognise
+from ckpt_cli.formats.registry import FORMATS, complement, format_of, groups, recognise
 from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.formats.unread import FORMAT as UNREAD
-from ckpt_cli.formats.unread import Unread
+from ckpt_cli.formats.unread import refused_tag
 from ckpt_cli.names import few, printable
 
 STEP_FOLDERS = tuple(
@@ -52,13 +50,9 @@ COMPONENT_FOLDERS = {
 }
 MAIN = ("model", *ROLES[:2])
 DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
-DCP = "dcp"
-"""The format whose components only its content tells."""
-
 RUN_FOLDERS = ("checkpoint", "checkpoints", "ckpt")
 """Where some trainers keep the steps inside of their output folder."""
 
-RELEASE = "release"
 MAX_NODES = 1024
 SYNONYMS = {"regular": "model", "main": "model"}
 
@@ -170,7 +164,9 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
         names = [main if name == "model" and "model" not in there and main != "ema" else name]
     for name in names:
         if name not in there:
-            unknown = next((place.match.trouble for place in found.places if place.match.format == DCP and place.match.trouble), None)
+            unknown = next(
+                (place.match.trouble for place in found.places if format_of(place.match).by_content and place.match.trouble), None
+            )
             if unknown is not None:
                 raise unknown
             close = difflib.get_close_matches(name, there, n=1)
@@ -262,24 +258,15 @@ def _tags(folder: Path) -> list[Match]:
         if is_step or step_of(child) is None:
             # What cannot be looked at beside it may be anything, and no weights are taken from here in any case.
             with contextlib.suppress(Unreadable):
-                found = [
-                    match for match in (*Unread().recognise(child, Folders()), *_megatron(child)) if isinstance(match.trouble, Unsupported)
-                ]
+                found = refused_tag(child, Folders())
                 if found:
                     return found
     return []
 
 
-def _megatron(folder: Path) -> list[Match]:
-    """Megatron's own step of a model that was converted for it, which is called ``release`` in place of a number."""
-    if folder.name != RELEASE:
-        return []
-    return [replace(match, format=UNREAD, evidence="Megatron-LM") for match in recognise(folder) if match.format == DCP]
-
-
 def _unread(places: Sequence[Place]) -> bool:
     """Whether these are formats that are refused by name."""
-    return all(place.match.format == UNREAD for place in places)
+    return all(format_of(place.match).is_refused for place in places)
 
 
 def _may_hold_component(name: str) -> bool:
@@ -289,7 +276,7 @@ def _may_hold_component(name: str) -> bool:
 def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
     """One place per component, the main one first. Where two formats claim a name, shards go before merged weights."""
     unique: dict[str, Place] = {}
-    for place in sorted(places, key=lambda place: FORMATS.index(place.match.format)):
+    for place in sorted(places, key=lambda place: FORMATS.index(format_of(place.match))):
         first = unique.setdefault(place.name, place)
         if first is not place:
             passed = f"{place.match.evidence} ({place.match.format})"

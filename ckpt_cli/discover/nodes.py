@@ -1,46 +1,83 @@
-"""One save in several folders: without a shared disk, each node keeps the files of its own ranks."""
+"""Several folders as one: without a shared disk, each node keeps its own ranks' files of the same checkpoints.
+
+A format joins the files of one component; here it is decided which checkpoints and components belong together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files.folders import is_file
-from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.dcp.metadata import METADATA
-
-
-def joined(first: Match, second: Match) -> Match:
-    """Two matches of the same component as one. What contradicts becomes its ``trouble``; nothing is read."""
-    more = tuple(dict.fromkeys((*first.more_roots, second.root, *second.more_roots)))
-    files = (*first.files, *second.files)
-    if first.format != second.format:
-        return replace(first, trouble=Inconsistent(f"{first.root} is {first.format}, {second.root} is {second.format}"))
-    if first.ranks:
-        trouble = first.trouble or second.trouble
-        if first.world_size != second.world_size:
-            trouble = trouble or MixedWorldSizes(f"{first.root} is of {first.world_size} ranks, {second.root} of {second.world_size}")
-        twice = sorted(set(first.ranks) & set(second.ranks))
-        if twice:
-            trouble = trouble or Inconsistent(f"rank {twice[0]} is in both {first.root} and {second.root}")
-        return replace(first, files=files, ranks={**second.ranks, **first.ranks}, trouble=trouble, more_roots=more)
-    if first.trouble is not None and second.trouble is None:
-        # The metadata of a DCP is on one node only.
-        return replace(second, files=files, more_roots=tuple(root for root in (first.root, *more) if root != second.root))
-    return replace(first, files=files, more_roots=more)
+from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.errors import CkptError, MissingShard, UsageError
+from ckpt_cli.formats.registry import format_of, joined
 
 
-def counts_no_ranks(match: Match) -> bool:
-    """Whether nothing in the files says how many ranks wrote them: DCP with metadata of each rank alone."""
-    return match.format == "dcp" and match.trouble is None and not any(is_file(root / METADATA) for root in (match.root, *match.more_roots))
+def joined_targets(first: Target, second: Target) -> Target:
+    """The checkpoints of two folders, where those of one step are parts of one checkpoint (a folder may say no step).
+
+    Raises UsageError if the first is one checkpoint and the second holds no part of it: another step would take its place.
+    """
+    others = list(second.checkpoints)
+    found: list[Found] = []
+    for checkpoint in first.checkpoints:
+        twin = next((other for other in others if _same_step(first, checkpoint, second, other)), None)
+        if twin is None:
+            found.append(checkpoint)
+            continue
+        others.remove(twin)
+        pairs = [(place, _twin_place(checkpoint, place, twin)) for place in checkpoint.places]
+        places = [place if same is None else _joined_place(place, same, twin.path) for place, same in pairs]
+        places += [place for place in twin.places if all(place is not same for _, same in pairs)]
+        found.append(replace(checkpoint, places=tuple(places), step=twin.step if checkpoint.step is None else checkpoint.step))
+    blocked = (*first.blocked, *second.blocked)
+    if first.run is None:
+        if len(others) == len(second.checkpoints):
+            raise UsageError(
+                f"--also holds no part of this checkpoint: {second.path}",
+                path=first.path,
+                hint="pass the folder of the same step on the other node, such as .../global_step_10",
+            )
+        return replace(first, checkpoints=tuple(found))
+    found += others
+    return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)), blocked=blocked)
 
 
-def complement(first: Match, second: Match) -> bool:
-    """Whether two matches look like parts of one save: they have no file in common, and neither has the files of all ranks."""
-    if (first.format, first.component) != (second.format, second.component):
-        return False
-    if first.ranks:
-        apart = not set(first.ranks) & set(second.ranks) and first.world_size == second.world_size
-        return apart and bool(first.missing_ranks) and bool(second.missing_ranks)
-    names = [{path.name for path in match.files if path.suffix == ".distcp"} for match in (first, second)]
-    return first.format == "dcp" and not names[0] & names[1]
+def doubted(target: Target, parts: Sequence[Target]) -> Target:
+    """With trouble for steps that only some of several folders have, where the files do not tell how many ranks there were."""
+    checkpoints: list[Found] = []
+    for found in target.checkpoints:
+        holders = sum(any(other.step == found.step for other in part.checkpoints) for part in parts)
+        if holders < len(parts):
+            held = [{other.step for other in part.checkpoints} for part in parts]
+            shared = max((step for step in set.intersection(*held) if step is not None), default=None)
+            hint = f"pass --step {shared}, which all of them have" if shared is not None else None
+            trouble = MissingShard(f"{found.path.name} is in {holders} of {len(parts)} folders", path=found.path, hint=hint)
+            places = [p if format_of(p.match).counts_ranks(p.match) else _with_trouble(p, trouble) for p in found.places]
+            checkpoints.append(replace(found, places=tuple(places)))
+        else:
+            checkpoints.append(found)
+    return replace(target, checkpoints=tuple(checkpoints))
+
+
+def _with_trouble(place: Place, trouble: CkptError) -> Place:
+    return replace(place, match=replace(place.match, trouble=trouble))
+
+
+def _same_step(first: Target, checkpoint: Found, second: Target, other: Found) -> bool:
+    unsaid = first.run is None and second.run is None and None in (checkpoint.step, other.step)
+    return unsaid or checkpoint.step == other.step
+
+
+def _twin_place(checkpoint: Found, place: Place, twin: Found) -> Place | None:
+    """The same component in another folder, which may hold the main one's files without saying its role."""
+    same = twin.place(place.name)
+    main = twin.places[0]
+    if same is None and place is checkpoint.places[0] and "model" in (place.name, main.name):
+        same = main if main.match.component == place.match.component and checkpoint.place(main.name) is None else None
+    return same
+
+
+def _joined_place(place: Place, same: Place, twin: Path) -> Place:
+    return replace(place, match=joined(place.match, same.match), more_homes=(*place.more_homes, same.home, twin))

@@ -11,7 +11,6 @@ from pathlib import Path
 from ckpt_cli.discover.beside import left_out_notes
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import called_ema, component_names, expanded, locate, step_of, with_ema_of_model
-from ckpt_cli.discover.trainers import framework_of
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
@@ -140,7 +139,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
         path=str(opened.found.path),
         step=opened.found.step,
         run=str(opened.target.run) if opened.target.run else None,
-        framework=framework_of(opened.found, opened.target.run),
+        framework=opened.found.trainer(opened.target.run),
         components=tuple(listed.values()),
         newest_complete=opened.chosen,
         steps=steps_of(opened.target, opened.problems),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.tensors.component import Component
+
+if TYPE_CHECKING:
+    from ckpt_cli.formats.optimizer_state import NamedState
 
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 MAX_RANKS = 1 << 20
@@ -58,22 +62,67 @@ class ReadOptions:
     shard_order: ShardOrder = "auto"
 
 
-class Reader(Protocol):
-    """One on-disk format."""
+class Format(ABC):
+    """One on-disk format: what recognises its files by name, and what describes them without reading weights.
+
+    ``is_refused``: it is only recognised, to say what it is. ``is_loaded``: Hugging Face's loaders read it as it is. ``keeps_order``: its
+    tensors stand in the order of the model. ``display`` is what people call it.
+    """
 
     name: str
+    display: str
+    is_refused: bool = False
+    is_loaded: bool = False
+    keeps_order: bool = True
+    by_content: bool = False
+    """Whether only the content tells which components there are."""
 
+    @abstractmethod
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         """The components that ``path`` (a folder or a file) holds directly, from names alone. Never raises for content."""
-        ...
 
-    def groups(self, match: Match, files: Files) -> list[str]:
-        """The names of the state dicts inside of a match, the main one first; for most formats there is only that one."""
-        ...
-
+    @abstractmethod
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         """Read headers and pickles, never weights, and prove that every tensor tiles exactly.
 
         Raises InputError for files that cannot be read, IncompleteError for a checkpoint that is not whole.
         """
-        ...
+
+    def groups(self, match: Match, files: Files) -> list[str]:
+        """The names of the state dicts inside of a match, the main one first; for most formats there is only that one."""
+        return [match.component]
+
+    def single_file(self, match: Match) -> Path | None:
+        """The one file that is taken for the whole model, if the match is such a file."""
+        return None
+
+    def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
+        """What lies among the weights and is neither weights nor optimizer, nested as it was saved, and where it lies."""
+        return {}, match.root
+
+    def optimizer(self, match: Match, files: Files) -> NamedState | None:
+        """The optimizer that lies among the weights, by parameter; None if there is none."""
+        return None
+
+    def optimizer_file(self, match: Match, files: Files) -> Path | None:
+        """The file of weights in which an optimizer lies as files of ranks hold it; None if there is none."""
+        return None
+
+    # -- one save in several folders: without a shared disk, each node keeps the files of its own ranks
+
+    def joined(self, first: Match, second: Match) -> Match:
+        """Two matches of the same component as one. What contradicts becomes its ``trouble``; nothing is read."""
+        return replace(first, files=(*first.files, *second.files), more_roots=all_roots(first, second))
+
+    def complements(self, first: Match, second: Match) -> bool:
+        """Whether two matches look like parts of one save: they have no file in common, and neither has the files of all ranks."""
+        return False
+
+    def counts_ranks(self, match: Match) -> bool:
+        """Whether the files say how many ranks wrote them."""
+        return True
+
+
+def all_roots(first: Match, second: Match) -> tuple[Path, ...]:
+    """The folders of two matches but for the first one's own."""
+    return tuple(dict.fromkeys((*first.more_roots, second.root, *second.more_roots)))

@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.errors import PartOfSet
+from ckpt_cli.errors import Inconsistent, PartOfSet
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import Match, Reader, ReadOptions
+from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.placeholders import refuse_placeholders
 from ckpt_cli.formats.rank_files.reader import RankShards
@@ -29,15 +29,10 @@ from ckpt_cli.formats.safetensors.shards import HubShards
 from ckpt_cli.formats.sets.contents import share_error
 from ckpt_cli.formats.sets.names import index_beside, part_error
 from ckpt_cli.formats.torch_files.reader import TorchFiles
-from ckpt_cli.formats.unread import FORMAT as UNREAD
 from ckpt_cli.formats.unread import Unread
 from ckpt_cli.tensors.component import Component
 
-READERS: tuple[Reader, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
-
-
-FORMATS = tuple(reader.name for reader in READERS)
-"""Their names, in the same order."""
+FORMATS: tuple[Format, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
 
 
 def recognise(path: Path, there: Folders | None = None) -> list[Match]:
@@ -46,20 +41,20 @@ def recognise(path: Path, there: Folders | None = None) -> list[Match]:
     ``there``: what was seen of folders before.
     """
     there = there or Folders()
-    found = [match for reader in READERS for match in reader.recognise(path, there)]
-    read = {match.component for match in found if match.format != UNREAD}
-    return [_doubted(match, there) for match in found if match.format != UNREAD or match.component not in read]
+    found = [match for known in FORMATS for match in known.recognise(path, there)]
+    read = {match.component for match in found if not format_of(match).is_refused}
+    return [_doubted(match, there) for match in found if not format_of(match).is_refused or match.component not in read]
 
 
 def describe(match: Match, files: Files, options: ReadOptions) -> Component:
-    """The component behind a match; see `Reader.describe` for what it proves and raises. Raises the trouble of the match."""
+    """The component behind a match; see `Format.describe` for what it proves and raises. Raises the trouble of the match."""
     if match.trouble is not None:
         raise match.trouble
     alone = _alone(match)
     if alone is not None and (index := index_beside(alone, Folders())) is not None:
         text = f"{alone.name} is one of several files of the model that {index.name} lists"
         raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
-    component = _reader(match).describe(match, files, options)
+    component = format_of(match).describe(match, files, options)
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error
     refuse_placeholders(component)
@@ -68,8 +63,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
 
 def _alone(match: Match) -> Path | None:
     """The file, if a match is one file that is taken for the whole model."""
-    one = len(match.files) == 1 and match.format in (HubFolder.name, TorchFiles.name) and match.files[0].suffix != ".json"
-    return match.files[0] if one else None
+    return format_of(match).single_file(match)
 
 
 def _doubted(match: Match, there: Folders) -> Match:
@@ -79,8 +73,21 @@ def _doubted(match: Match, there: Folders) -> Match:
 
 def groups(match: Match, files: Files) -> list[str]:
     """The names of the state dicts inside of a match, the main one first."""
-    return _reader(match).groups(match, files)
+    return format_of(match).groups(match, files)
 
 
-def _reader(match: Match) -> Reader:
-    return next(reader for reader in READERS if reader.name == match.format)
+def format_of(match: Match | Component) -> Format:
+    """The format of a match, or of what was described."""
+    return next(known for known in FORMATS if known.name == match.format)
+
+
+def joined(first: Match, second: Match) -> Match:
+    """Two matches of the same component, from two folders, as one. What contradicts becomes its ``trouble``; nothing is read."""
+    if first.format != second.format:
+        return replace(first, trouble=Inconsistent(f"{first.root} is {first.format}, {second.root} is {second.format}"))
+    return format_of(first).joined(first, second)
+
+
+def complement(first: Match, second: Match) -> bool:
+    """Whether two matches of two folders look like parts of one save."""
+    return (first.format, first.component) == (second.format, second.component) and format_of(first).complements(first, second)

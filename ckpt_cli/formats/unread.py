@@ -7,12 +7,14 @@ is that model.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.base import Format, Match, ReadOptions
+from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.sets.contents import MEGATRON
 from ckpt_cli.formats.sets.names import SUFFIXES, deepspeed_hint, error_of, part_of, unread_sets
 from ckpt_cli.formats.training_state_names import is_state_file
@@ -24,13 +26,16 @@ LEGACY = re.compile(r"mp_rank_[0-9]{2,}(_[0-9]{3,})*", re.ASCII)
 
 LEGACY_FILE = "model_optim_rng.pt"
 MAX_NAMES = 1000
+RELEASE = "release"
 STAGE_0_TO_2 = "mp_rank_00_model_states.pt"
 
 
-class Unread:
+class Unread(Format):
     """Recogniser of what is refused by name."""
 
     name = FORMAT
+    display = "not read"
+    is_refused = True
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if not there.is_folder(path):
@@ -56,11 +61,16 @@ class Unread:
             return []
         return [Match(FORMAT, "model", path, tuple(part.siblings.values()), "a set of files", trouble=error_of(part, there))]
 
-    def groups(self, match: Match, files: Files) -> list[str]:
-        return [match.component]
-
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         raise match.trouble or Unsupported("this is not read", path=match.root)
+
+
+def refused_tag(folder: Path, there: Folders) -> list[Match]:
+    """What is refused in a folder that may have any name: a tag of DeepSpeed, or Megatron's step of a converted model (``release``)."""
+    found = Unread().recognise(folder, there)
+    if folder.name == RELEASE:
+        found += [replace(match, format=FORMAT, evidence="Megatron-LM") for match in Dcp().recognise(folder, there)]
+    return [match for match in found if isinstance(match.trouble, Unsupported)]
 
 
 def counted(files: int) -> str:

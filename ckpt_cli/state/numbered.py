@@ -10,6 +10,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import Inconsistent, Undecidable
 from ckpt_cli.formats.optimizer_state import RankEntries
+from ckpt_cli.formats.registry import format_of
 from ckpt_cli.hub.config import ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, stripped_names
@@ -39,8 +40,9 @@ def is_cut(tensor: Tensor) -> bool:
 
 def check_order(component: Component) -> None:
     """Raise Undecidable for formats that do not keep the order of the model."""
-    if component.format in ("safetensors", "hub-shards") or not component.ordered:
-        why = f"{component.format} files do not keep" if component.ordered else "the metadata of the model do not tell"
+    kept = format_of(component).keeps_order
+    if not (kept and component.ordered):
+        why = "the metadata of the model do not tell" if kept else f"{component.format} files do not keep"
         raise Undecidable(
             f"the optimizer numbers its parameters, and {why} their order",
             path=component.root,

@@ -16,22 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ckpt_cli.boxes import Box, check_tiling
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.open import OpenedComponent, describe_place, reading_options
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
-from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
-from ckpt_cli.formats.base import ReadOptions, ShardOrder
-from ckpt_cli.formats.dcp.metadata import metadata_files
-from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
-from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankEntries, holds_optimizer, numbered_entries, read_entries
+from ckpt_cli.formats.base import Match, ReadOptions, ShardOrder
+from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankEntries, numbered_entries, read_entries
 from ckpt_cli.formats.rank_files.reader import check_rank_files
+from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.hub.assets import find_assets
 from ckpt_cli.names import few, stripped_names
 from ckpt_cli.state.fsdp1_units import find_units, unproved
@@ -48,7 +45,7 @@ from ckpt_cli.state.numbered import (
     renamed,
     undecided,
 )
-from ckpt_cli.state.optimizer_files import DCP_FOLDERS, OptimizerFiles, find_optimizer_files
+from ckpt_cli.state.optimizer_files import OWN_FOLDERS, OptimizerFiles, find_optimizer_files
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.plain_values import equal, unrepresented
@@ -78,21 +75,15 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     Raises NotFound if there is none, Undecidable if its parameters cannot be told, IncompleteError if parts of it are missing.
     """
     described = partial(describe_place, found, place.name, files, None, shard_order)
-    homes = [place.home, *place.more_homes, found.path]
-    if place.match.format == "torch-file":
-        homes.append(place.match.root if is_folder(place.match.root) else place.match.root.parent)
-    for folder in (folder for home in homes for folder in (home / name for name in DCP_FOLDERS)):
-        if metadata_files(folder):
-            return _of_dcp((folder,), files, described)
-    if place.match.format == "dcp":
-        try:
-            return _of_dcp((place.match.root, *place.match.more_roots), files, described)
-        except NotFound:
-            pass
+    homes = [place.home, *place.more_homes, found.path, place.match.files[0].parent]
+    folders = [match for home in homes for name in OWN_FOLDERS for match in recognise(home / name)]
+    for match in (*folders, place.match):
+        state = format_of(match).optimizer(match, files)
+        if state is not None:
+            return _of_save(state, match, files, described)
     listed = find_optimizer_files(homes)
-    single = place.match.files[0] if len(place.match.files) == 1 else None
-    if listed is None and place.match.format == "torch-file" and single is not None and single.suffix != ".json":
-        listed = OptimizerFiles({0: single}, 1) if holds_optimizer(single, files) else None
+    if listed is None and (single := format_of(place.match).optimizer_file(place.match, files)) is not None:
+        listed = OptimizerFiles({0: single}, 1)
     if listed is None:
         raise NotFound(
             "this checkpoint holds no optimizer state that is known",
@@ -120,27 +111,27 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
 # -- by name ---------------------------------------------------------------------------------------------------------
 
 
-def _of_dcp(roots: Sequence[Path], files: Files, described: Callable[[], OpenedComponent]) -> Optimizer:
-    """The optimizer of a DCP folder; ``described`` gives the model, which is only read where parameters have numbers."""
-    state = read_dcp_optimizer(roots, files)
+def _of_save(state: NamedState, match: Match, files: Files, described: Callable[[], OpenedComponent]) -> Optimizer:
+    """An optimizer that a format keeps by parameter; ``described`` gives the model, which is only read where parameters have numbers."""
+    root, kind = match.root, format_of(match).display.removeprefix("torch ")
     for tensor in state.tensors.values():
         _compared(tensor)
-    with reading(roots[0]):
-        entries = numbered_entries(state, roots[0])
+    with reading(root):
+        entries = numbered_entries(state, root)
     if entries is None:
-        return _optimizer("DCP, by name", state, [])
+        return _optimizer(f"{kind}, by name", state, [])
     slots = {(str(int(parameter)), slot): tensor for (parameter, slot), tensor in state.tensors.items()}
     groups = [[int(parameter) for parameter in group["params"]] for group in entries.groups]
-    model, layout = described(), "DCP, by recorded names"
+    model, layout = described(), f"{kind}, by recorded names"
     names = recorded_names(entries)
     if names is not None:
         by_name = {(names[int(number)], slot): tensor for (number, slot), tensor in slots.items()}
-        check_recorded(names, by_name, roots[0], model)
+        check_recorded(names, by_name, root, model)
     else:
         check_order(model.component)
-        names, layout = named_numbers(slots, groups, model), "DCP, by the order of parameters"
+        names, layout = named_numbers(slots, groups, model), f"{kind}, by the order of parameters"
         if names is None:
-            raise undecided(groups, roots[0])
+            raise undecided(groups, root)
     texts = {str(number): name for number, name in names.items()}
     return _optimizer(layout, _named(slots, entries, texts), [])
 

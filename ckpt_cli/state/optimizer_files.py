@@ -26,8 +26,8 @@ RANK_FILES = tuple(
 WHOLE_FILES = ("optimizer.bin", "optimizer.pt")
 """accelerate with a full state dict, and Hugging Face Trainer on one device."""
 
-DCP_FOLDERS = ("optimizer_0", "optim", "optimizer")
-"""accelerate, NeMo AutoModel."""
+OWN_FOLDERS = ("optimizer_0", "optim", "optimizer")
+"""Folders of an optimizer that was saved like a model of its own: accelerate, NeMo AutoModel."""
 
 
 @dataclass(frozen=True, slots=True)

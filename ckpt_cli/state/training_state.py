@@ -15,9 +15,7 @@ from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
-from ckpt_cli.formats.dcp.state import read_dcp_state
-from ckpt_cli.formats.optimizer_state import OPTIMIZER
-from ckpt_cli.formats.torch_files.reader import beside_weights
+from ckpt_cli.formats.registry import format_of
 from ckpt_cli.names import few
 from ckpt_cli.state.files import StateFile, find_state_files
 from ckpt_cli.tensors.component import Note
@@ -100,20 +98,12 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
             else:
                 target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
                 target.update((str(key), item) for key, item in value.items())
-    if place.match.format == "dcp":
-        inside = read_dcp_state((place.match.root, *place.match.more_roots), files)
-        for name, what in unrepresented(inside):
-            _lose(state, name, what, place.match.root)
-        if inside:
-            state.sources.append(place.match.root)
-        shared = {**inside, **shared}
-    if place.match.format == "torch-file" and len(place.match.files) == 1 and place.match.files[0].suffix != ".json":
-        inside = beside_weights(place.match.files[0], files, OPTIMIZER)
-        for name, what in unrepresented(inside):
-            _lose(state, name, what, place.match.files[0])
-        if inside:
-            state.sources.append(place.match.files[0])
-        shared = {**inside, **shared}
+    inside, where = format_of(place.match).training_state(place.match, files)
+    for name, what in unrepresented(inside):
+        _lose(state, name, what, where)
+    if inside:
+        state.sources.append(where)
+    shared = {**inside, **shared}
     _check_ranks(listed, {*by_rank, *randoms}, place.match.world_size, state)
     _merge_schedulers(by_rank, shared, state)
     _merge_randoms(by_rank, shared, randoms, state)

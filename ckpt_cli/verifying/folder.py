@@ -16,8 +16,8 @@ from ckpt_cli.files.manifest import Manifest, read_manifest
 from ckpt_cli.files.safetensors_file import parse_json, read_header
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.placeholders import placeholders
-from ckpt_cli.formats.registry import recognise
-from ckpt_cli.formats.safetensors.folder import EMA, FORMAT, INDEX, SINGLE, described_entry, safetensors_part
+from ckpt_cli.formats.registry import format_of, recognise
+from ckpt_cli.formats.safetensors.folder import EMA, INDEX, SINGLE, described_entry, safetensors_part
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
 from ckpt_cli.formats.sets.names import part_error, unlisted_parts
@@ -58,7 +58,7 @@ def is_model_folder(path: Path) -> bool:
     names = [entry.name for entry in files_in(path, lambda name: name.endswith((SUFFIX, INDEX_SUFFIX)) or name == MANIFEST)]
     weights = [name for name in names if name.endswith((SUFFIX, INDEX_SUFFIX)) and not SHARD.fullmatch(name)]
     usual = any(name.endswith(INDEX_SUFFIX) or name in (SINGLE, EMA) or safetensors_part(name) for name in weights)
-    if not usual and any(match.format != FORMAT for match in recognise(path)):
+    if not usual and any(not format_of(match).is_loaded for match in recognise(path)):
         # A value head or an adapter beside pytorch_model.bin, or files of ranks, is not the model.
         weights = []
     return MANIFEST in names or (bool(weights) and not any(SHARD.fullmatch(name) for name in names))

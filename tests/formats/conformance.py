@@ -26,7 +26,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats import registry
-from ckpt_cli.formats.base import Match, Reader, ReadOptions
+from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.tensors.component import Component
 from ckpt_cli.tensors.tensor import Piece
 from tests.tensors import differences, load
@@ -45,7 +45,7 @@ def everything_said_by(error: CkptError) -> str:
 
 
 class ReaderConformance:
-    reader: Reader
+    reader: Format
     component = "model"
 
     def example(self, data: Path) -> Example:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ckpt_cli
-from ckpt_cli.files.folders import Folders
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.safetensors.folder import HubFolder
 from tests.conftest import Copy
 from tests.formats.conformance import Example, ReaderConformance

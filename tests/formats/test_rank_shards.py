@@ -16,8 +16,8 @@ import torch
 import torch.distributed.tensor
 
 import ckpt_cli
-from ckpt_cli.files.folders import Folders
 from ckpt_cli.errors import CkptError, IncompleteError, Inconsistent, MissingShard, MixedWorldSizes, Undecidable
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.rank_files.reader import RankShards

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, NotFound, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.dcp.groups import groups_of
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
@@ -23,8 +23,8 @@ PREFIXES = ("model.", "module.")
 """Wrappers that some trainers put around the model; the model's own names tell whether they belong to a name."""
 
 
-def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
-    """The optimizer of a folder (of one or several nodes). Raises NotFound if there is none, Unsupported if there are several."""
+def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState | None:
+    """The optimizer of a folder (of one or several nodes). None if there is none. Raises Unsupported if there are several."""
     catalog = read_catalog(roots, files)
     reader = ItemReader(roots, files)
     found: dict[tuple[str, ...], list[tuple[str, tuple[str, ...], CatalogTensor]]] = {}
@@ -33,7 +33,7 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState:
         if split is not None:
             found.setdefault(split[0], []).append((split[1], split[2], entry))
     if not found:
-        raise NotFound("the folder holds no optimizer", path=roots[0])
+        return None
     if len(found) > 1:
         listed = few([".".join(prefix) for prefix in found])
         raise Unsupported(f"the folder holds several optimizers: {listed}", path=roots[0], hint="extract the state without --optimizer")

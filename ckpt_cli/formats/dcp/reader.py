@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, named_metadata, read_catalog
+from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
+from ckpt_cli.formats.dcp.state import read_dcp_state
+from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.names import check_name, few, is_extra_state, printable
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -25,10 +29,12 @@ from ckpt_cli.tensors.tensor import Tensor
 FORMAT = "dcp"
 
 
-class Dcp:
+class Dcp(Format):
     """Reader of torch.distributed.checkpoint folders."""
 
     name = FORMAT
+    display = "torch DCP"
+    by_content = True
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         is_part = path.name == METADATA or RANK_METADATA.fullmatch(path.name) or path.suffix == ".distcp"
@@ -53,6 +59,27 @@ class Dcp:
     def groups(self, match: Match, files: Files) -> list[str]:
         """The groups of tensors in the folder that may be weights, the main one first."""
         return [group.name for group in groups_of(read_catalog((match.root, *match.more_roots), files))] if match.trouble is None else []
+
+    def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
+        return read_dcp_state((match.root, *match.more_roots), files), match.root
+
+    def optimizer(self, match: Match, files: Files) -> NamedState | None:
+        return read_dcp_optimizer((match.root, *match.more_roots), files)
+
+    def joined(self, first: Match, second: Match) -> Match:
+        if first.trouble is not None and second.trouble is None:
+            # The metadata is on one node only.
+            more = tuple(root for root in (first.root, *all_roots(first, second)) if root != second.root)
+            return replace(second, files=(*first.files, *second.files), more_roots=more)
+        return super().joined(first, second)
+
+    def complements(self, first: Match, second: Match) -> bool:
+        names = [{path.name for path in match.files if path.suffix == ".distcp"} for match in (first, second)]
+        return not names[0] & names[1]
+
+    def counts_ranks(self, match: Match) -> bool:
+        # Saved without collectives, every rank has metadata of its own.
+        return match.trouble is not None or any(is_file(root / METADATA) for root in (match.root, *match.more_roots))
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         roots = (match.root, *match.more_roots)

@@ -16,7 +16,7 @@ from ckpt_cli.files.pickle_nodes import describe
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import RankState, assemble
-from ckpt_cli.formats.base import MAX_RANKS, Match, ReadOptions, missing_of
+from ckpt_cli.formats.base import MAX_RANKS, Format, Match, ReadOptions, missing_of
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group
@@ -46,10 +46,11 @@ PATTERNS = (
 )
 
 
-class RankShards:
+class RankShards(Format):
     """Reader of per-rank ``torch.save`` files."""
 
     name = FORMAT
+    display = "files of ranks"
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if there.is_file(path):
@@ -76,6 +77,19 @@ class RankShards:
         file = files.parsed(path, TorchFile)
         with reading(path):
             return [group.name for group in groups_of(file, match.component, LocalReader(file, min(match.ranks)))[1]]
+
+    def joined(self, first: Match, second: Match) -> Match:
+        trouble = first.trouble or second.trouble
+        if first.world_size != second.world_size:
+            trouble = trouble or MixedWorldSizes(f"{first.root} is of {first.world_size} ranks, {second.root} of {second.world_size}")
+        twice = sorted(set(first.ranks) & set(second.ranks))
+        if twice:
+            trouble = trouble or Inconsistent(f"rank {twice[0]} is in both {first.root} and {second.root}")
+        return replace(super().joined(first, second), ranks={**second.ranks, **first.ranks}, trouble=trouble)
+
+    def complements(self, first: Match, second: Match) -> bool:
+        apart = not set(first.ranks) & set(second.ranks) and first.world_size == second.world_size
+        return apart and bool(first.missing_ranks) and bool(second.missing_ranks)
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         main = match.group or self.groups(match, files)[0]

@@ -10,7 +10,7 @@ from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, MissingS
 from ckpt_cli.files.folders import Folders, entries_in
 from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, Source
-from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.index import check_members, read_weight_map
 from ckpt_cli.formats.sets.contents import refuse_shard
 from ckpt_cli.formats.sets.names import PartName, lost_part, part_name
@@ -32,10 +32,13 @@ OPTIMIZER = "optimizer.safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 
 
-class HubFolder:
+class HubFolder(Format):
     """Reader of safetensors files and folders."""
 
     name = FORMAT
+    display = "safetensors"
+    is_loaded = True
+    keeps_order = False
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if there.is_file(path):
@@ -66,6 +69,9 @@ class HubFolder:
             trouble = lost_part(parts, there) or trouble
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]
         return matches
+
+    def single_file(self, match: Match) -> Path | None:
+        return match.files[0] if len(match.files) == 1 and match.files[0].suffix != ".json" else None
 
     def groups(self, match: Match, files: Files) -> list[str]:
         """The model, and an average of its weights that lies in the same files under a prefix (latent diffusion: ``model_ema.*``)."""

@@ -18,7 +18,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import Entry, parse_json, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
-from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.sets.contents import SHARDING as INFO
 from ckpt_cli.names import check_name, is_extra_state
@@ -29,10 +29,12 @@ FORMAT = "hub-shards"
 SHARD = re.compile(r"shard-(?P<rank>[0-9]+)-model-(?P<part>[0-9]+)-of-(?P<parts>[0-9]+)\.safetensors", re.ASCII)
 
 
-class HubShards:
+class HubShards(Format):
     """Reader of sharded Hugging Face saves of torch DCP."""
 
     name = FORMAT
+    display = "sharded safetensors"
+    keeps_order = False
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         folder = path.parent if SHARD.fullmatch(path.name) else path
@@ -54,9 +56,6 @@ class HubShards:
         hint = "copy what is missing from the nodes that wrote it" if len(counts) == 1 else mixed
         error = MissingShard(trouble, path=folder, hint=hint) if trouble else None
         return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=error)]
-
-    def groups(self, match: Match, files: Files) -> list[str]:
-        return [match.component]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         parts: dict[str, list[Part]] = {}

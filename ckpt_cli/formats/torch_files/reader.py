@@ -12,7 +12,8 @@ from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import RankState, assemble
-from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.base import Format, Match, ReadOptions
+from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.safetensors.index import check_members, read_weight_map
 from ckpt_cli.formats.sets.contents import refuse_part
@@ -37,10 +38,11 @@ ADAPTER = "adapter_model.bin"
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 
 
-class TorchFiles:
+class TorchFiles(Format):
     """Reader of unsharded ``torch.save`` files."""
 
     name = FORMAT
+    display = "a file of torch.save"
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if there.is_file(path):
@@ -86,6 +88,17 @@ class TorchFiles:
         file = files.parsed(first, TorchFile)
         with reading(first):
             return [group.name for group in groups_of(file, match.component, LocalReader(file, 0))[1]]
+
+    def single_file(self, match: Match) -> Path | None:
+        return match.files[0] if len(match.files) == 1 and match.files[0].suffix != ".json" else None
+
+    def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
+        file = self.single_file(match)
+        return ({}, match.root) if file is None else (beside_weights(file, files, OPTIMIZER), file)
+
+    def optimizer_file(self, match: Match, files: Files) -> Path | None:
+        file = self.single_file(match)
+        return file if file is not None and holds_optimizer(file, files) else None
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]

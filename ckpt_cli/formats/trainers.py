@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.discover.found import Found
 from ckpt_cli.files.folders import is_folder, is_there
+from ckpt_cli.formats.base import Match
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,17 @@ FRAMEWORKS = (
 )
 
 
-def framework_of(found: Found, run: Path | None) -> str:
+def framework_of(match: Match, checkpoint: Path, run: Path | None) -> str:
     """The name of the trainer, by the main component of a checkpoint."""
-    match = found.places[0].match
-    run = run or found.path.parent
+    run = run or checkpoint.parent
     inside = match.root if is_folder(match.root) else match.root.parent
     for framework in FRAMEWORKS:
         fits = (
             match.format in framework.formats
             and _named(framework.root, inside)
-            and _named(framework.folder, found.path)
+            and _named(framework.folder, checkpoint)
             and _named(framework.run, run)
-            and all(is_there(found.path / name) for name in framework.beside)
+            and all(is_there(checkpoint / name) for name in framework.beside)
             and all(is_there(inside / name) for name in framework.inside)
             and all(is_there(run / name) for name in framework.in_run)
             and (not framework.evidence or re.fullmatch(framework.evidence, match.evidence) is not None)

@@ -236,7 +236,7 @@ def test_pyplot_and_its_global_figures_stay_out(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from ckpt_cli.verifying.drift.plot import draw\n"
-        "from ckpt_cli.results.inspect import BaseComparison, Heatmap\n"
+        "from ckpt_cli.results.drift import BaseComparison, Heatmap\n"
         "nothing = BaseComparison(base='b', common=0, missing=(), extra=(), reshaped=(), other_dtype=(), heatmap=Heatmap())\n"
         "draw(nothing, sys.argv[1], name='a')\n"
         "print('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"

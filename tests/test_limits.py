@@ -414,7 +414,7 @@ class TestConfigs:
         stored: Any = None
         held = [DistributedLocal(stored, (1, 2), (), each, None, False, False) for each in (mesh, other)]
         with pytest.raises(Inconsistent):
-            expert_blocks("mlp.experts.gate_up_proj", (1, 2), held, 4, (), {"num_experts": 10**10})
+            expert_blocks("mlp.experts.gate_up_proj", (1, 2), held, 4, (), 10**10, has_config=True)
 
     def test_of_other_kinds_are_no_counts(self) -> None:
         assert expert_count({"num_experts": True}) is None

@@ -404,7 +404,7 @@ class TestWhatCannotBeLookedAt:
         tmp_path.chmod(0o755)
         program = (
             "import os, sys, ckpt_cli\n"
-            "from ckpt_cli import merging\n"
+            "from ckpt_cli.commands import merge as merging\n"
             "from ckpt_cli.errors import Unreadable\n"
             "os.chdir(sys.argv[1])\n"
             "merging.merge('run', dry_run=True)\n"
@@ -668,16 +668,16 @@ class TestSideFiles:
         assert (caught.value.path, caught.value.message) == (str(path), f"0 bytes were read of a file that had {size}")
 
     def test_a_config_that_is_emptied_between_two_readings(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ckpt_cli.hub import assets
+        from ckpt_cli.hub import config_text
 
         path, seen = run / "checkpoint-200" / "config.json", []
-        real = assets.read_small
+        real = config_text.read_small
 
         def once(file: Path, *arguments: Any) -> bytes:
             seen.append(file)
             return real(file, *arguments) if seen.count(path) < 2 else b""
 
-        monkeypatch.setattr(assets, "read_small", once)
+        monkeypatch.setattr(config_text, "read_small", once)
         with pytest.raises(CorruptFile) as caught:
             ckpt_cli.merge(run / "checkpoint-200", tmp_path / "out", dtype="fp16")
         assert caught.value.path == str(path)

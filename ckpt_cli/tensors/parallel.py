@@ -36,11 +36,20 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item], count: int
     If one fails, or the calling thread is interrupted, ``stop`` is set, what has not begun never begins, and the error is raised as
     soon as the others have noticed: ``work`` asks ``stop`` after every block.
     """
+
+    def guarded(item: Item) -> Result:
+        stop.check()
+        try:
+            return work(item)
+        except BaseException:
+            stop.set()
+            raise
+
     with ThreadPoolExecutor(count, thread_name_prefix="ckpt") as pool:
         futures: list[Future[Result]] = []
         whole = False
         try:
-            futures.extend(pool.submit(work, item) for item in items)
+            futures.extend(pool.submit(guarded, item) for item in items)
             whole = all(future.exception() is None for future in wait(futures, return_when=FIRST_EXCEPTION).done)
         finally:
             if not whole:

@@ -20,7 +20,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unr
 from ckpt_cli.files.folders import Folders, entries_in, folders_in, is_file, is_folder, status_of
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import FORMATS, complement, format_of, groups, recognise
+from ckpt_cli.formats.registry import complement, format_of, groups, order_of, recognise
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.unread import refused_tag
 from ckpt_cli.names import few, printable
@@ -276,7 +276,7 @@ def _may_hold_component(name: str) -> bool:
 def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
     """One place per component, the main one first. Where two formats claim a name, shards go before merged weights."""
     unique: dict[str, Place] = {}
-    for place in sorted(places, key=lambda place: FORMATS.index(format_of(place.match))):
+    for place in sorted(places, key=lambda place: order_of(place.match)):
         first = unique.setdefault(place.name, place)
         if first is not place:
             passed = f"{place.match.evidence} ({place.match.format})"

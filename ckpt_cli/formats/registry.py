@@ -81,6 +81,11 @@ def format_of(match: Match | Component) -> Format:
     return next(known for known in FORMATS if known.name == match.format)
 
 
+def order_of(match: Match) -> int:
+    """The place of its format among all: where two claim a component, shards go before merged weights."""
+    return FORMATS.index(format_of(match))
+
+
 def joined(first: Match, second: Match) -> Match:
     """Two matches of the same component, from two folders, as one. What contradicts becomes its ``trouble``; nothing is read."""
     if first.format != second.format:

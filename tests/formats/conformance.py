@@ -1,6 +1,6 @@
-"""What every reader of a format promises, as tests. A new format subclasses `ReaderConformance` in its own test module.
+"""What every reader of a format promises, as tests. A new format subclasses `FormatConformance` in its own test module.
 
-    class TestMyFormat(ReaderConformance):
+    class TestMyFormat(FormatConformance):
         reader = MyFormat()
         component = "model"
 
@@ -44,7 +44,7 @@ def everything_said_by(error: CkptError) -> str:
     return " ".join(filter(None, (error.message, error.path, error.expected, error.hint)))
 
 
-class ReaderConformance:
+class FormatConformance:
     reader: Format
     component = "model"
 

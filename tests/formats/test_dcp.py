@@ -36,7 +36,7 @@ from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.tensors.component import Component
 from tests.conftest import Copy
-from tests.formats.conformance import Example, ReaderConformance, everything_said_by
+from tests.formats.conformance import Example, FormatConformance, everything_said_by
 from tests.tensors import Tensors, differences, load
 from tests.test_kernels import slices, tilings
 
@@ -107,14 +107,14 @@ def sharded(copy: Copy) -> Path:
 # -- what every reader promises --------------------------------------------------------------------------------------
 
 
-class TestFsdp2WithTensorParallelism(ReaderConformance):
+class TestFsdp2WithTensorParallelism(FormatConformance):
     reader = Dcp()
 
     def example(self, data: Path) -> Example:
         return Example(data / "layouts" / "mesh-grid" / "tp" / "dcp", data / "layouts" / "mesh-grid" / "expected-tp.safetensors")
 
 
-class TestShardedTensorsOfFsdp1(ReaderConformance):
+class TestShardedTensorsOfFsdp1(FormatConformance):
     reader = Dcp()
 
     def example(self, data: Path) -> Example:
@@ -122,7 +122,7 @@ class TestShardedTensorsOfFsdp1(ReaderConformance):
         return Example(data / "dcp" / "2.4.1" / mode, data / "torch-2.4.1" / mode / "expected.safetensors")
 
 
-class TestOneMetadataFilePerRank(ReaderConformance):
+class TestOneMetadataFilePerRank(FormatConformance):
     reader = Dcp()
 
     def example(self, data: Path) -> Example:
@@ -130,7 +130,7 @@ class TestOneMetadataFilePerRank(ReaderConformance):
         return Example(layout / "no_collectives", layout / "expected.safetensors")
 
 
-class TestCompressedItems(ReaderConformance):
+class TestCompressedItems(FormatConformance):
     reader = Dcp()
 
     def example(self, data: Path) -> Example:
@@ -138,7 +138,7 @@ class TestCompressedItems(ReaderConformance):
         return Example(layout / "zstd", layout / "expected-zstd.safetensors")
 
 
-class TestSafetensorsItems(ReaderConformance):
+class TestSafetensorsItems(FormatConformance):
     reader = Dcp()
 
     def example(self, data: Path) -> Example:

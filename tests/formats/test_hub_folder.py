@@ -13,13 +13,13 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.safetensors.folder import HubFolder
 from tests.conftest import Copy
-from tests.formats.conformance import Example, ReaderConformance
+from tests.formats.conformance import Example, FormatConformance
 from tests.tensors import differences, load
 
 INDEX = "model.safetensors.index.json"
 
 
-class TestFolderWithIndex(ReaderConformance):
+class TestFolderWithIndex(FormatConformance):
     reader = HubFolder()
 
     def example(self, data: Path) -> Example:

@@ -19,7 +19,7 @@ from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, Gap, IncompleteError, Inconsistent, MissingShard, Overlap
 from ckpt_cli.formats.safetensors.shards import HubShards
 from tests.conftest import Copy
-from tests.formats.conformance import Example, ReaderConformance, everything_said_by
+from tests.formats.conformance import Example, FormatConformance, everything_said_by
 from tests.formats.test_dcp import cut_tensors
 from tests.tensors import Tensors, differences, load
 from tests.test_kernels import slices
@@ -59,7 +59,7 @@ def real(copy: Copy) -> Path:
     return copy("layouts", "dcp-options", "hub_shards")
 
 
-class TestFourRanks(ReaderConformance):
+class TestFourRanks(FormatConformance):
     reader = HubShards()
 
     def example(self, data: Path) -> Example:

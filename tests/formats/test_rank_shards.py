@@ -23,26 +23,26 @@ from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.rank_files.reader import RankShards
 from ckpt_cli.results.written import MergeResult
 from tests.conftest import Copy
-from tests.formats.conformance import Example, ReaderConformance
+from tests.formats.conformance import Example, FormatConformance
 from tests.tensors import Tensors, differences, load
 from tests.test_torch_versions import every_save
 
 
-class TestVerlWithFsdp2(ReaderConformance):
+class TestVerlWithFsdp2(FormatConformance):
     reader = RankShards()
 
     def example(self, data: Path) -> Example:
         return Example(data / "torch-2.13.0" / "fsdp2", data / "torch-2.13.0" / "fsdp2" / "expected.safetensors")
 
 
-class TestVerlWithFsdp2AndTensorParallelism(ReaderConformance):
+class TestVerlWithFsdp2AndTensorParallelism(FormatConformance):
     reader = RankShards()
 
     def example(self, data: Path) -> Example:
         return Example(data / "torch-2.9.1" / "fsdp2_tp", data / "torch-2.9.1" / "fsdp2_tp" / "expected.safetensors")
 
 
-class TestVerlWithShardedTensors(ReaderConformance):
+class TestVerlWithShardedTensors(FormatConformance):
     reader = RankShards()
 
     def example(self, data: Path) -> Example:
@@ -51,7 +51,7 @@ class TestVerlWithShardedTensors(ReaderConformance):
         )
 
 
-class TestOneGpu(ReaderConformance):
+class TestOneGpu(FormatConformance):
     reader = RankShards()
 
     def example(self, data: Path) -> Example:
@@ -64,14 +64,14 @@ class TestOneGpu(ReaderConformance):
         assert self.reader.recognise(folder, Folders()) == []
 
 
-class TestAccelerate(ReaderConformance):
+class TestAccelerate(FormatConformance):
     reader = RankShards()
 
     def example(self, data: Path) -> Example:
         return Example(data / "layouts" / "accelerate" / "rank_files", data / "layouts" / "accelerate" / "expected-rank_files.safetensors")
 
 
-class TestBagelFork(ReaderConformance):
+class TestBagelFork(FormatConformance):
     reader = RankShards()
 
     def example(self, data: Path) -> Example:
@@ -79,7 +79,7 @@ class TestBagelFork(ReaderConformance):
         return Example(layout / "fork_ranks" / "0000006", layout / "expected-fork_ranks-model.safetensors")
 
 
-class TestBagelForkEma(ReaderConformance):
+class TestBagelForkEma(FormatConformance):
     reader = RankShards()
     component = "ema"
 

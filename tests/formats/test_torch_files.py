@@ -17,7 +17,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Inconsisten
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.torch_files.reader import TorchFiles
 from tests.conftest import Copy
-from tests.formats.conformance import Example, ReaderConformance, everything_said_by
+from tests.formats.conformance import Example, FormatConformance, everything_said_by
 from tests.tensors import differences, load
 
 INDEX = "pytorch_model.bin.index.json"
@@ -42,7 +42,7 @@ def refused(path: Path, error: type[CkptError], match: str | None = None) -> Ckp
     return caught.value
 
 
-class OneFile(ReaderConformance):
+class OneFile(FormatConformance):
     """What is promised of one file; without it there is nothing to be recognised."""
 
     reader = TorchFiles()
@@ -85,7 +85,7 @@ class TestBesideOptimizerAndArguments(OneFile):
         return Example(layout / "nested", layout / "expected-nested.safetensors")
 
 
-class TestWithIndex(ReaderConformance):
+class TestWithIndex(FormatConformance):
     reader = TorchFiles()
 
     def example(self, data: Path) -> Example:

@@ -193,7 +193,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     homes = (place.home, found.path, *place.more_homes)
     assets = find_assets(homes, base)
     component = describe(place.match, files, ReadOptions(assets.config, shard_order))
-    notes = (*component.notes, *left_out_notes(found, place, component))
+    notes = (*component.notes, *left_out_notes(found, place, component, files))
     live = (lambda: _live_tensors(found, files, base, shard_order)) if name == "ema" else None
     return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
 

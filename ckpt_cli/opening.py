@@ -225,9 +225,19 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
 
 
 def bare_notes(target: Target, counts: Callable[[int], bool]) -> list[Note]:
-    """What is said about step folders without weights, of those whose step ``counts``."""
+    """What is said about step folders without weights, of those whose step ``counts``, and about stray files beside them."""
     bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
-    return [Note("warning", "step-skipped", f"{folder.name} is skipped: nothing in it is recognised as weights") for folder in bare]
+    notes = [Note("warning", "step-skipped", f"{folder.name} is skipped: nothing in it is recognised as weights") for folder in bare]
+    return [*stray_notes(target), *notes]
+
+
+def stray_notes(target: Target) -> list[Note]:
+    """What is said about a weights file beside the steps that is no model, which does not hide them."""
+    if target.stray is None:
+        return []
+    name, why = target.stray
+    text = f"{name} beside the step folders is not read, since {why}: the steps count; to read it, pass the file itself"
+    return [Note("warning", "stray-weights", text)]
 
 
 def since(found: Found) -> Callable[[int], bool]:

@@ -91,7 +91,7 @@ def open_snapshots(
         raise UsageError("--also belongs to one run, and there are several paths", hint="merge the checkpoint of the nodes first")
     found: list[Opened] = []
     notes: list[Note] = []
-    targets = [locate(path, None, also) for path in paths]
+    targets = [locate(path, None, also, steps=choice.says_something) for path in paths]
     if choice.says_something and all(target.run is None for target in targets):
         what = "this is one checkpoint, which has" if len(paths) == 1 else "these are checkpoints, which have"
         raise UsageError(f"{what} no steps to choose from", hint="pass the run, or several checkpoints")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckpt_cli.assets import Assets, find_assets
 from ckpt_cli.beside import left_out_notes
+from ckpt_cli.counters import notes_of_ranks
 from ckpt_cli.descriptor import Checkpoint, ComponentInfo, NoteInfo, StepInfo
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
 from ckpt_cli.files import Files
@@ -193,7 +194,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     homes = (place.home, found.path, *place.more_homes)
     assets = find_assets(homes, base)
     component = describe(place.match, files, ReadOptions(assets.config, shard_order))
-    notes = (*component.notes, *left_out_notes(found, place, component, files))
+    notes = (*component.notes, *left_out_notes(found, place, component, files), *notes_of_ranks(place, files))
     live = (lambda: _live_tensors(found, files, base, shard_order)) if name == "ema" else None
     return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.counters import SCHEDULERS, STEPS, counter_of, disagreement, foreign_step, nodes_disagree, scheduler_step
 from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files import Files, is_folder, read_small
 from ckpt_cli.formats.assembly import ranks_of
@@ -21,9 +22,6 @@ from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import parse_json
 from ckpt_cli.state_files import StateFile, find_state_files
 from ckpt_cli.torchfile import TorchFile
-
-SCHEDULERS = tuple(f"{prefix}scheduler{suffix}" for prefix in ("lr_", "") for suffix in ("", "_state", "s", "_state_dict", "_states"))
-"""What trainers call the state of the learning rate schedule."""
 
 RANDOMS = ("rng", "rng_state", "rng_states", "torch_rng_state")
 RANDOM_NAMES = {
@@ -41,7 +39,6 @@ RANDOM_NAMES = {
 
 DEVICES = tuple(RANDOM_NAMES)[3:]
 DATALOADERS = ("dataloader", "train_dataloader", "data_loader")
-STEPS = ("global_step", "step", "train_steps", "iteration", "batch")
 EPOCHS = ("epoch", "current_epoch")
 COUNTING = ("train_state", "trainer_state", "progress", "timestamp")
 """Where trainers keep counters, besides the top level. What a config says is no state."""
@@ -114,10 +111,15 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
             state.sources.append(place.match.files[0])
         shared = {**inside, **shared}
     _check_ranks(listed, {*by_rank, *randoms}, place.match.world_size, state)
+    _check_steps(by_rank, homes, state)
     _merge_schedulers(by_rank, shared, state)
     _merge_randoms(by_rank, shared, randoms, state)
     _merge_rest(by_rank, shared, state)
     _describe(found, shared, state)
+    stands = scheduler_step(state.scheduler)
+    foreign = foreign_step(found, place, stands, files) if stands is not None else None
+    if foreign is not None and not any(note.code == "step-differs" for note in state.notes):
+        state.notes.append(Note("warning", "step-differs", foreign))
     return state
 
 
@@ -185,6 +187,14 @@ def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int |
         text = f"{ranks_of(missing, world)} missing from the training state: None in lists over ranks{other}"
         state.notes.append(Note("warning", "missing-rank", text))
     _check_families(listed, set(missing), of_weights, state)
+
+
+def _check_steps(by_rank: Mapping[int, dict[str, Any]], homes: Sequence[Path], state: TrainingState) -> None:
+    """Ranks whose states are of different steps: a node's folder of an older save was joined, or copied over this one."""
+    counters = {rank: number for rank, values in sorted(by_rank.items()) if (number := counter_of(values)) is not None}
+    text = disagreement(counters, max(counters) + 1 if counters else 0) or nodes_disagree(homes)
+    if text is not None:
+        state.notes.append(Note("warning", "ranks-of-steps", text))
 
 
 def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int | None, state: TrainingState) -> None:

@@ -17,11 +17,11 @@ from ckpt_cli.files import Files, entries_in, is_file, is_folder, read_small, si
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.found import Found, Place
 from ckpt_cli.inert_values import TensorValue, ValueReader
-from ckpt_cli.locate import step_of
 from ckpt_cli.model import Note
 from ckpt_cli.names import few
 from ckpt_cli.safetensors_file import parse_json
 from ckpt_cli.state_files import StateFile, find_state_files
+from ckpt_cli.step_names import step_of
 from ckpt_cli.torchfile import TorchFile
 
 STEPS = ("global_step", "step", "train_steps", "iteration", "batch")

@@ -26,20 +26,8 @@ from ckpt_cli.formats.unread import Unread
 from ckpt_cli.found import Blocked, Found, Place, Target
 from ckpt_cli.joining import doubted, joined_targets
 from ckpt_cli.names import few, printable
+from ckpt_cli.step_names import step_of
 
-STEP_FOLDERS = tuple(
-    re.compile(pattern, re.ASCII)
-    for pattern in (
-        r"global_steps?_(?P<step>[0-9]+)",
-        r"checkpoint-(?P<step>[0-9]+)",
-        r"step[-_]?(?P<step>[0-9]+)(\.ckpt)?",
-        r"epoch=[0-9]+-step=(?P<step>[0-9]+)(\.ckpt)?",
-        r"epoch_[0-9]+_step_(?P<step>[0-9]+)",
-        r"ep[0-9]+-ba(?P<step>[0-9]+)",
-        r"iter_(?P<step>[0-9]{7})",
-        r"(?P<step>[0-9]{7})",
-    )
-)
 ROLES = ("actor", "policy", "critic", "reward", "value")
 """Folders of a checkpoint that hold one trained model each; the first one present is the main component."""
 
@@ -401,14 +389,6 @@ def _with_step(target: Target, step: int | None) -> Target:
         there = ", ".join(str(found.step) for found in target.checkpoints if found.step is not None)
         raise NotFound(f"there is no step {step}", path=target.path, expected=f"one of the steps {there}" if there else None)
     return replace(target, checkpoints=chosen)
-
-
-def step_of(folder: Path) -> int | None:
-    for regex in STEP_FOLDERS:
-        fields = regex.fullmatch(folder.name)
-        if fields:
-            return int(fields["step"])
-    return None
 
 
 def _tracker_hints(run: Path) -> tuple[str, ...]:

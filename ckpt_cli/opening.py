@@ -19,9 +19,10 @@ from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.found import Found, Place, Target
 from ckpt_cli.frameworks import framework_of
-from ckpt_cli.locate import called_ema, component_names, expanded, locate, step_of, with_ema_of_model
+from ckpt_cli.locate import called_ema, component_names, expanded, locate, with_ema_of_model
 from ckpt_cli.model import Component, Note, Tensor
 from ckpt_cli.model_config import architecture, layer_count
+from ckpt_cli.step_names import step_of
 from ckpt_cli.tying import Live
 
 MAX_OTHERS = 3

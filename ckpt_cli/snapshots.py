@@ -11,10 +11,11 @@ from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, U
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.found import Blocked, Found, Target
-from ckpt_cli.locate import locate, step_of
+from ckpt_cli.locate import locate
 from ckpt_cli.model import Note
 from ckpt_cli.names import few
 from ckpt_cli.opening import Opened, bare_notes, open_checkpoint, short_reason
+from ckpt_cli.step_names import step_of
 
 CHOOSE = "choose other steps with --steps"
 CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"

@@ -6,12 +6,14 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files import Files, entries_in, is_file, is_there
+from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp_groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp_items import ItemReader, assembled
@@ -19,6 +21,7 @@ from ckpt_cli.formats.dcp_megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp_metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, read_catalog
 from ckpt_cli.model import Component, Leaf, Note, Tensor
 from ckpt_cli.names import check_name, few, is_extra_state, printable
+from ckpt_cli.step_names import nearest_step
 
 FORMAT = "dcp"
 
@@ -76,6 +79,7 @@ class Dcp:
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         if match.group is None:
             notes += _notes_of_groups(group, [other for other in groups if other.name != group.name and other.holds_weights])
+        notes += _notes_of_other_saves(catalog, match, sorted(used), reader, files)
         if unused:
             notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
@@ -124,6 +128,24 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
             text = f"{printable(name)} is no tensor but holds tensors, which are not written"
             notes.append(Note("warning", "object-with-tensors", text))
     return notes
+
+
+def _notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], reader: ItemReader, files: Files) -> list[Note]:
+    """Signs that the metadata is of another save than the data: nothing in an item says its step, and sizes fit by chance.
+
+    The metadata of torch >= 2.3 has the folder that was saved to, and it is written with the files. The lengths of these tell nothing:
+    torch itself writes items that the metadata does not speak of (an object of another rank).
+    """
+    notes = []
+    step = nearest_step(Path(os.path.abspath(match.root)))
+    for origin in catalog.origins:
+        said = nearest_step(PurePosixPath(origin))
+        if step is not None and said not in (None, step):
+            text = f"the folder says step {step}, and its metadata were written for {printable(origin)}: they may be of different saves"
+            notes.append(Note("warning", "step-differs", text))
+    sources = [files.source(reader.path(file)) for file in used]
+    metadata = [files.source(path) for path in metadata_files(match.root, *match.more_roots)]
+    return [*notes, *age_notes([*sources, *metadata])]
 
 
 def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:

@@ -70,16 +70,17 @@ def notes_of_ranks(place: Place, files: Files) -> list[Note]:
 
 
 def _notes_of_ranks(place: Place, files: Files) -> list[Note]:
-    if len(place.match.ranks) < 2:
-        return []
     homes = list(dict.fromkeys((place.home, *place.more_homes, place.match.root, *place.match.more_roots)))
     counters: dict[int, int] = {}
+    if len(place.match.ranks) < 2 and not place.more_homes:
+        return []
     for file in find_state_files(list(filter(is_folder, homes))):
         number = _read(file, files) if file.rank is not None and file.kind == "extra" and file.rank not in counters else None
         if number is not None and file.rank is not None:
             counters[file.rank] = number
-    text = disagreement(counters, max([*place.match.ranks, *counters]) + 1)
-    text = text or nodes_disagree(homes)
+    text = disagreement(counters, max([*place.match.ranks, *counters], default=0) + 1)
+    if text is None and place.more_homes:
+        text = nodes_disagree(homes)
     return [Note("warning", "ranks-of-steps", text)] if text else []
 
 

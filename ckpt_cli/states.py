@@ -12,6 +12,8 @@ from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files import Files, is_folder, read_small
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
+from ckpt_cli.formats.dcp import origin_notes
+from ckpt_cli.formats.dcp_metadata import read_catalog
 from ckpt_cli.formats.dcp_state import read_dcp_state
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.formats.torch_files import beside_weights
@@ -97,7 +99,9 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
                 target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
                 target.update((str(key), item) for key, item in value.items())
     if place.match.format == "dcp":
-        inside = read_dcp_state((place.match.root, *place.match.more_roots), files)
+        roots = (place.match.root, *place.match.more_roots)
+        inside = read_dcp_state(roots, files)
+        state.notes += origin_notes(read_catalog(*roots), place.match.root)
         for name, what in unrepresented(inside):
             _lose(state, name, what, place.match.root)
         if inside:

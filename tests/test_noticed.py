@@ -187,6 +187,8 @@ class TestDcpMetadataOfAnotherSave:
         assert "global_step_100" in told["step-differs"]
         assert "step-differs" not in self.warnings(run / "global_step_100", tmp_path / "older")
         assert "step-differs" in {note.code for note in ckpt_cli.verify(run / "global_step_200").notes}
+        torch.save({"last_epoch": 200}, run / "global_step_200" / "scheduler.pt")
+        assert "step-differs" in {note.code for note in ckpt_cli.extract_state(run, tmp_path / "state").notes}
 
     @pytest.mark.parametrize("to", ["global_step_200", "moved", "best"])
     def test_a_save_that_was_moved_is_no_reason_to_warn(self, run: Path, tmp_path: Path, to: str) -> None:

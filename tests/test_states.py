@@ -688,6 +688,19 @@ class TestStatesOfAnotherStep:
         with pytest.raises(CkptError):
             ckpt_cli.merge(path, tmp_path / "strict", also=also, strict=True)
 
+    def test_of_nodes_with_a_trainer_state_each_are_told(self, layouts: Path, tmp_path: Path) -> None:
+        run = two_steps(layouts, tmp_path)
+        nodes = [tmp_path / node / "global_step_20" for node in "ab"]
+        for node, step, ranks in zip(nodes, (20, 10), ((0, 1), (2, 3)), strict=True):
+            (node / "actor").mkdir(parents=True)
+            for rank in ranks:
+                shutil.copy(run / "global_step_20" / "actor" / f"model_world_size_4_rank_{rank}.pt", node / "actor")
+            (node / "actor" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        notes = ckpt_cli.merge(nodes[0], tmp_path / "out", also=nodes[1]).checkpoint.notes
+        (text,) = [note.text for note in notes if note.code == "ranks-of-steps"]
+        assert "10 (" in text
+        assert "20 (" in text
+
     def test_of_one_save_are_no_reason_to_warn(self, layouts: Path, tmp_path: Path) -> None:
         run = two_steps(layouts, tmp_path)
         assert not [

@@ -136,16 +136,21 @@ def _notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], r
     The metadata of torch >= 2.3 has the folder that was saved to, and it is written with the files. The lengths of these tell nothing:
     torch itself writes items that the metadata does not speak of (an object of another rank).
     """
+    sources = [files.source(reader.path(file)) for file in used]
+    metadata = [files.source(path) for path in metadata_files(match.root, *match.more_roots)]
+    return [*origin_notes(catalog, match.root), *age_notes([*sources, *metadata])]
+
+
+def origin_notes(catalog: Catalog, root: Path) -> list[Note]:
+    """A warning if the metadata say that the save was written to the folder of another step than the one that it lies in."""
     notes = []
-    step = nearest_step(Path(os.path.abspath(match.root)))
+    step = nearest_step(Path(os.path.abspath(root)))
     for origin in catalog.origins:
         said = nearest_step(PurePosixPath(origin))
         if step is not None and said not in (None, step):
             text = f"the folder says step {step}, and its metadata were written for {printable(origin)}: they may be of different saves"
             notes.append(Note("warning", "step-differs", text))
-    sources = [files.source(reader.path(file)) for file in used]
-    metadata = [files.source(path) for path in metadata_files(match.root, *match.more_roots)]
-    return [*notes, *age_notes([*sources, *metadata])]
+    return notes
 
 
 def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:

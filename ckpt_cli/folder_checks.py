@@ -19,6 +19,7 @@ from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.set_contents import refuse_shard, share_error
 from ckpt_cli.formats.set_names import part_error, part_name, unlisted_parts
+from ckpt_cli.formats.torch_files import FORMAT as TORCH
 from ckpt_cli.formats.torch_files import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.manifest import NAME as MANIFEST
@@ -137,10 +138,18 @@ def _in_other_formats(folder: Path, main: WeightSet, manifest: Manifest | None, 
     """What is said of weights in other formats: whether they are the model once more is told by samples."""
     written = (*manifest.outputs, *manifest.side_files) if manifest is not None else ()
     indexed = is_file(folder / TORCH_INDEX)
+    # The shards that were merged here are the source, and no model by themselves.
+    shards = {path.name for match in recognise(folder) if match.format not in (FORMAT, TORCH) for path in match.files}
     for path in files_in(folder, lambda name: OTHER_FORMAT.fullmatch(name) or could_be_model(name)):
         name = path.name
         part = part_name(name)
-        if name in written or name.endswith((SUFFIX, ".json")) or is_state_file(name) or (indexed and part is not None and part.parts > 1):
+        if (
+            name in shards
+            or name in written
+            or name.endswith((SUFFIX, ".json"))
+            or is_state_file(name)
+            or (indexed and part is not None and part.parts > 1)
+        ):
             continue
         rival = could_be_model(name)
         if rival and is_copy_of(path, main.tensors, files):

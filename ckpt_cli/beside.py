@@ -32,7 +32,7 @@ OTHER_FORM = re.compile(
 
 MODEL = re.compile(
     r"(diffusion_)?(pytorch_)?model([._-].*)?\.(bin|pt|pth|pth\.tar|ckpt|safetensors)(\.index\.json)?"
-    r"|((.*[._-])?(checkpoint|ckpt|full_weights|consolidated|weights|step|iter|iteration|epoch|last|latest|best|final)[0-9]*([._=-].*)?)"
+    r"|((.*[._-])?(checkpoint|ckpt|full_weights|consolidated|weights|last|latest|best|final|(step|iter|iteration|epoch)[._=-]?[0-9]+)[0-9]*([._=-].*)?)"
     r"\.(pt|pth|pth\.tar|ckpt|safetensors)"
     r"|consolidated([._-].*)?\.bin",
     re.ASCII | re.IGNORECASE,

@@ -158,11 +158,13 @@ class TestFilesBesideTheWeights:
         torch.save(MODEL, folder / "pytorch_model-00001-of-00001.bin")
         assert "other-model" not in codes(ckpt_cli.merge(folder, tmp_path / "again"))
 
-    @pytest.mark.parametrize("name", ["optimizer.bin", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "optimizer.safetensors"])
+    @pytest.mark.parametrize(
+        "name", ["optimizer.bin", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "optimizer.safetensors", "step.pt"]
+    )
     def test_that_are_training_state_are_not_weights(self, tmp_path: Path, name: str) -> None:
         folder = hub_folder(tmp_path / "run")
         save_file({"a": torch.ones(1)}, folder / name) if name.endswith("safetensors") else torch.save({}, folder / name)
-        assert "other-weights" not in codes(ckpt_cli.merge(folder, tmp_path / "out"))
+        assert codes(ckpt_cli.merge(folder, tmp_path / "out")).isdisjoint({"other-weights", "other-model"})
 
 
 def lit_ema(model: Tensors, average: Tensors) -> Tensors:

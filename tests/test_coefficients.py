@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpt_cli.averaging.coefficients import LARGEST, METHODS, SHAPES, SMALLEST, Method, formula, gamma_of, posthoc_ema
+from ckpt_cli.averaging.coefficients import METHODS, SHAPES, SMALLEST, Method, formula, gamma_of, posthoc_ema
 from ckpt_cli.errors import UsageError
+from ckpt_cli.lora.config import LARGEST
 
 STEPS = (100, 200, 300, 400)
 UNEVEN = (100, 150, 400, 1000)

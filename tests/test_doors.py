@@ -574,7 +574,7 @@ class TestWeightsThatTheIndexDoesNotList:
             ("model.safetensors", "stale-file"),
             ("value_head.safetensors", "other-weights"),
             ("consolidated.00.pth", "other-weights"),
-            ("pytorch_model.bin", "other-weights"),
+            ("pytorch_model.bin", "other-model"),
         ],
     )
     def test_are_said_by_verify_and_never_read_for_the_model(self, name: str, code: str, folder: Path, tmp_path: Path) -> None:

@@ -81,4 +81,7 @@ def test_other_readings_of_a_folder_are_told(layouts: Path, tmp_path: Path) -> N
     run = checkpoint.parent
     (run / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
     notes = {note.code: note.text for note in ckpt_cli.detect(run).checkpoint.notes}
+    assert "no config.json" in notes["stray-weights"]
+    shutil.copy(checkpoint / "config.json", run)
+    notes = {note.code: note.text for note in ckpt_cli.detect(run).checkpoint.notes}
     assert "--step N picks one" in notes["steps-inside"]

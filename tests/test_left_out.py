@@ -71,7 +71,7 @@ class TestFilesBesideTheWeights:
         assert "other-weights" in codes(ckpt_cli.merge(run, tmp_path / "out"), "warning")
         assert ckpt_cli.verify(run / "actor").format == "rank-shards"
 
-    @pytest.mark.parametrize("name", ["model.fp16.safetensors", "consolidated.safetensors", "pytorch_model.bin", "tf_model.h5"])
+    @pytest.mark.parametrize("name", ["model.fp16.safetensors", "consolidated.safetensors", "consolidated.00.pth", "tf_model.h5"])
     def test_in_another_form_are_no_reason_to_warn(self, tmp_path: Path, name: str) -> None:
         folder = hub_folder(tmp_path / "run")
         save_file({"a": torch.ones(1)}, folder / name) if name.endswith("safetensors") else torch.save({}, folder / name)
@@ -100,13 +100,71 @@ class TestFilesBesideTheWeights:
     def test_that_may_be_other_values_are_a_warning(self, tmp_path: Path, name: str) -> None:
         folder = hub_folder(tmp_path / "run")
         save_file(AVERAGE, folder / name) if name.endswith("safetensors") else torch.save(AVERAGE, folder / name)
-        assert "other-weights" in codes(ckpt_cli.merge(folder, tmp_path / "out"), "warning")
+        assert codes(ckpt_cli.merge(folder, tmp_path / "out"), "warning") & {"other-weights", "other-model"}
 
-    @pytest.mark.parametrize("name", ["optimizer.bin", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "optimizer.safetensors"])
+    @pytest.mark.parametrize(
+        "name",
+        ["pytorch_model.bin", "Model.safetensors", "model_1.safetensors", "checkpoint-100.pt", "step_100.pth", "model.pt", "last.ckpt"],
+    )
+    def test_that_could_be_the_model_are_a_warning_that_names_both(self, tmp_path: Path, name: str) -> None:
+        folder = hub_folder(tmp_path / "run")
+        other = {key: tensor + 1 for key, tensor in MODEL.items()}
+        save_file(other, folder / name) if name.endswith("safetensors") else torch.save(other, folder / name)
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        (note,) = [note for note in result.checkpoint.notes if note.code == "other-model"]
+        assert note.level == "warning"
+        assert name in note.text
+        assert "model.safetensors.index.json" in note.text
+        assert differences(load(tmp_path / "out"), MODEL) == []
+        assert "other-model" in {note.code for note in ckpt_cli.detect(folder).checkpoint.notes}
+        found = [(item.code, item.file, item.severity) for item in ckpt_cli.verify(folder).findings]
+        assert ("other-model", name, "warning") in found
+        assert name in ckpt("average", folder, folder, "-o", tmp_path / "mean").err
+
+    @pytest.mark.parametrize("name", ["pytorch_model.bin", "Model.safetensors"])
+    @pytest.mark.parametrize("changed", ["nothing", "the last value", "one name", "dtype"])
+    def test_are_copies_only_by_their_values(self, tmp_path: Path, name: str, changed: str) -> None:
+        folder = hub_folder(tmp_path / "run")
+        other = {key: tensor.clone() for key, tensor in MODEL.items()}
+        if changed == "the last value":
+            other["b.weight"][-1] += 1
+        elif changed == "one name":
+            other["c.weight"] = other.pop("b.weight")
+        elif changed == "dtype":
+            other["b.weight"] = other["b.weight"].double()
+        save_file(other, folder / name) if name.endswith("safetensors") else torch.save(other, folder / name)
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        assert ("other-model" in codes(result, "warning")) == (changed != "nothing")
+        assert ("other-weights" in codes(result, "info")) == (changed == "nothing")
+        found = {item.code for item in ckpt_cli.verify(folder).findings if item.file == name}
+        assert found == {"other-weights" if changed == "nothing" else "other-model"}
+
+    def test_of_another_step_beside_files_of_ranks_are_a_warning(self, layouts: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(layouts / "verl-run" / "run" / "global_step_20", tmp_path / "global_step_20"))
+        torch.save(MODEL, run / "actor" / "pytorch_model.bin")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        (note,) = [note for note in result.checkpoint.notes if note.code == "other-model"]
+        assert "pytorch_model.bin beside it" in note.text
+        assert "model_world_size_" in note.text
+
+    def test_the_index_of_torch_beside_that_of_safetensors_is_looked_at(self, tmp_path: Path) -> None:
+        folder = hub_folder(tmp_path / "run")
+        torch.save(AVERAGE, folder / "pytorch_model-00001-of-00001.bin")
+        index = {"weight_map": dict.fromkeys(MODEL, "pytorch_model-00001-of-00001.bin")}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        (note,) = [note for note in result.checkpoint.notes if note.code == "other-model"]
+        assert "pytorch_model.bin.index.json" in note.text
+        torch.save(MODEL, folder / "pytorch_model-00001-of-00001.bin")
+        assert "other-model" not in codes(ckpt_cli.merge(folder, tmp_path / "again"))
+
+    @pytest.mark.parametrize(
+        "name", ["optimizer.bin", "scheduler.pt", "rng_state_0.pth", "training_args.bin", "optimizer.safetensors", "step.pt"]
+    )
     def test_that_are_training_state_are_not_weights(self, tmp_path: Path, name: str) -> None:
         folder = hub_folder(tmp_path / "run")
         save_file({"a": torch.ones(1)}, folder / name) if name.endswith("safetensors") else torch.save({}, folder / name)
-        assert "other-weights" not in codes(ckpt_cli.merge(folder, tmp_path / "out"))
+        assert codes(ckpt_cli.merge(folder, tmp_path / "out")).isdisjoint({"other-weights", "other-model"})
 
 
 def lit_ema(model: Tensors, average: Tensors) -> Tensors:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import ckpt_cli
 from ckpt_cli.boxes import Box, contiguous_strides
 from ckpt_cli.dtypes import BY_CODE
-from ckpt_cli.errors import Inconsistent, Undecidable
+from ckpt_cli.errors import CkptError, Inconsistent, Undecidable
 from ckpt_cli.files.source import Files, Identity
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
@@ -158,3 +161,50 @@ class TestDoubtfulFlatParameters:
         run = self.write(tmp_path / "run", sizes, [["a.weight"], ["b.weight"]])
         with pytest.raises(Undecidable):
             ckpt_cli.extract_state(run, tmp_path / "out", optimizer=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+class TestDcpMetadataOfAnotherSave:
+    """Nothing in an item says its step; what the metadata themselves tell is compared."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        for step in (100, 200):
+            folder = tmp_path / "run" / f"global_step_{step}" / "model_sharded"
+            folder.mkdir(parents=True)
+            dcp.save({"model": {"a": torch.full((8, 4), float(step)), "b": torch.ones(3)}}, checkpoint_id=folder)
+        return tmp_path / "run"
+
+    @staticmethod
+    def warnings(path: Path, out: Path) -> dict[str, str]:
+        notes = ckpt_cli.merge(path, out).checkpoint.notes
+        return {note.code: note.text for note in notes if note.level == "warning"}
+
+    def test_that_names_another_step_is_told(self, run: Path, tmp_path: Path) -> None:
+        shutil.copy(run / "global_step_100" / "model_sharded" / ".metadata", run / "global_step_200" / "model_sharded" / ".metadata")
+        told = self.warnings(run, tmp_path / "out")
+        assert "step 200" in told["step-differs"]
+        assert "global_step_100" in told["step-differs"]
+        assert "step-differs" not in self.warnings(run / "global_step_100", tmp_path / "older")
+        assert "step-differs" in {note.code for note in ckpt_cli.verify(run / "global_step_200").notes}
+        torch.save({"last_epoch": 200}, run / "global_step_200" / "scheduler.pt")
+        assert "step-differs" in {note.code for note in ckpt_cli.extract_state(run, tmp_path / "state").notes}
+
+    @pytest.mark.parametrize("to", ["global_step_200", "moved", "best"])
+    def test_a_save_that_was_moved_is_no_reason_to_warn(self, run: Path, tmp_path: Path, to: str) -> None:
+        place = tmp_path / "elsewhere" / to
+        shutil.copytree(run / "global_step_200", place)
+        assert self.warnings(place, tmp_path / "out").keys().isdisjoint({"step-differs", "written-apart"})
+
+    def test_that_was_written_hours_apart_is_told(self, run: Path, tmp_path: Path) -> None:
+        metadata = run / "global_step_200" / "model_sharded" / ".metadata"
+        os.utime(metadata, (metadata.stat().st_mtime - 7200,) * 2)
+        assert ".metadata is 2 hours older" in self.warnings(run, tmp_path / "out")["written-apart"]
+
+    @pytest.mark.parametrize("shape", [(4, 8), (8, 5)])
+    def test_items_that_are_not_what_it_says_are_refused(self, run: Path, tmp_path: Path, shape: tuple[int, int]) -> None:
+        folder = run / "global_step_100" / "model_sharded"
+        dcp.save({"model": {"a": torch.zeros(shape), "b": torch.ones(3)}}, checkpoint_id=folder)
+        shutil.copy(folder / ".metadata", run / "global_step_200" / "model_sharded" / ".metadata")
+        with pytest.raises(CkptError):
+            ckpt_cli.merge(run / "global_step_200", tmp_path / "out")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from ckpt_cli import CkptError, merge
+from ckpt_cli import merge
 from ckpt_cli.dtypes import BY_CODE, TABLE
-from ckpt_cli.errors import CorruptFile, LfsPointer, Unsupported
+from ckpt_cli.errors import CkptError, CorruptFile, LfsPointer, Unsupported
 from ckpt_cli.files.safetensors_file import MAX_HEADER, Header, build_header, read_header
 from ckpt_cli.files.source import Files
 

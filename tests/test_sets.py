@@ -677,3 +677,67 @@ class TestNamesThatAreRead:
         found, expected = load(tmp_path / "out-bin"), load(tmp_path / "out-safetensors")
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+LAYERS = {f"model.layers.{layer}.mlp.weight": torch.full((4, 4), float(layer + 1)) for layer in range(2)}
+"""A model of two layers."""
+
+
+class TestFilesBesideStepFolders:
+    """A stray file does not hide the steps, a final model does; --step always picks one of them."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        for step in (100, 200):
+            folder = tmp_path / "run" / f"checkpoint-{step}"
+            folder.mkdir(parents=True)
+            save_file({name: tensor + step for name, tensor in LAYERS.items()}, folder / "model.safetensors")
+            (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+            torch.save({"last_epoch": step}, folder / "scheduler.pt")
+        return tmp_path / "run"
+
+    @pytest.mark.parametrize("name", ["notes.safetensors", "model.safetensors", "pytorch_model.bin", "model.pt", "ema.safetensors"])
+    @pytest.mark.parametrize("config", ["none", "of a larger model"])
+    def test_are_passed_over_unless_they_are_a_model(self, run: Path, name: str, config: str, tmp_path: Path) -> None:
+        write = save_file if name.endswith("safetensors") else torch.save
+        write({"embedding": torch.ones(3, 4)} if config != "none" else LAYERS, run / name)
+        if config != "none":
+            (run / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert result.checkpoint.step == 200
+        (note,) = [note for note in result.checkpoint.notes if note.code == "stray-weights"]
+        assert (note.level, name in note.text) == ("warning", True)
+        assert ckpt_cli.detect(run).checkpoint.step == 200
+        assert ckpt_cli.extract_state(run, tmp_path / "state").step == 200
+        assert ckpt_cli.merge(run, tmp_path / "older", step=100).checkpoint.step == 100
+        assert ckpt_cli.merge(run / name, tmp_path / "file").checkpoint.step is None
+        ckpt_cli.average([run], tmp_path / "mean", last=2)
+        assert ckpt_cli.inspect(run).checkpoint.step == 200
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+    def test_a_final_model_stays_what_the_folder_means(self, run: Path, name: str, tmp_path: Path) -> None:
+        write = save_file if name.endswith("safetensors") else torch.save
+        write(LAYERS, run / name)
+        (run / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert result.checkpoint.step is None
+        (note,) = [note for note in result.checkpoint.notes if note.code == "steps-inside"]
+        assert "2 step folders" in note.text
+        assert ckpt_cli.merge(run, tmp_path / "older", step=100).checkpoint.step == 100
+        mean = ckpt_cli.average([run], tmp_path / "mean", last=2)
+        assert (mean.checkpoint.step, mean.divisor) == (200, 2)
+
+    def test_a_final_model_that_cannot_be_read_is_not_replaced_by_a_step(self, run: Path, tmp_path: Path) -> None:
+        (run / "model.safetensors").write_bytes(b"\x00" * 20)
+        (run / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+        with pytest.raises(CkptError):
+            ckpt_cli.merge(run, tmp_path / "out")
+
+    def test_steps_one_folder_further_down_count_as_well(self, run: Path, tmp_path: Path) -> None:
+        outer = tmp_path / "outer"
+        outer.mkdir()
+        run.rename(outer / "checkpoints")
+        save_file({"a": torch.ones(2)}, outer / "notes.safetensors")
+        result = ckpt_cli.merge(outer, tmp_path / "out")
+        assert result.checkpoint.step == 200
+        assert "stray-weights" in {note.code for note in result.checkpoint.notes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -508,7 +509,7 @@ class TestRanks:
         assert "ranks 2 differ" in note.text
         assert "rank 0" in note.text
         assert out.extra["lr_scheduler"]["last_epoch"] == 20
-        assert [finding["code"] for finding in out.training["findings"]] == ["scheduler-differs"]
+        assert [finding["code"] for finding in out.training["findings"]] == ["ranks-of-steps", "scheduler-differs"]
 
     @pytest.mark.parametrize("rank", range(4))
     def test_that_are_missing_are_told_and_left_out(self, copy: Copy, extract: Extract, rank: int) -> None:
@@ -611,6 +612,100 @@ class TestRanks:
         assert "step 3" in note.text
         assert "99" in note.text
         assert out.training["step"] == 3
+
+
+def two_steps(layouts: Path, tmp_path: Path) -> Path:
+    """A run with steps 10 and 20, of four ranks each."""
+    for step in (10, 20):
+        folder = tmp_path / "run" / f"global_step_{step}"
+        shutil.copytree(layouts / "verl-run" / "run" / "global_step_20", folder)
+        for rank in range(4):
+            file = folder / "actor" / EXTRA.format(rank)
+            torch.save({**original(file), "lr_scheduler": scheduler(step)}, file)
+    return tmp_path / "run"
+
+
+class TestStatesOfAnotherStep:
+    """A state of another save than its folder, or than that of other ranks, is told with both numbers."""
+
+    def test_that_another_folder_of_the_run_has_is_told(self, layouts: Path, tmp_path: Path, extract: Extract) -> None:
+        run = two_steps(layouts, tmp_path)
+        for rank in range(4):
+            shutil.copy(run / "global_step_10" / "actor" / EXTRA.format(rank), run / "global_step_20" / "actor")
+        out = extract(run, step=20)
+        (note,) = out.result.notes
+        assert (note.level, note.code) == ("warning", "step-differs")
+        assert "step 20" in note.text
+        assert "stands at 10" in note.text
+
+    @pytest.mark.parametrize(("kind", "number"), [("torch", "scheduler.pt"), ("accelerate", "scheduler.bin")])
+    def test_of_one_file_as_well(self, tmp_path: Path, extract: Extract, kind: str, number: str) -> None:
+        for step in (100, 200):
+            torch.save(scheduler(100), weights(tmp_path / f"checkpoint-{step}") / number)
+        assert extract(tmp_path, step=200).codes == {"step-differs": "warning"}, kind
+        assert "step-differs" not in extract(tmp_path, step=100).codes
+
+    @pytest.mark.parametrize(
+        "count", [lambda n: 2 * n, lambda n: n // 2, lambda n: n // 100, lambda n: 100], ids=["x2", "/2", "epoch", "one"]
+    )
+    def test_a_scheduler_that_counts_otherwise_contradicts_nothing(
+        self, tmp_path: Path, extract: Extract, count: Callable[[int], int]
+    ) -> None:
+        # Two processes of accelerate, two batches per step, epochs; and a constant, which says nothing once three folders show it.
+        steps = (100, 200, 400)
+        for step in steps:
+            torch.save(scheduler(count(step)), weights(tmp_path / f"checkpoint-{step}") / "scheduler.pt")
+        told = ["step-differs" in extract(tmp_path, step=step).codes for step in steps]
+        assert not any(told)
+
+    def test_a_scheduler_alone_contradicts_nothing(self, tmp_path: Path, extract: Extract) -> None:
+        torch.save(scheduler(100), weights(tmp_path / "checkpoint-200") / "scheduler.pt")
+        assert extract(tmp_path / "checkpoint-200").codes == {}
+
+    @pytest.mark.parametrize("how", ["also", "parent", "one folder"])
+    def test_of_some_ranks_are_told_by_merge_as_well(self, layouts: Path, tmp_path: Path, how: str) -> None:
+        run = two_steps(layouts, tmp_path)
+        nodes = [tmp_path / "nodes" / f"node{i}" / "global_step_20" for i in (0, 1)]
+        if how == "one folder":
+            nodes = [nodes[0], nodes[0]]
+        shutil.copytree(run / "global_step_20", nodes[0])
+        for rank in (2, 3):
+            for file in list((nodes[0] / "actor").glob(f"*_rank_{rank}.pt")):
+                file.unlink()
+        (nodes[1] / "actor").mkdir(parents=True, exist_ok=True)
+        for rank in (2, 3):
+            for file in (run / "global_step_10" / "actor").glob(f"*_rank_{rank}.pt"):
+                shutil.copy(file, nodes[1] / "actor")
+        path = tmp_path / "nodes" if how == "parent" else nodes[0]
+        also = nodes[1] if how == "also" else ()
+        merged = ckpt_cli.merge(path, tmp_path / "merged", also=also)
+        extracted = ckpt_cli.extract_state(path, tmp_path / "state", also=also)
+        for notes in (merged.checkpoint.notes, extracted.notes, ckpt_cli.detect(path, also=also).checkpoint.notes):
+            (note,) = [note for note in notes if note.code == "ranks-of-steps"]
+            assert note.level == "warning"
+            assert "10 (ranks 2, 3" in note.text
+            assert "20 (ranks 0, 1" in note.text
+        with pytest.raises(CkptError):
+            ckpt_cli.merge(path, tmp_path / "strict", also=also, strict=True)
+
+    def test_of_nodes_with_a_trainer_state_each_are_told(self, layouts: Path, tmp_path: Path) -> None:
+        run = two_steps(layouts, tmp_path)
+        nodes = [tmp_path / node / "global_step_20" for node in "ab"]
+        for node, step, ranks in zip(nodes, (20, 10), ((0, 1), (2, 3)), strict=True):
+            (node / "actor").mkdir(parents=True)
+            for rank in ranks:
+                shutil.copy(run / "global_step_20" / "actor" / f"model_world_size_4_rank_{rank}.pt", node / "actor")
+            (node / "actor" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        notes = ckpt_cli.merge(nodes[0], tmp_path / "out", also=nodes[1]).checkpoint.notes
+        (text,) = [note.text for note in notes if note.code == "ranks-of-steps"]
+        assert "10 (" in text
+        assert "20 (" in text
+
+    def test_of_one_save_are_no_reason_to_warn(self, layouts: Path, tmp_path: Path) -> None:
+        run = two_steps(layouts, tmp_path)
+        assert not [
+            note for note in ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes if note.level == "warning" and "steps" in note.text
+        ]
 
 
 class TestWhatIsLost:

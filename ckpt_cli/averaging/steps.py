@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Blocked, Found, Target
-from ckpt_cli.discover.locate import locate, step_of
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, short_reason
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -91,7 +92,7 @@ def open_snapshots(
         raise UsageError("--also belongs to one run, and there are several paths", hint="merge the checkpoint of the nodes first")
     found: list[Opened] = []
     notes: list[Note] = []
-    targets = [locate(path, None, also) for path in paths]
+    targets = [locate(path, None, also, steps=choice.says_something) for path in paths]
     if choice.says_something and all(target.run is None for target in targets):
         what = "this is one checkpoint, which has" if len(paths) == 1 else "these are checkpoints, which have"
         raise UsageError(f"{what} no steps to choose from", hint="pass the run, or several checkpoints")

@@ -9,17 +9,38 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.same_weights import is_copy_of
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, is_folder
 from ckpt_cli.files.manifest import read_manifest
-from ckpt_cli.formats.safetensors.folder import OPTIMIZER, SINGLE, safetensors_part
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.safetensors.folder import INDEX_SUFFIX, OPTIMIZER
 from ckpt_cli.formats.safetensors.shards import SHARD
+from ckpt_cli.formats.sets.names import part_name
+from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.names import few, is_extra_state
 from ckpt_cli.tensors.component import Component, Note
 
-SAME_WEIGHTS = re.compile(
+OTHER_FORM = re.compile(
+    r"consolidated([.-][0-9]+(-of-[0-9]+)?)?\.(safetensors|pth)(\.index\.json)?|(tf_model|flax_model|rust_model)([._-].*)?\.[a-z0-9_]+"
+    r"|(diffusion_pytorch_model|pytorch_model|model)[._-](fp(8|16|32)|bf16|int[48]|[48]bit|quantized)([._-].*)?\.(safetensors|bin)(\.index\.json)?"
+    r"|.*\.(gguf|onnx|h5|msgpack|ot)",
+    re.ASCII | re.IGNORECASE,
+)
+"""Names that the weights of one model have in forms for other programs: half precision, other libraries, Mistral's own names."""
+
+MODEL = re.compile(
+    r"(diffusion_)?(pytorch_)?model([._-].*)?\.(bin|pt|pth|pth\.tar|ckpt|safetensors)(\.index\.json)?"
+    r"|((.*[._-])?(checkpoint|ckpt|full_weights|consolidated|weights|last|latest|best|final|(step|iter|iteration|epoch)[._=-]?[0-9]+)[0-9]*([._=-].*)?)"
+    r"\.(pt|pth|pth\.tar|ckpt|safetensors)"
+    r"|consolidated([._-].*)?\.bin",
+    re.ASCII | re.IGNORECASE,
+)
+"""Names of files that could be the model itself, also of another step."""
+
+WEIGHTS = re.compile(
     r"(consolidated|pytorch_model|tf_model|flax_model|rust_model|model|diffusion_pytorch_model)([._-].*)?\.[a-z0-9_]+|.*\.(gguf|onnx|h5|msgpack|ot)",
     re.ASCII | re.IGNORECASE,
 )
@@ -38,9 +59,18 @@ WEIGHTS = re.compile(
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
 
-def left_out_notes(found: Found, place: Place, component: Component) -> tuple[Note, ...]:
+def left_out_notes(found: Found, place: Place, component: Component, files: Files) -> tuple[Note, ...]:
     """What lies in a component, or beside it, and is not one of its tensors."""
-    return (*_extra_state(component), *_other_files(found, place, component))
+    return (*_extra_state(component), *_other_files(found, place, component, files))
+
+
+def could_be_model(name: str) -> bool:
+    """Whether a weights file could be the model itself by its name, and is none of its usual other forms.
+
+    >>> [could_be_model(name) for name in ("pytorch_model.bin", "Model.safetensors", "model.fp16.safetensors", "tf_model.h5", "v_head.pt")]
+    [True, True, False, False, False]
+    """
+    return not AVERAGED.fullmatch(name) and MODEL.fullmatch(name) is not None and OTHER_FORM.fullmatch(name) is None
 
 
 def _extra_state(component: Component) -> list[Note]:
@@ -51,23 +81,41 @@ def _extra_state(component: Component) -> list[Note]:
     return [Note("info", "extra-state", text)]
 
 
-def _other_files(found: Found, place: Place, component: Component) -> list[Note]:
+def _other_files(found: Found, place: Place, component: Component, files: Files) -> list[Note]:
     """Files with weights in the folder of a component that no component is made of. Beside a single file anything may lie."""
     if not is_folder(place.match.root):
         return []
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
     folders = dict.fromkeys((place.match.root, place.home))
     used |= {os.path.abspath(folder / name) for folder in folders for name in _merged_before(folder)}
-    names = [path.name for folder in folders for path in files_in(folder, _holds_weights) if os.path.abspath(path) not in used]
-    same = [name for name in dict.fromkeys(names) if SAME_WEIGHTS.fullmatch(name) and not AVERAGED.fullmatch(name) and name != SINGLE]
-    others = [name for name in dict.fromkeys(names) if name not in same]
+    paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if os.path.abspath(path) not in used}
+    same = [name for name in paths if OTHER_FORM.fullmatch(name) and not AVERAGED.fullmatch(name)]
+    rivals = [name for name in paths if could_be_model(name)]
+    copies = [name for name in rivals if is_copy_of(paths[name], component.tensors, files)]
+    rivals = [name for name in rivals if name not in copies]
+    others = [name for name in paths if name not in (*same, *rivals, *copies)]
     notes = []
     if others:
         text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} no part of them and {_is(others)} left out"
         notes.append(Note("warning", "other-weights", text))
+    if rivals:
+        read = few([path.name for path in component.files], 1)
+        rival = f"{few(rivals, 3)} beside it could be the model too, with other values, and {_was(rivals)} not read"
+        text = f"{read} was read for {place.name}; {rival}"
+        notes.append(Note("warning", "other-model", text))
+    if copies:
+        text = f"{few(copies, 3)}: the weights of {place.name} once more (samples of all tensors are equal), not read"
+        notes.append(Note("info", "other-weights", text))
     if same:
         notes.append(Note("info", "other-weights", f"{few(same, 3)}: weights beside those of {place.name}, which were not looked at"))
     return notes
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    """The weights of a folder: single files, and indexes in place of the parts that they list."""
+    indexes = files_in(folder, lambda name: name.endswith((INDEX_SUFFIX, TORCH_INDEX)))
+    listed = {index.name for index in indexes}
+    return [path for path in files_in(folder, _holds_weights) if _index_of(path.name) not in listed] + indexes
 
 
 def _merged_before(folder: Path) -> list[str]:
@@ -79,11 +127,17 @@ def _merged_before(folder: Path) -> list[str]:
 
 
 def _holds_weights(name: str) -> bool:
-    if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or safetensors_part(name) or SHARD.fullmatch(name):
+    if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:
         return True
-    return SAME_WEIGHTS.fullmatch(name) is not None and _is_other(name)
+    return not name.endswith(".json") and (could_be_model(name) or (OTHER_FORM.fullmatch(name) is not None and _is_other(name)))
+
+
+def _index_of(name: str) -> str | None:
+    """The index that lists a part, by its name; None for files that are no part."""
+    part = part_name(name)
+    return f"{part.stem}{part.suffix}.index.json" if part is not None else None
 
 
 def _is_other(name: str) -> bool:
@@ -93,3 +147,7 @@ def _is_other(name: str) -> bool:
 
 def _is(names: Iterable[str]) -> str:
     return "is" if len(list(names)) == 1 else "are"
+
+
+def _was(names: Iterable[str]) -> str:
+    return "was" if len(list(names)) == 1 else "were"

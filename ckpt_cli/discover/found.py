@@ -65,7 +65,8 @@ class Target:
 
     ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the
     folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are
-    step folders without weights, ``blocked`` those that could not be looked at.
+    step folders without weights, ``blocked`` those that could not be looked at; ``stray``: a weights file beside them that is
+    no model, and why not.
     """
 
     path: Path
@@ -76,6 +77,7 @@ class Target:
     steps_inside: int = 0
     bare: tuple[Path, ...] = ()
     blocked: tuple[Blocked, ...] = ()
+    stray: tuple[str, str] | None = None
 
     def check_readable(self, counts: Callable[[int], bool], hint: str | None = None) -> None:
         """Raise Unreadable for the newest step folder that could not be looked at, of those whose step ``counts``."""

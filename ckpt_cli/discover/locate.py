@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.discover.final_model import stray_files
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.nodes import doubted, joined_targets
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, NotRecognised, Unreadable, UsageError
@@ -21,23 +22,11 @@ from ckpt_cli.files.folders import Folders, entries_in, folders_in, is_file, is_
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import complement, format_of, groups, order_of, recognise
+from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.unread import refused_tag
 from ckpt_cli.names import few, printable
 
-STEP_FOLDERS = tuple(
-    re.compile(pattern, re.ASCII)
-    for pattern in (
-        r"global_steps?_(?P<step>[0-9]+)",
-        r"checkpoint-(?P<step>[0-9]+)",
-        r"step[-_]?(?P<step>[0-9]+)(\.ckpt)?",
-        r"epoch=[0-9]+-step=(?P<step>[0-9]+)(\.ckpt)?",
-        r"epoch_[0-9]+_step_(?P<step>[0-9]+)",
-        r"ep[0-9]+-ba(?P<step>[0-9]+)",
-        r"iter_(?P<step>[0-9]{7})",
-        r"(?P<step>[0-9]{7})",
-    )
-)
 ROLES = ("actor", "policy", "critic", "reward", "value")
 """Folders of a checkpoint that hold one trained model each; the first one present is the main component."""
 
@@ -57,42 +46,47 @@ MAX_NODES = 1024
 SYNONYMS = {"regular": "model", "main": "model"}
 
 
-def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = ()) -> Target:
+def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = (), *, steps: bool = False) -> Target:
     """Find out what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
 
+    ``steps``: steps are asked for, so that a model that lies beside them is not what is meant.
     Raises NotFound or NotRecognised, with what is there and what might have been meant.
     """
-    parts = [_locate(Path(path), step)]
+    parts = [_locate(Path(path), step, steps)]
     target = parts[0]
     for other in also:
         _check_exists(other)
         if os.path.samefile(path, other):
             raise UsageError(f"--also names the folder itself: {other}", hint="leave it out")
-        parts.append(_locate(other, step))
+        parts.append(_locate(other, step, steps))
         target = joined_targets(target, parts[-1])
     return doubted(target, parts) if target.run is not None else target
 
 
-def _locate(given: Path, step: int | None) -> Target:
+def _locate(given: Path, step: int | None, steps_meant: bool) -> Target:
     _check_exists(given)
     if given.name == "" or ".." in given.parts:
         # "link/.." is not the folder that the link lies in.
         given = given.resolve()
-    if step is None:
+    stray: tuple[str, str] | None = None
+    if step is None and not steps_meant:
         inside = _inside_checkpoint(given)
-        # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them.
-        if inside is not None and not (_unread(inside.checkpoints[0].places) and _steps(given)[0]):
-            return replace(inside, steps_inside=sum(not _unread(found.places) for found in _steps(given)[0]))
+        steps, unknown = _steps_beneath(given) if inside is not None else ((), ())
+        if inside is not None and (steps or unknown):
+            stray = stray_files(given, [place.match for place in inside.checkpoints[0].places])
+        # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them, and neither does a stray file.
+        if inside is not None and stray is None and not (_unread(inside.checkpoints[0].places) and steps):
+            return replace(inside, steps_inside=sum(not _unread(found.places) for found in steps))
     for run in (given, *(given / name for name in RUN_FOLDERS)):
         checkpoints, blocked = _steps(run)
         if checkpoints or blocked:
             known = {found.path for found in checkpoints} | {unknown.path for unknown in blocked}
             bare = tuple(folder for folder in _step_folders(run) if folder not in known)
-            target = Target(given, run, checkpoints, hints=_tracker_hints(run), bare=bare, blocked=blocked)
+            target = Target(given, run, checkpoints, hints=_tracker_hints(run), bare=bare, blocked=blocked, stray=stray)
             if not checkpoints:
                 target.check_readable(lambda _: True)
             return _with_step(target, step)
-    if step is not None:
+    if step is not None or steps_meant:
         inside = _inside_checkpoint(given)
         if inside is not None:
             return _with_step(inside, step)
@@ -312,6 +306,13 @@ def _steps(folder: Path) -> tuple[tuple[Found, ...], tuple[Blocked, ...]]:
     return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name))), tuple(blocked)
 
 
+def _steps_beneath(given: Path) -> tuple[tuple[Found, ...], tuple[Blocked, ...]]:
+    """The steps in a folder, or in the one inside of it where some trainers keep them."""
+    if not is_folder(given):
+        return (), ()
+    return next((found for name in ("", *RUN_FOLDERS) if any(found := _steps(given / name))), ((), ()))
+
+
 def _node_folders(parent: Path, step: int | None) -> Target | None:
     """A folder whose subfolders are the nodes of one training, each with its own ranks' files of the same checkpoints."""
     targets: list[Target] = []
@@ -378,14 +379,6 @@ def _with_step(target: Target, step: int | None) -> Target:
         there = ", ".join(str(found.step) for found in target.checkpoints if found.step is not None)
         raise NotFound(f"there is no step {step}", path=target.path, expected=f"one of the steps {there}" if there else None)
     return replace(target, checkpoints=chosen)
-
-
-def step_of(folder: Path) -> int | None:
-    for regex in STEP_FOLDERS:
-        fields = regex.fullmatch(folder.name)
-        if fields:
-            return int(fields["step"])
-    return None
 
 
 def _tracker_hints(run: Path) -> tuple[str, ...]:

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.beside import left_out_notes
+from ckpt_cli.discover.counters import notes_of_ranks
 from ckpt_cli.discover.found import Found, Place, Target
-from ckpt_cli.discover.locate import called_ema, component_names, expanded, locate, step_of, with_ema_of_model
+from ckpt_cli.discover.locate import called_ema, component_names, expanded, locate, with_ema_of_model
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
+from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.ties import Live
@@ -193,7 +195,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     homes = (place.home, found.path, *place.more_homes)
     assets = find_assets(homes, base)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
-    notes = (*component.notes, *left_out_notes(found, place, component))
+    notes = (*component.notes, *left_out_notes(found, place, component, files), *notes_of_ranks(place, files))
     live = (lambda: _live_tensors(found, files, base, shard_order)) if name == "ema" else None
     return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
 
@@ -230,9 +232,19 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
 
 
 def bare_notes(target: Target, counts: Callable[[int], bool]) -> list[Note]:
-    """What is said about step folders without weights, of those whose step ``counts``."""
+    """What is said about step folders without weights, of those whose step ``counts``, and about stray files beside them."""
     bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
-    return [Note("warning", "step-skipped", f"{folder.name} is skipped: nothing in it is recognised as weights") for folder in bare]
+    notes = [Note("warning", "step-skipped", f"{folder.name} is skipped: nothing in it is recognised as weights") for folder in bare]
+    return [*stray_notes(target), *notes]
+
+
+def stray_notes(target: Target) -> list[Note]:
+    """What is said about a weights file beside the steps that is no model, which does not hide them."""
+    if target.stray is None:
+        return []
+    name, why = target.stray
+    text = f"{name} beside the step folders is not read, since {why}: the steps count; to read it, pass the file itself"
+    return [Note("warning", "stray-weights", text)]
 
 
 def since(found: Found) -> Callable[[int], bool]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
-from ckpt_cli.tensors.component import Component
+from ckpt_cli.tensors.component import Component, Note
 
 if TYPE_CHECKING:
     from ckpt_cli.formats.optimizer_state import NamedState
@@ -65,14 +65,15 @@ class ReadOptions:
 class Format(ABC):
     """One on-disk format: what recognises its files by name, and what describes them without reading weights.
 
-    ``is_refused``: it is only recognised, to say what it is. ``is_loaded``: Hugging Face's loaders read it as it is. ``keeps_order``: its
-    tensors stand in the order of the model. ``display`` is what people call it.
+    ``display`` is what people call it. ``is_refused``: it is only recognised, to say what it is. ``is_loaded``: Hugging Face's loaders
+    read it as it is. ``is_sharded``: one of its files alone is no model. ``keeps_order``: its tensors stand in the order of the model.
     """
 
     name: str
     display: str
     is_refused: bool = False
     is_loaded: bool = False
+    is_sharded: bool = True
     keeps_order: bool = True
     by_content: bool = False
     """Whether only the content tells which components there are."""
@@ -99,6 +100,10 @@ class Format(ABC):
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
         """What lies among the weights and is neither weights nor optimizer, nested as it was saved, and where it lies."""
         return {}, match.root
+
+    def doubts(self, match: Match, files: Files) -> list[Note]:
+        """Warnings about files that may be of another save, for whoever reads the state alone."""
+        return []
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         """The optimizer that lies among the weights, by parameter; None if there is none."""

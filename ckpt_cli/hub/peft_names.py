@@ -18,6 +18,7 @@ from ckpt_cli.tensors.tensor import Tensor
 
 LoraMode = Literal["fuse", "export", "both", "keep"]
 PREFIX = "base_model.model."
+ADAPTER_CONFIG = "adapter_config.json"
 BASE = "base_layer"
 ADAPTED = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"

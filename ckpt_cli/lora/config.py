@@ -19,7 +19,7 @@ from ckpt_cli.tensors.component import Note
 META = "lora_train_meta.json"
 """What verl (>= 0.7.1) leaves: r, lora_alpha, task_type."""
 
-CONFIG = "adapter_config.json"
+CONFIG = ADAPTER_CONFIG
 FLAG = "--lora-alpha"
 LARGEST = 1e30
 """No alpha is larger; also no NaN, no infinity, and no integer that a float cannot hold."""

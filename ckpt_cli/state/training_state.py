@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.discover.counters import SCHEDULERS, STEPS, counter_of, disagreement, foreign_step, nodes_disagree, scheduler_step
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.state_files import StateFile, find_state_files
 from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.safetensors_file import parse_json
@@ -17,12 +19,8 @@ from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.names import few
-from ckpt_cli.state.files import StateFile, find_state_files
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented, ValueReader, equal, unrepresented
-
-SCHEDULERS = tuple(f"{prefix}scheduler{suffix}" for prefix in ("lr_", "") for suffix in ("", "_state", "s", "_state_dict", "_states"))
-"""What trainers call the state of the learning rate schedule."""
 
 RANDOMS = ("rng", "rng_state", "rng_states", "torch_rng_state")
 RANDOM_NAMES = {
@@ -40,7 +38,6 @@ RANDOM_NAMES = {
 
 DEVICES = tuple(RANDOM_NAMES)[3:]
 DATALOADERS = ("dataloader", "train_dataloader", "data_loader")
-STEPS = ("global_step", "step", "train_steps", "iteration", "batch")
 EPOCHS = ("epoch", "current_epoch")
 COUNTING = ("train_state", "trainer_state", "progress", "timestamp")
 """Where trainers keep counters, besides the top level. What a config says is no state."""
@@ -98,17 +95,24 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
             else:
                 target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
                 target.update((str(key), item) for key, item in value.items())
-    inside, where = format_of(place.match).training_state(place.match, files)
+    known = format_of(place.match)
+    state.notes += known.doubts(place.match, files)
+    inside, where = known.training_state(place.match, files)
     for name, what in unrepresented(inside):
         _lose(state, name, what, where)
     if inside:
         state.sources.append(where)
     shared = {**inside, **shared}
     _check_ranks(listed, {*by_rank, *randoms}, place.match.world_size, state)
+    _check_steps(by_rank, homes, state)
     _merge_schedulers(by_rank, shared, state)
     _merge_randoms(by_rank, shared, randoms, state)
     _merge_rest(by_rank, shared, state)
     _describe(found, shared, state)
+    stands = scheduler_step(state.scheduler)
+    foreign = foreign_step(found, place, stands, files) if stands is not None else None
+    if foreign is not None and not any(note.code == "step-differs" for note in state.notes):
+        state.notes.append(Note("warning", "step-differs", foreign))
     return state
 
 
@@ -176,6 +180,14 @@ def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int |
         text = f"{ranks_of(missing, world)} missing from the training state: None in lists over ranks{other}"
         state.notes.append(Note("warning", "missing-rank", text))
     _check_families(listed, set(missing), of_weights, state)
+
+
+def _check_steps(by_rank: Mapping[int, dict[str, Any]], homes: Sequence[Path], state: TrainingState) -> None:
+    """Ranks whose states are of different steps: a node's folder of an older save was joined, or copied over this one."""
+    counters = {rank: number for rank, values in sorted(by_rank.items()) if (number := counter_of(values)) is not None}
+    text = disagreement(counters, max(counters) + 1 if counters else 0) or nodes_disagree(homes)
+    if text is not None:
+        state.notes.append(Note("warning", "ranks-of-steps", text))
 
 
 def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int | None, state: TrainingState) -> None:

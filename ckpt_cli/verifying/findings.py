@@ -107,6 +107,9 @@ KINDS: dict[str, Kind] = {
     "added-tokens": Kind("info", "headers", "added tokens of the tokenizer have ids beyond the rows of the embedding"),
     "tied-stored": Kind("info", "headers", "a tensor is stored although the config ties it to another"),
     "other-weights": Kind("info", "headers", "weights beside the model that belong to no index"),
+    "other-model": Kind(
+        "warning", "headers", "another weights file could be the model too: other values, by samples or unknown", "move one of them away"
+    ),
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
     "not-compared": Kind("info", "headers", "the tensors that the model class has are not known, and why"),
     # -- full: every byte is read

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_cli.discover.beside import could_be_model
+from ckpt_cli.discover.same_weights import holds_same, is_copy_of
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
 from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
@@ -20,7 +22,9 @@ from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.folder import EMA, INDEX, SINGLE, described_entry, safetensors_part
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
-from ckpt_cli.formats.sets.names import part_error, unlisted_parts
+from ckpt_cli.formats.sets.names import part_error, part_name, unlisted_parts
+from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
+from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.names import few
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
@@ -119,12 +123,50 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         listed = manifest is not None and all(path.name in (*manifest.outputs, *manifest.side_files) for path in weights.files)
         if not listed and (weights.name != "ema" or manifest is not None):
             held = f"{len(weights.tensors)} tensors" if weights.readable else "unreadable"
-            found.append(finding("other-weights", f"beside the model ({held})", file=few([path.name for path in weights.files], 2)))
+            name = weights.index.name if weights.index is not None else weights.files[0].name
+            rival = could_be_model(name) and name not in stale and not holds_same(sets[0].tensors, weights.tensors)
+            text = _rival(sets[0]) if rival else f"beside the model ({held})"
+            code = "other-model" if rival else "other-weights"
+            found.append(finding(code, text, file=few([path.name for path in weights.files], 2)))
     found += [*check_beside(folder), *(check_changed(folder, manifest.side_checksums) if manifest is not None else ())]
     if sets:
-        others = [path.name for path in files_in(folder, OTHER_FORMAT.fullmatch)]
-        found += [finding("other-weights", "weights in another format, which were not looked at", file=name) for name in others]
+        found += _in_other_formats(folder, sets[0], manifest, files)
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
+
+
+def _in_other_formats(folder: Path, main: WeightSet, manifest: Manifest | None, files: Files) -> Iterator[Finding]:
+    """What is said of weights in other formats: whether they are the model once more is told by samples."""
+    written = (*manifest.outputs, *manifest.side_files) if manifest is not None else ()
+    indexed = is_file(folder / TORCH_INDEX)
+    # The shards that were merged here are the source, and no model by themselves.
+    shards = {path.name for match in recognise(folder) if format_of(match).is_sharded for path in match.files}
+    for path in files_in(folder, lambda name: OTHER_FORMAT.fullmatch(name) or could_be_model(name)):
+        name = path.name
+        part = part_name(name)
+        if (
+            name in shards
+            or name in written
+            or name.endswith((SUFFIX, ".json"))
+            or is_state_file(name)
+            or (indexed and part is not None and part.parts > 1)
+        ):
+            continue
+        rival = could_be_model(name)
+        if rival and is_copy_of(path, main.tensors, files):
+            yield finding("other-weights", "the model once more: samples of all tensors are equal", file=name)
+        elif rival:
+            yield finding("other-model", _rival(main), file=name)
+        else:
+            yield finding("other-weights", "weights in another format, which were not looked at", file=name)
+    if indexed and is_copy_of(folder / TORCH_INDEX, main.tensors, files):
+        yield finding("other-weights", "the model once more: samples of all tensors are equal", file=TORCH_INDEX)
+    elif indexed:
+        yield finding("other-model", _rival(main), file=TORCH_INDEX)
+
+
+def _rival(main: WeightSet) -> str:
+    read = main.index.name if main.index is not None else few([path.name for path in main.files], 1)
+    return f"this could be the model too, with other values: {read} was checked"
 
 
 def _count(member: str) -> int:

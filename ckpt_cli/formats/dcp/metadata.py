@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from ckpt_cli.boxes import Box, Shape
@@ -79,6 +79,9 @@ class Catalog:
     writer: Writer
     ordered: bool = True
     """Whether planner data tell the order of the state dict; entries alone come in the order of ranks."""
+
+    origins: tuple[str, ...] = ()
+    """The folders that the save was written to, as torch >= 2.3 notes it in the metadata; empty where it does not say."""
 
     @property
     def files(self) -> list[str]:
@@ -149,6 +152,7 @@ def _read_catalog(folders: Sequence[Path]) -> Catalog:
     objects: dict[str, CatalogObject] = {}
     writer: Writer = ">= 2.9"
     ordered = True
+    origins: dict[str, None] = {}
     listed = metadata_files(*folders)
     _check_ranks(listed, folders)
     for path in listed:
@@ -158,6 +162,8 @@ def _read_catalog(folders: Sequence[Path]) -> Catalog:
                 raise CorruptFile("this is not the metadata of torch.distributed.checkpoint")
             fields = attributes(root.state)
             writer = _writer(fields)
+            if (origin := _origin(fields)) is not None:
+                origins[origin] = None
             places = _places(fields.get("storage_data"))
             paths = as_dict(fields.get("planner_data")) or {}
             entries = as_dict(fields.get("state_dict_metadata")) or {}
@@ -179,7 +185,7 @@ def _read_catalog(folders: Sequence[Path]) -> Catalog:
                         objects[name] = CatalogObject(nested, places.get((name, None)) or (known.stored if known else None), keys)
                     else:
                         raise CorruptFile(f"an entry is {entry.target}, neither a tensor nor an object")
-    return Catalog(tensors, objects, writer, ordered)
+    return Catalog(tensors, objects, writer, ordered, tuple(origins))
 
 
 def _add_tensor(
@@ -257,6 +263,16 @@ def _keys(name: str, planned: object) -> tuple[str | int, ...]:
     if isinstance(planned, (tuple, list)) and planned and all(isinstance(part, (str, int)) for part in planned):
         return tuple(planned)
     return (name,)
+
+
+def _origin(fields: Mapping[str, Any]) -> str | None:
+    """The folder that a save was written to: a text, or a path as pickle takes it apart."""
+    meta = fields.get("storage_meta")
+    told = attributes(meta.state).get("checkpoint_id") if isinstance(meta, Call) else None
+    if isinstance(told, Call) and isinstance(told.target, Global) and told.target.module.startswith("pathlib"):
+        parts = [part for part in told.args if isinstance(part, str)]
+        return str(PurePosixPath(*parts)) if len(parts) == len(told.args) else None
+    return told if isinstance(told, str) and told else None
 
 
 def _writer(fields: Mapping[str, Any]) -> Writer:

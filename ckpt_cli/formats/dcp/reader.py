@@ -6,22 +6,25 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.megatron import has_megatron_files, megatron_error
-from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, named_metadata, read_catalog
+from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, named_metadata, read_catalog
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
 from ckpt_cli.formats.dcp.state import read_dcp_state
 from ckpt_cli.formats.optimizer_state import NamedState
+from ckpt_cli.formats.step_names import nearest_step
 from ckpt_cli.names import check_name, few, is_extra_state, printable
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -62,6 +65,9 @@ class Dcp(Format):
 
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
         return read_dcp_state((match.root, *match.more_roots), files), match.root
+
+    def doubts(self, match: Match, files: Files) -> list[Note]:
+        return origin_notes(read_catalog((match.root, *match.more_roots), files), match.root)
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         return read_dcp_optimizer((match.root, *match.more_roots), files)
@@ -105,6 +111,7 @@ class Dcp(Format):
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         if match.group is None:
             notes += _notes_of_groups(group, [other for other in groups if other.name != group.name and other.holds_weights])
+        notes += _notes_of_other_saves(catalog, match, sorted(used), reader, files)
         if unused:
             notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
@@ -152,6 +159,29 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
                 )
             text = f"{printable(name)} is no tensor but holds tensors, which are not written"
             notes.append(Note("warning", "object-with-tensors", text))
+    return notes
+
+
+def _notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], reader: ItemReader, files: Files) -> list[Note]:
+    """Signs that the metadata is of another save than the data: nothing in an item says its step, and sizes fit by chance.
+
+    The metadata of torch >= 2.3 has the folder that was saved to, and it is written with the files. The lengths of these tell nothing:
+    torch itself writes items that the metadata does not speak of (an object of another rank).
+    """
+    sources = [files.source(reader.path(file)) for file in used]
+    metadata = [files.source(path) for path in metadata_files(match.root, *match.more_roots)]
+    return [*origin_notes(catalog, match.root), *age_notes([*sources, *metadata])]
+
+
+def origin_notes(catalog: Catalog, root: Path) -> list[Note]:
+    """A warning if the metadata say that the save was written to the folder of another step than the one that it lies in."""
+    notes = []
+    step = nearest_step(Path(os.path.abspath(root)))
+    for origin in catalog.origins:
+        said = nearest_step(PurePosixPath(origin))
+        if step is not None and said not in (None, step):
+            text = f"the folder says step {step}, and its metadata were written for {printable(origin)}: they may be of different saves"
+            notes.append(Note("warning", "step-differs", text))
     return notes
 
 

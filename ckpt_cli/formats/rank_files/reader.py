@@ -6,15 +6,16 @@ File names carry the rank and mostly the world size; ranks are not zero-padded, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.pickle_nodes import describe
-from ckpt_cli.files.source import Files, FileSource
+from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import MAX_RANKS, Format, Match, ReadOptions, missing_of
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
@@ -25,8 +26,6 @@ from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component, Leaf, Mesh, Note
 
 FORMAT = "rank-shards"
-MAX_HOURS = 1
-"""Ranks of one save write within minutes of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ class RankShards(Format):
             *_notes_of_ranks([notes for _, notes in read]),
             *assembled.notes,
             *left_out_notes(leaf for state in states for leaf in state.leaves),
-            *_age_notes([files.source(path) for path in match.ranks.values()]),
+            *age_notes([files.source(path) for path in match.ranks.values()]),
         )
         mesh = next((m for state in states for m in [_largest_mesh(state)] if m is not None), None)
         return Component(
@@ -242,17 +241,6 @@ def _name_of(match: Match, rank: int) -> str:
     start, stop = fields.span("rank")
     width = stop - start if sibling[start] == "0" and stop - start > 1 else 0
     return f"{sibling[:start]}{rank:0{width}d}{sibling[stop:]}"
-
-
-def _age_notes(sources: Sequence[FileSource]) -> list[Note]:
-    """Shards do not say their step; files written hours apart are the only sign of a mixture of steps."""
-    times = sorted((source.identity.mtime_ns, source.path) for source in sources)
-    hours = (times[-1][0] - times[0][0]) / 3.6e12
-    if hours < MAX_HOURS:
-        return []
-    oldest, newest = (path.rsplit("/", 1)[-1] for path in (times[0][1], times[-1][1]))
-    text = f"{oldest} is {hours:.0f} hours older than {newest}: if they are of different steps, the result is neither"
-    return [Note("warning", "written-apart", text)]
 
 
 def _announced_size(state: RankState) -> int:

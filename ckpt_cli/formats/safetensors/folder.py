@@ -36,6 +36,7 @@ class HubFolder(Format):
     """Reader of safetensors files and folders."""
 
     name = FORMAT
+    is_sharded = False
     display = "safetensors"
     is_loaded = True
     keeps_order = False

@@ -42,6 +42,7 @@ class TorchFiles(Format):
     """Reader of unsharded ``torch.save`` files."""
 
     name = FORMAT
+    is_sharded = False
     display = "a file of torch.save"
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:

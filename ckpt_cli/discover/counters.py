@@ -1,0 +1,147 @@
+"""Which step a training state itself speaks of: of ranks that were joined from several saves, and of another step's state in a folder.
+
+Files of shards say no step, but the small state files beside them count. How they count differs: accelerate steps a scheduler once per
+process, gradient accumulation once per several batches, others once per epoch. So a number alone never contradicts the name of a
+folder; what does is said at `foreign_step`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.state_files import StateFile, find_state_files
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import entries_in, is_file, is_folder
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import Files, read_small, size_of
+from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.assembly import ranks_of
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.plain_values import TensorValue, ValueReader
+
+STEPS = ("global_step", "step", "train_steps", "iteration", "batch")
+SCHEDULERS = tuple(f"{prefix}scheduler{suffix}" for prefix in ("lr_", "") for suffix in ("", "_state", "s", "_state_dict", "_states"))
+"""What trainers call the state of the learning rate schedule."""
+
+MAX_BYTES = 1 << 20
+"""What a state file may have to be looked at by commands that only want weights: schedulers and random states have some kilobytes."""
+
+MAX_SIBLINGS = 3
+
+
+def counter_of(values: Mapping[str, Any]) -> int | None:
+    """The step that the state of a rank counts: of its own, or that of its scheduler. None if it says none."""
+    for name in STEPS:
+        if (number := _natural(values.get(name))) is not None:
+            return number
+    return next((found for name in SCHEDULERS if (found := scheduler_step(values.get(name))) is not None), None)
+
+
+def scheduler_step(scheduler: Any) -> int | None:
+    """Where a scheduler stands: of several, all of them."""
+    if isinstance(scheduler, list):
+        steps = {scheduler_step(each) for each in scheduler}
+        return steps.pop() if len(steps) == 1 else None
+    return _natural(scheduler.get("last_epoch")) if isinstance(scheduler, dict) else None
+
+
+def disagreement(counters: Mapping[int, int], world: int) -> str | None:
+    """What is said of ranks whose states speak of different steps; None if all speak of one."""
+    by_step: dict[int, list[int]] = {}
+    for rank, step in counters.items():
+        by_step.setdefault(step, []).append(rank)
+    if len(by_step) < 2:
+        return None
+    told = [f"{step} ({ranks_of(ranks, world)})" for step, ranks in sorted(by_step.items())]
+    return f"the training states of the ranks are of different steps: {few(told, 4)}; some ranks may be of an older save"
+
+
+def notes_of_ranks(place: Place, files: Files) -> list[Note]:
+    """A warning if the state files beside files of ranks speak of different steps. Large files and such that cannot be read say nothing."""
+    try:
+        return _notes_of_ranks(place, files)
+    except CkptError:
+        return []  # weights are what is wanted; `extract-state` refuses such files
+
+
+def _notes_of_ranks(place: Place, files: Files) -> list[Note]:
+    homes = list(dict.fromkeys((place.home, *place.more_homes, place.match.root, *place.match.more_roots)))
+    counters: dict[int, int] = {}
+    if len(place.match.ranks) < 2 and not place.more_homes:
+        return []
+    for file in find_state_files(list(filter(is_folder, homes))):
+        number = _read(file, files) if file.rank is not None and file.kind == "extra" and file.rank not in counters else None
+        if number is not None and file.rank is not None:
+            counters[file.rank] = number
+    text = disagreement(counters, max([*place.match.ranks, *counters], default=0) + 1)
+    if text is None and place.more_homes:
+        text = nodes_disagree(homes)
+    return [Note("warning", "ranks-of-steps", text)] if text else []
+
+
+def nodes_disagree(homes: Sequence[Path]) -> str | None:
+    """What is said of folders of nodes whose trainer_state.json speak of different steps."""
+    steps: dict[int, Path] = {}
+    for path in dict.fromkeys(home / "trainer_state.json" for home in homes):
+        content = parse_json(read_small(path)) if is_file(path) else None
+        number = _natural(content.get("global_step")) if isinstance(content, dict) else None
+        if number is not None:
+            steps.setdefault(number, path)
+    if len(steps) < 2:
+        return None
+    told = [f"{number} ({path.parent})" for number, path in sorted(steps.items())]
+    return f"trainer_state.json of the folders that were joined say different steps: {few(told, 4)}"
+
+
+def foreign_step(found: Found, place: Place, said: int, files: Files) -> str | None:
+    """Why a scheduler's number shows that it is of another step than its folder; None if it does not.
+
+    That it is the number of another folder of the run, and that no state of the others counts in another way: if the scheduler of
+    some other folder is not at that folder's number, this trainer counts otherwise (half of 200 is 100 with gradients accumulated over two
+    batches, and twice 100 is 200 with two processes of accelerate).
+    """
+    if found.step is None or said == found.step:
+        return None
+    try:
+        siblings = {step: path for path in entries_in(found.path.parent) if (step := step_of(path)) is not None and step != found.step}
+        if said not in siblings:
+            return None
+        inside = place.home.relative_to(found.path) if place.home.is_relative_to(found.path) else Path()
+        nearest = sorted(siblings, key=lambda step: (step != said, -step))
+        states = ((step, _of_folder(siblings[step] / inside, siblings[step], files)) for step in nearest)
+        for step, counter in itertools.islice(((step, counter) for step, counter in states if counter is not None), MAX_SIBLINGS):
+            if counter != step:
+                return None
+    except CkptError:
+        return None  # what other folders hold is only looked at for a warning
+    return f"the folder says step {found.step}, and the scheduler in it stands at {said}, the step of {siblings[said].name}"
+
+
+def _of_folder(home: Path, step: Path, files: Files) -> int | None:
+    """The step at which the scheduler of another checkpoint stands."""
+    for file in find_state_files([folder for folder in (home, step) if is_folder(folder)]):
+        if file.kind in ("extra", "scheduler") and (number := _read(file, files)) is not None:
+            return number
+    return None
+
+
+def _read(file: StateFile, files: Files) -> int | None:
+    if size_of(file.path) > MAX_BYTES:
+        return None
+    parsed = TorchFile(files.source(file.path))
+    values = ValueReader(parsed).read(parsed.root)
+    if file.kind == "scheduler":
+        return scheduler_step(values)
+    return counter_of({str(key): value for key, value in values.items()}) if isinstance(values, dict) else None
+
+
+def _natural(value: Any) -> int | None:
+    if isinstance(value, TensorValue) and value.shape == () and value.dtype.kind == "int":
+        value = value.numbers()[0]
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

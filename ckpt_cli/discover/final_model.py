@@ -1,0 +1,55 @@
+"""Whether weights that lie beside step folders are a model of their own: what training wrote at its end, or a stray file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import Files, read_small
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.registry import describe, format_of
+from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.config import layer_count
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
+
+NUMBER = re.compile(r"(?:^|\.)([0-9]{1,6})(?=\.)", re.ASCII)
+USUAL = re.compile(
+    r"(diffusion_)?(pytorch_)?model\.(safetensors|bin)(\.index\.json)?|(ema|adapter_model)\.(safetensors|bin|pt)", re.ASCII | re.IGNORECASE
+)
+"""Names under which loaders look for a model."""
+
+
+def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | None:
+    """The name of weights right in a run's folder that are no model, and why not; None if they are one, or other than single files.
+
+    Trainers write the last model with its config beside the step folders. A file without a config, or without the layers that
+    the config counts, is something else: whoever passes the folder means the steps.
+    """
+    if not matches or any(format_of(match).is_sharded or match.files[0].parent != folder for match in matches):
+        return None
+    main = matches[0]
+    name = main.files[0].name
+    if name.startswith("adapter_model."):
+        return None if is_file(folder / ADAPTER_CONFIG) else (name, f"no {ADAPTER_CONFIG} lies beside it")
+    if not is_file(folder / CONFIG):
+        # BAGEL has a config per part.
+        return None if is_file(folder / "llm_config.json") else (name, f"no {CONFIG} lies beside it")
+    try:
+        config: Any = parse_json(read_small(folder / CONFIG))
+        layers = layer_count(config) if isinstance(config, dict) else None
+        if main.trouble is not None:
+            return None
+        if not layers:
+            return None if USUAL.fullmatch(name) else (name, f"nothing says that it is the model of {CONFIG}")
+        with Files() as files:
+            names = describe(main, files, ReadOptions()).tensors
+    except CkptError:
+        return None  # a model that cannot be read is refused, and no other takes its place
+    if any(int(number) == layers - 1 for each in names for number in NUMBER.findall(each)):
+        return None
+    return name, f"it lacks the {layers} layers of {CONFIG}"

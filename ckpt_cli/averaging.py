@@ -30,7 +30,7 @@ from ckpt_cli.formats.base import Naming, ShardOrder
 from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.key_map import Rule, read_key_map
 from ckpt_cli.locate import called_ema
-from ckpt_cli.merge_plan import Base, MergeOptions, named_alike, open_base
+from ckpt_cli.merge_plan import Base, MergeOptions, base_unread, named_alike, open_base
 from ckpt_cli.model import Note, Tensor
 from ckpt_cli.names import few
 from ckpt_cli.opening import OpenedComponent, describe_checkpoint
@@ -53,6 +53,7 @@ from ckpt_cli.selecting import Selection, select_tensors
 from ckpt_cli.snapshots import Snapshots, StepChoice, open_snapshots
 from ckpt_cli.strict import refuse_warnings
 from ckpt_cli.styles import style_of
+from ckpt_cli.tying import differing_notes
 from ckpt_cli.weighted_sum import Formula
 
 IRRELEVANT = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"}
@@ -340,7 +341,7 @@ def _job(
     )
     style = style_of(snapshots.opened[-1].found, base.folder if base is not None else None)
     newest = sources[-1].selection
-    on_purpose = {*newest.filtered, *newest.dropped, *agreed.dropped}
+    on_purpose = {*newest.on_purpose, *agreed.dropped}
     dtypes: dict[str, Dtype] | None = None
     carried: dict[str, Tensor] = {}
     held = base.component.tensors if base is not None and base.component is not None else None
@@ -364,12 +365,13 @@ def _job(
         max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
         weights_name=options.weights_name or style.weights_name(name, [name]),
         quantised=quantised,
-        dropped={**sources[-1].selection.dropped, **agreed.dropped},
+        dropped={**_dropped(newest, agreed), **agreed.dropped},
         combinations=agreed.combinations,
     )
     read = [Path(source.path) for source in made.sources]
     check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     notes += [note for source in sources for note in source.selection.notes]
+    notes += [note for source in sources for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     notes += odd_dtypes(agreed.tensors, assets.config)
@@ -380,7 +382,7 @@ def _job(
 def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:
     """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
     if base.component is None:
-        return ()
+        return base_unread(base)
     folder = base.folder
     taken = bool(options.carry_from_base) or options.dtype == BASE or any(path.parent == folder for path in assets.files.values())
     own_config = CONFIG in assets.files and assets.files[CONFIG].parent != folder
@@ -395,6 +397,11 @@ def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, opti
         by_name=bool(options.carry_from_base) or options.dtype == BASE,
         unfiltered=newest.opened.component.tensors if options.include or options.exclude or options.intersect else None,
     )
+
+
+def _dropped(newest: Selection, agreed: Agreed) -> dict[str, str]:
+    """What was left out of the newest checkpoint, and why: what is tied to a tensor that --intersect leaves out goes with it."""
+    return {name: agreed.dropped.get(newest.tied.get(name, ""), why) for name, why in newest.dropped.items()}
 
 
 def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:

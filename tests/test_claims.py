@@ -17,7 +17,7 @@ from ckpt_cli.class_fit import KnownClass, compared, known_class
 from ckpt_cli.class_names import FILE, class_names, fitting_class
 from ckpt_cli.cli.verify_screen import source_fact
 from ckpt_cli.config_counts import mismatches
-from ckpt_cli.errors import IncompleteError, Inconsistent, MissingTensors, NotFound, UsageError
+from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, LfsPointer, MissingTensors, NotFound, PartOfSet, UsageError
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load
 
@@ -720,3 +720,111 @@ class TestAnOutputWithoutWhatWasLeftOut:
         save_file(held, tmp_path / "out" / "model.safetensors")
         missing = [item.tensor for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "missing-tensor"]
         assert missing == ["model.layers.1.self_attn.q_proj.weight"]
+
+
+class TestWhatAKeyMapLeavesOut:
+    """is left out under the name that the output would have, which is another one where names change on the way."""
+
+    def map(self, folder: Path, *rules: dict[str, Any]) -> Path:
+        (folder / "map.json").write_text(json.dumps({"rules": rules}))
+        return folder / "map.json"
+
+    def test_is_not_missing_under_the_name_of_the_hub(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path, "qwen2_vl")
+        path = trained(tmp_path / "run", saved, tensors)
+        trained_name = next(name for name in tensors if "layers.1" in name and name not in load(saved))
+        rules = self.map(tmp_path, {"match": re.escape(trained_name), "drop": True})
+        assert ckpt_cli.merge(path, tmp_path / "out", key_map=rules).outputs[0].dropped == {trained_name: "left out by the key map"}
+        ckpt_cli.average([path, path], tmp_path / "mean", key_map=rules)
+        assert len(load(tmp_path / "out")) == len(load(tmp_path / "mean")) == len(load(saved)) - 1
+
+    def test_is_not_missing_under_the_name_that_another_rule_gives(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        path = trained(tmp_path / "run", saved, {f"net.{name}": tensor for name, tensor in tensors.items()})
+        rules = self.map(tmp_path, {"match": r"net\.model\.norm\.weight", "drop": True}, {"match": r"net\.(.*)", "to": r"\1"})
+        ckpt_cli.merge(path, tmp_path / "out", key_map=rules)
+        assert load(tmp_path / "out").keys() == load(saved).keys() - {"model.norm.weight"}
+
+    def test_hides_no_tensor_that_takes_its_name(self, tmp_path: Path) -> None:
+        """A stale head goes, a new one gets its name: rows of the head are counted."""
+        saved, tensors = saved_by(tmp_path)
+        held = {**tensors, "new_head.weight": tensors["lm_head.weight"] + 1}
+        path = trained(tmp_path / "run", saved, held)
+        rules = self.map(tmp_path, {"match": r"lm_head\.weight", "drop": True}, {"match": r"new_head\.(.*)", "to": r"lm_head.\1"})
+        result = ckpt_cli.merge(path, tmp_path / "out", key_map=rules).outputs[0]
+        assert torch.equal(load(tmp_path / "out")["lm_head.weight"], tensors["lm_head.weight"] + 1)
+        assert result.naming.startswith("those of the hub: 27 of 27")
+
+    def test_excuses_no_other_tensor_of_its_old_name(self, tmp_path: Path) -> None:
+        """What was called as another tensor of the output is called leaves that one missing."""
+        saved, tensors = saved_by(tmp_path)
+        held = {f"net.{name}": tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+        path = trained(tmp_path / "run", saved, {**held, "lm_head.weight": torch.ones(3)})
+        rules = self.map(
+            tmp_path,
+            {"match": r"lm_head\.weight", "drop": True},
+            {"match": r"lm_head\.weight", "to": "old_head.weight"},
+            {"match": r"net\.(.*)", "to": r"\1"},
+        )
+        with pytest.raises(MissingTensors, match=r"lm_head\.weight"):
+            ckpt_cli.merge(path, tmp_path / "out", key_map=rules)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
+
+
+class TestABaseWhoseWeightsCannotBeRead:
+    """is refused for what is wrong with it, wherever it is needed; where it is not, that nothing was compared is said."""
+
+    def base(self, folder: Path, saved: Path, name: str, content: bytes) -> Path:
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+        (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
+        return folder
+
+    @pytest.mark.parametrize("how", [{"match_base": True}, {"carry_from_base": "lm_head.*"}, {"dtype": "base"}, {"compare": True}], ids=str)
+    @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "pytorch_model-00001-of-00002.bin"])
+    def test_as_one_part_of_a_set(self, tmp_path: Path, name: str, how: dict[str, Any]) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, tensors)
+        content = (saved / "model.safetensors").read_bytes() if name.endswith("safetensors") else run.read_bytes()
+        base = self.base(tmp_path / "base", saved, name, content)
+        calls: list[Callable[[], Any]] = [lambda: ckpt_cli.merge(run, tmp_path / "out", base=base, **how)]
+        if "carry_from_base" in how or "dtype" in how:
+            calls.append(lambda: ckpt_cli.average([run, run], tmp_path / "out", base=base, **how))
+        calls.append(lambda: ckpt_cli.verify(saved, base=base))
+        for call in calls:
+            with pytest.raises(PartOfSet, match="is one of 2 files") as caught:
+                call()
+            assert caught.value.hint is not None
+            assert "get the other files" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("name", "content", "error"),
+        [("model.safetensors", LFS, LfsPointer), ("model.safetensors", b"", CorruptFile), ("pytorch_model.bin", LFS, LfsPointer)],
+    )
+    def test_as_a_file_that_is_none(self, tmp_path: Path, name: str, content: bytes, error: type[Exception]) -> None:
+        saved, _ = saved_by(tmp_path)
+        base = self.base(tmp_path / "base", saved, name, content)
+        for how in ({"match_base": True}, {"carry_from_base": "lm_head.*"}, {"dtype": "base"}, {}):
+            with pytest.raises(error):
+                ckpt_cli.merge(saved, tmp_path / "out", base=base, **how)  # type: ignore[arg-type]
+
+    def test_is_told_where_nothing_needs_them(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, tensors)
+        base = self.base(tmp_path / "base", saved, "model-00001-of-00002.safetensors", (saved / "model.safetensors").read_bytes())
+        for result in (
+            ckpt_cli.merge(run, tmp_path / "a", base=base),
+            ckpt_cli.average([run, run], tmp_path / "b", base=base),
+        ):
+            assert notes(result)["base-unread"].startswith("nothing was compared with the weights of the base: model-00001-of-00002")
+
+    def test_and_an_average_beside_them_is_not_the_model(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, tensors)
+        content = (saved / "model.safetensors").read_bytes()
+        base = self.base(tmp_path / "base", saved, "model-00001-of-00002.safetensors", content)
+        (base / "ema.safetensors").write_bytes(content)
+        with pytest.raises(PartOfSet):
+            ckpt_cli.merge(run, tmp_path / "out", base=base, match_base=True)

@@ -18,7 +18,8 @@ from ckpt_cli.agreeing import Agreed, agree
 from ckpt_cli.assets import CONFIG, Assets, config_notes, lacking_notes, resolve_base
 from ckpt_cli.base_checks import checked_base
 from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
-from ckpt_cli.class_claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
+from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
+from ckpt_cli.class_dtypes import odd_dtypes
 from ckpt_cli.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.dtypes import Dtype
@@ -374,7 +375,7 @@ def _job(
     notes += [note for source in sources for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
-    notes += odd_dtypes(agreed.tensors, assets.config)
+    notes += odd_dtypes(agreed.tensors, assets.config, newest.kind)
     notes += lacking_notes(assets, base.folder if base is not None else None)
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
 

@@ -16,7 +16,7 @@ from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.findings import shape_text
 from ckpt_cli.formats.base import Naming
 from ckpt_cli.geometry import Shape
-from ckpt_cli.model import Note, Tensor
+from ckpt_cli.model import Note
 from ckpt_cli.model_config import Config
 from ckpt_cli.names import few, foreign_names, printable
 from ckpt_cli.patterns import pattern_of, ranged
@@ -217,19 +217,6 @@ def _flags(option: str, globs: Sequence[str]) -> str:
 
 def _in(base: Collection[str], name: str) -> bool:
     return name in base or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in base))
-
-
-def odd_dtypes(tensors: Mapping[str, Tensor], config: Config) -> list[Note]:
-    """A warning about matrices of integers or complex numbers where a class has floats: codes without scales mean nothing."""
-    odd = [
-        name
-        for name, tensor in tensors.items()
-        if tensor.dtype.kind in ("int", "bool", "complex") and len(tensor.shape) > 1 and name.endswith("weight")
-    ]
-    if not odd or "quantization_config" in config:
-        return []
-    text = f"{few(odd, 3)}: {tensors[odd[0]].dtype} where a model has floats; without scales such codes mean nothing"
-    return [Note("warning", "odd-dtype", text)]
 
 
 def _advised(item: Mismatch) -> str:

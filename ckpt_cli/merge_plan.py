@@ -13,7 +13,8 @@ from ckpt_cli.adapters import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.assets import AUXILIARY, CONFIG, config_notes, find_assets, tied_pair
 from ckpt_cli.base_checks import checked_base, config_doubt
 from ckpt_cli.carrying import BASE, carried_tensors, dtypes_of_base
-from ckpt_cli.class_claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
+from ckpt_cli.class_claims import Claim, claim_for, refuse_lacking, without_allowed
+from ckpt_cli.class_dtypes import odd_dtypes
 from ckpt_cli.errors import CkptError, NotFound, UsageError
 from ckpt_cli.files import Files
 from ckpt_cli.formats.base import LoraMode, Match, Naming, ReadOptions, ShardOrder
@@ -429,7 +430,7 @@ def _part(
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
-    notes += odd_dtypes(selection.tensors, config)
+    notes += odd_dtypes(selection.tensors, config, selection.kind)
     return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names, filled)
 
 

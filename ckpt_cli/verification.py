@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -19,7 +19,7 @@ from ckpt_cli.against import changed_sources, different_scales, made_by, made_fr
 from ckpt_cli.assets import CONFIG, resolve_base
 from ckpt_cli.base_checks import resemblance
 from ckpt_cli.comparing import compare_tensors
-from ckpt_cli.config_checks import ConfigCheck, check_config
+from ckpt_cli.config_checks import ConfigCheck, check_config, without_config
 from ckpt_cli.descriptor import NoteInfo
 from ckpt_cli.drift_plot import check_plot, draw
 from ckpt_cli.errors import NotFound, UsageError, within_memory
@@ -253,11 +253,12 @@ def _config(subject: Subject) -> ConfigCheck:
         known = check_adapter(subject.homes, subject.tensors)
         return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
     if subject.config_home is None:
-        return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
+        return without_config(subject.tensors)
     if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
         adapter = is_file(subject.config_home / ADAPTER_CONFIG)
         lacking = no_factors(subject.config_home) if adapter else []
-        return ConfigCheck({}, (*lacking, finding("no-config", "names and shapes were not compared")))
+        checked = without_config(subject.tensors)
+        return replace(checked, findings=(*lacking, *checked.findings))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None)

@@ -828,3 +828,102 @@ class TestABaseWhoseWeightsCannotBeRead:
         (base / "ema.safetensors").write_bytes(content)
         with pytest.raises(PartOfSet):
             ckpt_cli.merge(run, tmp_path / "out", base=base, match_base=True)
+
+
+NO_FLOATS = {
+    "complex64": torch.complex64,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "float8": torch.float8_e4m3fn,
+}
+
+
+class TestADtype:
+    """that a class does not have where a tensor stands is told by merge, average and verify alike."""
+
+    def run(self, folder: Path, changed: Mapping[str, torch.Tensor], **changes: Any) -> Path:
+        saved, tensors = saved_by(folder)
+        run = trained(folder / "run", saved, {**tensors, **changed})
+        config(run.parent, **changes)
+        return run
+
+    def said(self, run: Path, folder: Path) -> list[list[str]]:
+        """What merge, average, and verify of the output and of the source say."""
+        results = [ckpt_cli.merge(run, folder / "out"), ckpt_cli.average([run, run], folder / "mean")]
+        told = [[note.text for note in result.outputs[0].notes if note.code == "odd-dtype"] for result in results]
+        checked = [ckpt_cli.verify(folder / "out"), ckpt_cli.verify(run)]
+        return told + [[item.message for item in result.findings if item.code == "odd-dtype"] for result in checked]
+
+    @pytest.mark.parametrize("known", ["by transformers", "by its names", "not at all"])
+    @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.bias"])
+    @pytest.mark.parametrize("dtype", NO_FLOATS)
+    def test_of_a_weight(self, tmp_path: Path, request: pytest.FixtureRequest, dtype: str, name: str, known: str) -> None:
+        if known == "by its names":
+            request.getfixturevalue("alone")
+        weight = saved_by(tmp_path / "shape")[1][name]
+        changes = {"architectures": ["Unheard"], "model_type": "unheard"} if known == "not at all" else {}
+        run = self.run(tmp_path, {name: torch.ones(weight.shape).to(NO_FLOATS[dtype])}, **changes)
+        for texts in self.said(run, tmp_path):
+            assert [text.startswith(f"{name}: ") and " where a model has floats" in text for text in texts] == [True]
+
+    @pytest.mark.parametrize("dtype", ["int32", "complex64"])
+    def test_of_what_a_class_knows_or_other_layers_have_as_floats(self, tmp_path: Path, dtype: str) -> None:
+        """Mamba's A_log is not called a weight."""
+        layers = {f"model.layers.{i}.mixer.A_log": torch.ones(4, 2) for i in range(3)}
+        run = self.run(tmp_path, {**layers, "model.layers.2.mixer.A_log": torch.ones(4, 2).to(NO_FLOATS[dtype])}, architectures=["Unheard"])
+        for texts in self.said(run, tmp_path):
+            assert [text.startswith("model.layers.2.mixer.A_log: ") for text in texts] == [True]
+
+    def test_of_codes_without_scales_is_not_told_as_if_there_were_some(self, tmp_path: Path) -> None:
+        name = "model.layers.1.mlp.up_proj.weight"
+        codes = torch.ones(saved_by(tmp_path / "shape")[1][name].shape, dtype=torch.int8)
+        run = self.run(tmp_path, {name: codes, f"{name}_scale": torch.ones(1)}, architectures=["Unheard"])
+        for texts in self.said(run, tmp_path):
+            assert [text.endswith("has no quantization_config, without which loaders ignore the scales") for text in texts] == [True]
+
+    @pytest.mark.parametrize(
+        ("codes", "scale"),
+        [
+            ({"mlp.up_proj.weight": torch.uint8}, "mlp.up_proj.weight.absmax"),
+            ({"mlp.up_proj.weight": torch.int8}, "mlp.up_proj.SCB"),
+            ({"mlp.up_proj.weight": torch.float8_e4m3fn}, "mlp.up_proj.weight_scale_inv"),
+            ({"mlp.up_proj.qweight": torch.int32, "mlp.up_proj.qzeros": torch.int32}, "mlp.up_proj.scales"),
+        ],
+        ids=["bitsandbytes 4 bit", "bitsandbytes 8 bit", "fp8", "gptq"],
+    )
+    def test_of_a_quantised_model_is_what_its_config_says(self, tmp_path: Path, codes: dict[str, torch.dtype], scale: str) -> None:
+        start = "model.layers.1."
+        changed = {f"{start}{name}": torch.ones(8, 8).to(dtype) for name, dtype in codes.items()} | {f"{start}{scale}": torch.ones(8)}
+        run = self.run(tmp_path, changed, quantization_config={"quant_method": "any"})
+        assert self.said(run, tmp_path) == [[], [], [], []]
+        run = self.run(tmp_path / "complex", {**changed, "model.norm.weight": torch.ones(16, dtype=torch.complex64)})
+        config(run.parent, quantization_config={"quant_method": "any"})
+        for texts in self.said(run, tmp_path / "complex"):
+            assert ["no loader takes complex numbers" in text for text in texts] == [True]
+
+    def test_of_gptq_without_a_word_of_the_config(self, tmp_path: Path) -> None:
+        changed = {"model.layers.1.mlp.up_proj.qweight": torch.ones(8, 8, dtype=torch.int32)}
+        for texts in self.said(self.run(tmp_path, changed, architectures=["Unheard"]), tmp_path):
+            assert len(texts) == 1
+
+    def test_of_what_counts_or_is_looked_up_is_right(self, tmp_path: Path) -> None:
+        changed = {
+            "model.embeddings.position_ids": torch.arange(8)[None],
+            "model.bn.num_batches_tracked": torch.tensor(3),
+            "model.relative_position_index": torch.ones(4, 4, dtype=torch.int64),
+            "model.layers.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool),
+            "model.layers.1.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8),
+        }
+        assert self.said(self.run(tmp_path, changed, architectures=["Unheard"]), tmp_path) == [[], [], [], []]
+
+    def test_of_codes_for_other_tools_is_none_where_there_is_no_config(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        run.mkdir()
+        save_file({"a.weight": torch.ones(8, 8).to(torch.float8_e4m3fn), "a.scale_weight": torch.ones(1)}, run / "model.safetensors")
+        assert "odd-dtype" not in notes(ckpt_cli.merge(run, tmp_path / "out"))
+        save_file({"a.weight": torch.ones(8, 8).to(torch.float8_e4m3fn)}, run / "model.safetensors")
+        assert "odd-dtype" in notes(ckpt_cli.merge(run, tmp_path / "other"))
+        assert "odd-dtype" in {item.code for item in ckpt_cli.verify(run).findings}

@@ -39,7 +39,7 @@ from ckpt_cli.opening import Opened, open_checkpoint
 from ckpt_cli.probe import same_values
 from ckpt_cli.progress import Progress
 from ckpt_cli.report import BaseComparison, Finding, SourceComparison, VerifyResult
-from ckpt_cli.source_checks import Wanted, compare_with_source
+from ckpt_cli.source_checks import Wanted, compare_with_source, damaged_records
 from ckpt_cli.subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
 from ckpt_cli.value_checks import check_side_files, check_values
 
@@ -188,7 +188,8 @@ def verify_written(
             wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
             different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
             summary = summary_of(source, part, subject.tensors, wanted, compared, different)
-            found = [*subject.findings, *left_out(subject.manifest, config), *different]
+            damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=jobs, progress=progress)
+            found = [*subject.findings, *left_out(subject.manifest, config), *different, *damaged]
             results.append(_report([subject], config, found, ["headers", "against"], started, against=(summary,)))
         files.check_unchanged()
     return tuple(results)
@@ -303,7 +304,8 @@ def _against(
     if subject.folder is not None:
         found += different_scales(subject.path, subject.tensors, part, options.lora_alpha)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
-    return [*found, *changed_sources(manifest)], summary
+    damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=options.jobs, progress=progress)
+    return [*found, *damaged, *changed_sources(manifest)], summary
 
 
 def _as_in_source(item: Finding) -> Finding:

@@ -927,3 +927,65 @@ class TestADtype:
         save_file({"a.weight": torch.ones(8, 8).to(torch.float8_e4m3fn)}, run / "model.safetensors")
         assert "odd-dtype" in notes(ckpt_cli.merge(run, tmp_path / "other"))
         assert "odd-dtype" in {item.code for item in ckpt_cli.verify(run).findings}
+
+
+BLOCK = ("self_attn.q_proj.weight", "self_attn.o_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight")
+
+
+class TestATensorOfOneLayer:
+    """between layers that have it is lost, also of a class that nobody knows; layers that may be made otherwise are only told."""
+
+    def run(self, folder: Path, lost: Mapping[int, tuple[str, ...]], layers: int = 8, **changes: Any) -> Path:
+        folder.mkdir()
+        tensors = {f"model.layers.{i}.{leaf}": torch.ones(2, 2) for i in range(layers) for leaf in BLOCK if leaf not in lost.get(i, ())} | {
+            "model.embed_tokens.weight": torch.ones(4, 2)
+        }
+        save_file(tensors, folder / "model.safetensors")
+        config(folder, architectures=["Unheard"], model_type="unheard", num_hidden_layers=layers, **changes)
+        return folder
+
+    @pytest.mark.parametrize("leaf", ["mlp.down_proj.weight", "self_attn.q_proj.weight", "input_layernorm.weight"])
+    @pytest.mark.parametrize("number", [1, 3, 6])
+    def test_is_refused(self, tmp_path: Path, number: int, leaf: str) -> None:
+        run = self.run(tmp_path / "run", {number: (leaf,)})
+        name = f"model.layers.{number}.{leaf}"
+        for call in (ckpt_cli.merge, lambda path, out, **how: ckpt_cli.average([path, path], out, **how)):
+            with pytest.raises(MissingTensors, match=re.escape(f"layers.{number} lacks {leaf}")) as caught:
+                call(run, tmp_path / "out")
+            assert f"--allow-missing '{name}'" in (caught.value.hint or "")
+        assert ckpt_cli.merge(run, tmp_path / "out", allow_missing=name).exit_code == 0
+        assert [item.tensor for item in ckpt_cli.verify(run).findings if item.code == "missing-layers"] == [name]
+        assert "missing-layers" not in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
+
+    @pytest.mark.parametrize(
+        ("lost", "changes"),
+        [
+            ({0: ("mlp.down_proj.weight",)}, {}),
+            ({7: ("mlp.down_proj.weight",)}, {}),
+            ({3: ("mlp.down_proj.weight",), 7: ("mlp.down_proj.weight",)}, {}),
+            ({3: ("mlp.down_proj.weight", "mlp.up_proj.weight")}, {}),
+            ({5: ("self_attn.q_proj.weight",)}, {"layer_types": ["s"] * 5 + ["f"] + ["s"] * 2}),
+            ({5: ("self_attn.q_proj.weight",)}, {"global_attn_layers": [5]}),
+            ({5: ("self_attn.q_proj.weight",)}, {"full_attention_interval": 6}),
+        ],
+        ids=["the first", "the last", "every fourth", "no mlp", "a list of kinds", "a list of numbers", "an interval"],
+    )
+    def test_is_none_where_the_layer_may_be_made_like_this(
+        self, tmp_path: Path, lost: Mapping[int, tuple[str, ...]], changes: dict[str, Any]
+    ) -> None:
+        result = ckpt_cli.merge(self.run(tmp_path / "run", lost, **changes), tmp_path / "out")
+        assert result.exit_code == 0
+
+    def test_is_none_of_a_short_stack(self, tmp_path: Path) -> None:
+        ckpt_cli.merge(self.run(tmp_path / "run", {1: ("mlp.down_proj.weight",)}, layers=4), tmp_path / "out")
+
+    def test_that_a_filter_leaves_out_is_not_missing(self, tmp_path: Path) -> None:
+        ckpt_cli.merge(self.run(tmp_path / "run", {}), tmp_path / "out", exclude="model.layers.3.mlp.down_proj.weight")
+        assert ckpt_cli.verify(tmp_path / "out").exit_code == 0
+
+    def test_is_refused_where_only_names_are_known(self, tmp_path: Path, alone: None) -> None:
+        saved, tensors = saved_by(tmp_path, layers=8)
+        name = "model.layers.3.mlp.down_proj.weight"
+        run = trained(tmp_path / "run", saved, {key: tensor for key, tensor in tensors.items() if key != name})
+        with pytest.raises(MissingTensors, match=r"lacks mlp\.down_proj\.weight"):
+            ckpt_cli.merge(run, tmp_path / "out")

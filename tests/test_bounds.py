@@ -17,11 +17,12 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, Gap, Inconsistent, MissingShard, NotRecognised, Unsupported
+from ckpt_cli.files import pickle_nodes
 from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, as_dict
-from ckpt_cli.files.source import Files, pickle_nodes
+from ckpt_cli.files.source import Files
 from ckpt_cli.formats.dcp.metadata import read_catalog
 from ckpt_cli.formats.placeholders import placeholders
-from ckpt_cli.formats.torch_files.reader import state_dict
+from ckpt_cli.formats.torch_files import state_dict
 from ckpt_cli.formats.torch_files.state_dict import StorageSearch
 from tests.cli import ckpt
 

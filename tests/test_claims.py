@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli.cli.verify_screen import source_fact
-from ckpt_cli.errors import IncompleteError, Inconsistent, MissingTensors, NotFound, UsageError
+from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, LfsPointer, MissingTensors, NotFound, PartOfSet, UsageError
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.fit import KnownClass, compared, known_class
 from ckpt_cli.hub.classes.known_names import FILE, class_names, fitting_class
@@ -720,3 +720,272 @@ class TestAnOutputWithoutWhatWasLeftOut:
         save_file(held, tmp_path / "out" / "model.safetensors")
         missing = [item.tensor for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "missing-tensor"]
         assert missing == ["model.layers.1.self_attn.q_proj.weight"]
+
+
+class TestWhatAKeyMapLeavesOut:
+    """is left out under the name that the output would have, which is another one where names change on the way."""
+
+    def map(self, folder: Path, *rules: dict[str, Any]) -> Path:
+        (folder / "map.json").write_text(json.dumps({"rules": rules}))
+        return folder / "map.json"
+
+    def test_is_not_missing_under_the_name_of_the_hub(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path, "qwen2_vl")
+        path = trained(tmp_path / "run", saved, tensors)
+        trained_name = next(name for name in tensors if "layers.1" in name and name not in load(saved))
+        rules = self.map(tmp_path, {"match": re.escape(trained_name), "drop": True})
+        assert ckpt_cli.merge(path, tmp_path / "out", key_map=rules).outputs[0].dropped == {trained_name: "left out by the key map"}
+        ckpt_cli.average([path, path], tmp_path / "mean", key_map=rules)
+        assert len(load(tmp_path / "out")) == len(load(tmp_path / "mean")) == len(load(saved)) - 1
+
+    def test_is_not_missing_under_the_name_that_another_rule_gives(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        path = trained(tmp_path / "run", saved, {f"net.{name}": tensor for name, tensor in tensors.items()})
+        rules = self.map(tmp_path, {"match": r"net\.model\.norm\.weight", "drop": True}, {"match": r"net\.(.*)", "to": r"\1"})
+        ckpt_cli.merge(path, tmp_path / "out", key_map=rules)
+        assert load(tmp_path / "out").keys() == load(saved).keys() - {"model.norm.weight"}
+
+    def test_hides_no_tensor_that_takes_its_name(self, tmp_path: Path) -> None:
+        """A stale head goes, a new one gets its name: rows of the head are counted."""
+        saved, tensors = saved_by(tmp_path)
+        held = {**tensors, "new_head.weight": tensors["lm_head.weight"] + 1}
+        path = trained(tmp_path / "run", saved, held)
+        rules = self.map(tmp_path, {"match": r"lm_head\.weight", "drop": True}, {"match": r"new_head\.(.*)", "to": r"lm_head.\1"})
+        result = ckpt_cli.merge(path, tmp_path / "out", key_map=rules).outputs[0]
+        assert torch.equal(load(tmp_path / "out")["lm_head.weight"], tensors["lm_head.weight"] + 1)
+        assert result.naming.startswith("those of the hub: 27 of 27")
+
+    def test_excuses_no_other_tensor_of_its_old_name(self, tmp_path: Path) -> None:
+        """What was called as another tensor of the output is called leaves that one missing."""
+        saved, tensors = saved_by(tmp_path)
+        held = {f"net.{name}": tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+        path = trained(tmp_path / "run", saved, {**held, "lm_head.weight": torch.ones(3)})
+        rules = self.map(
+            tmp_path,
+            {"match": r"lm_head\.weight", "drop": True},
+            {"match": r"lm_head\.weight", "to": "old_head.weight"},
+            {"match": r"net\.(.*)", "to": r"\1"},
+        )
+        with pytest.raises(MissingTensors, match=r"lm_head\.weight"):
+            ckpt_cli.merge(path, tmp_path / "out", key_map=rules)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
+
+
+class TestABaseWhoseWeightsCannotBeRead:
+    """is refused for what is wrong with it, wherever it is needed; where it is not, that nothing was compared is said."""
+
+    def base(self, folder: Path, saved: Path, name: str, content: bytes) -> Path:
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+        (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
+        return folder
+
+    @pytest.mark.parametrize("how", [{"match_base": True}, {"carry_from_base": "lm_head.*"}, {"dtype": "base"}, {"compare": True}], ids=str)
+    @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "pytorch_model-00001-of-00002.bin"])
+    def test_as_one_part_of_a_set(self, tmp_path: Path, name: str, how: dict[str, Any]) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, tensors)
+        content = (saved / "model.safetensors").read_bytes() if name.endswith("safetensors") else run.read_bytes()
+        base = self.base(tmp_path / "base", saved, name, content)
+        calls: list[Callable[[], Any]] = [lambda: ckpt_cli.merge(run, tmp_path / "out", base=base, **how)]
+        if "carry_from_base" in how or "dtype" in how:
+            calls.append(lambda: ckpt_cli.average([run, run], tmp_path / "out", base=base, **how))
+        calls.append(lambda: ckpt_cli.verify(saved, base=base))
+        for call in calls:
+            with pytest.raises(PartOfSet, match="is one of 2 files") as caught:
+                call()
+            assert caught.value.hint is not None
+            assert "get the other files" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("name", "content", "error"),
+        [("model.safetensors", LFS, LfsPointer), ("model.safetensors", b"", CorruptFile), ("pytorch_model.bin", LFS, LfsPointer)],
+    )
+    def test_as_a_file_that_is_none(self, tmp_path: Path, name: str, content: bytes, error: type[Exception]) -> None:
+        saved, _ = saved_by(tmp_path)
+        base = self.base(tmp_path / "base", saved, name, content)
+        for how in ({"match_base": True}, {"carry_from_base": "lm_head.*"}, {"dtype": "base"}, {}):
+            with pytest.raises(error):
+                ckpt_cli.merge(saved, tmp_path / "out", base=base, **how)  # type: ignore[arg-type]
+
+    def test_is_told_where_nothing_needs_them(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, tensors)
+        base = self.base(tmp_path / "base", saved, "model-00001-of-00002.safetensors", (saved / "model.safetensors").read_bytes())
+        for result in (
+            ckpt_cli.merge(run, tmp_path / "a", base=base),
+            ckpt_cli.average([run, run], tmp_path / "b", base=base),
+        ):
+            assert notes(result)["base-unread"].startswith("nothing was compared with the weights of the base: model-00001-of-00002")
+
+    def test_and_an_average_beside_them_is_not_the_model(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        run = trained(tmp_path / "run", saved, tensors)
+        content = (saved / "model.safetensors").read_bytes()
+        base = self.base(tmp_path / "base", saved, "model-00001-of-00002.safetensors", content)
+        (base / "ema.safetensors").write_bytes(content)
+        with pytest.raises(PartOfSet):
+            ckpt_cli.merge(run, tmp_path / "out", base=base, match_base=True)
+
+
+NO_FLOATS = {
+    "complex64": torch.complex64,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "float8": torch.float8_e4m3fn,
+}
+
+
+class TestADtype:
+    """that a class does not have where a tensor stands is told by merge, average and verify alike."""
+
+    def run(self, folder: Path, changed: Mapping[str, torch.Tensor], **changes: Any) -> Path:
+        saved, tensors = saved_by(folder)
+        run = trained(folder / "run", saved, {**tensors, **changed})
+        config(run.parent, **changes)
+        return run
+
+    def said(self, run: Path, folder: Path) -> list[list[str]]:
+        """What merge, average, and verify of the output and of the source say."""
+        results = [ckpt_cli.merge(run, folder / "out"), ckpt_cli.average([run, run], folder / "mean")]
+        told = [[note.text for note in result.outputs[0].notes if note.code == "odd-dtype"] for result in results]
+        checked = [ckpt_cli.verify(folder / "out"), ckpt_cli.verify(run)]
+        return told + [[item.message for item in result.findings if item.code == "odd-dtype"] for result in checked]
+
+    @pytest.mark.parametrize("known", ["by transformers", "by its names", "not at all"])
+    @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.bias"])
+    @pytest.mark.parametrize("dtype", NO_FLOATS)
+    def test_of_a_weight(self, tmp_path: Path, request: pytest.FixtureRequest, dtype: str, name: str, known: str) -> None:
+        if known == "by its names":
+            request.getfixturevalue("alone")
+        weight = saved_by(tmp_path / "shape")[1][name]
+        changes = {"architectures": ["Unheard"], "model_type": "unheard"} if known == "not at all" else {}
+        run = self.run(tmp_path, {name: torch.ones(weight.shape).to(NO_FLOATS[dtype])}, **changes)
+        for texts in self.said(run, tmp_path):
+            assert [text.startswith(f"{name}: ") and " where a model has floats" in text for text in texts] == [True]
+
+    @pytest.mark.parametrize("dtype", ["int32", "complex64"])
+    def test_of_what_a_class_knows_or_other_layers_have_as_floats(self, tmp_path: Path, dtype: str) -> None:
+        """Mamba's A_log is not called a weight."""
+        layers = {f"model.layers.{i}.mixer.A_log": torch.ones(4, 2) for i in range(3)}
+        run = self.run(tmp_path, {**layers, "model.layers.2.mixer.A_log": torch.ones(4, 2).to(NO_FLOATS[dtype])}, architectures=["Unheard"])
+        for texts in self.said(run, tmp_path):
+            assert [text.startswith("model.layers.2.mixer.A_log: ") for text in texts] == [True]
+
+    def test_of_codes_without_scales_is_not_told_as_if_there_were_some(self, tmp_path: Path) -> None:
+        name = "model.layers.1.mlp.up_proj.weight"
+        codes = torch.ones(saved_by(tmp_path / "shape")[1][name].shape, dtype=torch.int8)
+        run = self.run(tmp_path, {name: codes, f"{name}_scale": torch.ones(1)}, architectures=["Unheard"])
+        for texts in self.said(run, tmp_path):
+            assert [text.endswith("has no quantization_config, without which loaders ignore the scales") for text in texts] == [True]
+
+    @pytest.mark.parametrize(
+        ("codes", "scale"),
+        [
+            ({"mlp.up_proj.weight": torch.uint8}, "mlp.up_proj.weight.absmax"),
+            ({"mlp.up_proj.weight": torch.int8}, "mlp.up_proj.SCB"),
+            ({"mlp.up_proj.weight": torch.float8_e4m3fn}, "mlp.up_proj.weight_scale_inv"),
+            ({"mlp.up_proj.qweight": torch.int32, "mlp.up_proj.qzeros": torch.int32}, "mlp.up_proj.scales"),
+        ],
+        ids=["bitsandbytes 4 bit", "bitsandbytes 8 bit", "fp8", "gptq"],
+    )
+    def test_of_a_quantised_model_is_what_its_config_says(self, tmp_path: Path, codes: dict[str, torch.dtype], scale: str) -> None:
+        start = "model.layers.1."
+        changed = {f"{start}{name}": torch.ones(8, 8).to(dtype) for name, dtype in codes.items()} | {f"{start}{scale}": torch.ones(8)}
+        run = self.run(tmp_path, changed, quantization_config={"quant_method": "any"})
+        assert self.said(run, tmp_path) == [[], [], [], []]
+        run = self.run(tmp_path / "complex", {**changed, "model.norm.weight": torch.ones(16, dtype=torch.complex64)})
+        config(run.parent, quantization_config={"quant_method": "any"})
+        for texts in self.said(run, tmp_path / "complex"):
+            assert ["no loader takes complex numbers" in text for text in texts] == [True]
+
+    def test_of_gptq_without_a_word_of_the_config(self, tmp_path: Path) -> None:
+        changed = {"model.layers.1.mlp.up_proj.qweight": torch.ones(8, 8, dtype=torch.int32)}
+        for texts in self.said(self.run(tmp_path, changed, architectures=["Unheard"]), tmp_path):
+            assert len(texts) == 1
+
+    def test_of_what_counts_or_is_looked_up_is_right(self, tmp_path: Path) -> None:
+        changed = {
+            "model.embeddings.position_ids": torch.arange(8)[None],
+            "model.bn.num_batches_tracked": torch.tensor(3),
+            "model.relative_position_index": torch.ones(4, 4, dtype=torch.int64),
+            "model.layers.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool),
+            "model.layers.1.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8),
+        }
+        assert self.said(self.run(tmp_path, changed, architectures=["Unheard"]), tmp_path) == [[], [], [], []]
+
+    def test_of_codes_for_other_tools_is_none_where_there_is_no_config(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        run.mkdir()
+        save_file({"a.weight": torch.ones(8, 8).to(torch.float8_e4m3fn), "a.scale_weight": torch.ones(1)}, run / "model.safetensors")
+        assert "odd-dtype" not in notes(ckpt_cli.merge(run, tmp_path / "out"))
+        save_file({"a.weight": torch.ones(8, 8).to(torch.float8_e4m3fn)}, run / "model.safetensors")
+        assert "odd-dtype" in notes(ckpt_cli.merge(run, tmp_path / "other"))
+        assert "odd-dtype" in {item.code for item in ckpt_cli.verify(run).findings}
+
+
+BLOCK = ("self_attn.q_proj.weight", "self_attn.o_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight")
+
+
+class TestATensorOfOneLayer:
+    """between layers that have it is lost, also of a class that nobody knows; layers that may be made otherwise are only told."""
+
+    def run(self, folder: Path, lost: Mapping[int, tuple[str, ...]], layers: int = 8, **changes: Any) -> Path:
+        folder.mkdir()
+        tensors = {f"model.layers.{i}.{leaf}": torch.ones(2, 2) for i in range(layers) for leaf in BLOCK if leaf not in lost.get(i, ())} | {
+            "model.embed_tokens.weight": torch.ones(4, 2)
+        }
+        save_file(tensors, folder / "model.safetensors")
+        config(folder, architectures=["Unheard"], model_type="unheard", num_hidden_layers=layers, **changes)
+        return folder
+
+    @pytest.mark.parametrize("leaf", ["mlp.down_proj.weight", "self_attn.q_proj.weight", "input_layernorm.weight"])
+    @pytest.mark.parametrize("number", [1, 3, 6])
+    def test_is_refused(self, tmp_path: Path, number: int, leaf: str) -> None:
+        run = self.run(tmp_path / "run", {number: (leaf,)})
+        name = f"model.layers.{number}.{leaf}"
+        for call in (ckpt_cli.merge, lambda path, out, **how: ckpt_cli.average([path, path], out, **how)):
+            with pytest.raises(MissingTensors, match=re.escape(f"layers.{number} lacks {leaf}")) as caught:
+                call(run, tmp_path / "out")
+            assert f"--allow-missing '{name}'" in (caught.value.hint or "")
+        assert ckpt_cli.merge(run, tmp_path / "out", allow_missing=name).exit_code == 0
+        assert [item.tensor for item in ckpt_cli.verify(run).findings if item.code == "missing-layers"] == [name]
+        assert "missing-layers" not in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
+
+    @pytest.mark.parametrize(
+        ("lost", "changes"),
+        [
+            ({0: ("mlp.down_proj.weight",)}, {}),
+            ({7: ("mlp.down_proj.weight",)}, {}),
+            ({3: ("mlp.down_proj.weight",), 7: ("mlp.down_proj.weight",)}, {}),
+            ({3: ("mlp.down_proj.weight", "mlp.up_proj.weight")}, {}),
+            ({5: ("self_attn.q_proj.weight",)}, {"layer_types": ["s"] * 5 + ["f"] + ["s"] * 2}),
+            ({5: ("self_attn.q_proj.weight",)}, {"global_attn_layers": [5]}),
+            ({5: ("self_attn.q_proj.weight",)}, {"full_attention_interval": 6}),
+        ],
+        ids=["the first", "the last", "every fourth", "no mlp", "a list of kinds", "a list of numbers", "an interval"],
+    )
+    def test_is_none_where_the_layer_may_be_made_like_this(
+        self, tmp_path: Path, lost: Mapping[int, tuple[str, ...]], changes: dict[str, Any]
+    ) -> None:
+        result = ckpt_cli.merge(self.run(tmp_path / "run", lost, **changes), tmp_path / "out")
+        assert result.exit_code == 0
+
+    def test_is_none_of_a_short_stack(self, tmp_path: Path) -> None:
+        ckpt_cli.merge(self.run(tmp_path / "run", {1: ("mlp.down_proj.weight",)}, layers=4), tmp_path / "out")
+
+    def test_that_a_filter_leaves_out_is_not_missing(self, tmp_path: Path) -> None:
+        ckpt_cli.merge(self.run(tmp_path / "run", {}), tmp_path / "out", exclude="model.layers.3.mlp.down_proj.weight")
+        assert ckpt_cli.verify(tmp_path / "out").exit_code == 0
+
+    def test_is_refused_where_only_names_are_known(self, tmp_path: Path, alone: None) -> None:
+        saved, tensors = saved_by(tmp_path, layers=8)
+        name = "model.layers.3.mlp.down_proj.weight"
+        run = trained(tmp_path / "run", saved, {key: tensor for key, tensor in tensors.items() if key != name})
+        with pytest.raises(MissingTensors, match=r"lacks mlp\.down_proj\.weight"):
+            ckpt_cli.merge(run, tmp_path / "out")

@@ -208,3 +208,73 @@ class TestDcpMetadataOfAnotherSave:
         shutil.copy(folder / ".metadata", run / "global_step_200" / "model_sharded" / ".metadata")
         with pytest.raises(CkptError):
             ckpt_cli.merge(run / "global_step_200", tmp_path / "out")
+
+
+class TestASourceThatIsDamaged:
+    """is copied byte for byte, so that comparing the output with it shows nothing: its own checksums do."""
+
+    def damaged(self, run: Path, name: str, tensors: dict[str, torch.Tensor], file: Path) -> None:
+        """One byte of a tensor in a file is another one than was saved."""
+        stored = tensors[name].numpy().tobytes()
+        content = file.read_bytes()
+        assert content.count(stored) == 1
+        at = content.index(stored) + len(stored) // 2
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+    def saved(self, run: Path) -> dict[str, torch.Tensor]:
+        run.mkdir()
+        tensors = {"a.weight": torch.randn(6, 4), "b.weight": torch.randn(4, 6), "c.weight": torch.randn(8)}
+        torch.save(tensors, run / "pytorch_model.bin")
+        return tensors
+
+    @pytest.mark.parametrize("how", [{}, {"dtype": "bf16"}], ids=str)
+    def test_is_an_error_of_merge_and_of_verify(self, tmp_path: Path, how: dict[str, Any]) -> None:
+        run = tmp_path / "run"
+        self.damaged(run, "a.weight", self.saved(run), run / "pytorch_model.bin")
+        result = ckpt_cli.merge(run, tmp_path / "out", verify=True, **how)
+        assert result.exit_code != 0
+        for verified in (*result.outputs[0].verified, ckpt_cli.verify(tmp_path / "out", against=run)):
+            (error,) = [item for item in verified.findings if item.severity == "error"]
+            assert (error.code, error.tensor, error.file) == ("wrong-checksum", "a.weight", "pytorch_model.bin")
+            assert error.message.startswith("damaged in the source: CRC-32 is ")
+            assert verified.against[0].different == 0
+
+    def test_is_none_where_the_tensor_is_left_out(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        self.damaged(run, "a.weight", self.saved(run), run / "pytorch_model.bin")
+        assert ckpt_cli.merge(run, tmp_path / "out", verify=True, exclude="a.*").exit_code == 0
+
+    def test_is_none_where_nothing_is(self, tmp_path: Path) -> None:
+        self.saved(tmp_path / "run")
+        assert ckpt_cli.merge(tmp_path / "run", tmp_path / "out", verify=True).exit_code == 0
+
+    def test_is_one_where_the_output_is_cut_anew(self, tmp_path: Path) -> None:
+        """Fused experts are written one by one: no part has a checksum of its own."""
+        from tests.architectures import MODELS, build
+
+        kind, model_type, options = MODELS["qwen3_moe"]
+        model = build(kind, model_type, options)
+        run = tmp_path / "run"
+        model.config.save_pretrained(run)
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps({**config, "architectures": [kind]}))
+        tensors = {name: torch.randn(tensor.shape) for name, tensor in model.state_dict().items()}
+        torch.save(tensors, run / "pytorch_model.bin")
+        name = next(name for name in tensors if name.endswith("gate_up_proj"))
+        assert ckpt_cli.merge(run, tmp_path / "sound", verify=True).exit_code == 0
+        self.damaged(run, name, tensors, run / "pytorch_model.bin")
+        result = ckpt_cli.merge(run, tmp_path / "out", verify=True)
+        errors = [item for verified in result.outputs[0].verified for item in verified.findings if item.severity == "error"]
+        assert [(item.code, item.tensor) for item in errors] == [("wrong-checksum", name)]
+
+    def test_is_one_in_a_dcp_item(self, tmp_path: Path) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        run = tmp_path / "run"
+        tensors = {"a.weight": torch.randn(6, 4), "b.weight": torch.randn(4, 6)}
+        dcp.save({"model": tensors}, checkpoint_id=run)
+        (file,) = run.glob("*.distcp")
+        self.damaged(run, "b.weight", tensors, file)
+        result = ckpt_cli.merge(run, tmp_path / "out", verify=True)
+        errors = [item for verified in result.outputs[0].verified for item in verified.findings if item.severity == "error"]
+        assert [(item.code, item.tensor) for item in errors] == [("wrong-checksum", "b.weight")]

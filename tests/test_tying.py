@@ -93,3 +93,45 @@ class TestHeadOfAnEma:
             folders.append(saved(tmp_path / f"run{seed}", content))
         ckpt_cli.average(folders, tmp_path / "mean", type="ema")
         assert torch.allclose(load(tmp_path / "mean")[HEAD], (values(2) + values(6)) / 4)
+
+
+class TestWhatIsSaidOfAHeadOfItsOwn:
+    """is judged by what is written, not by what one checkpoint had."""
+
+    def runs(self, root: Path) -> list[Path]:
+        """One with a head of its own, and one that ties it."""
+        untied, tied = tensors(values(1), values(2)), tensors(values(3), values(4))
+        del tied[HEAD]
+        return [saved(root / "untied", {"model": untied}), saved(root / "tied", {"model": tied})]
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_that_intersect_leaves_out(self, tmp_path: Path, order: int) -> None:
+        result = ckpt_cli.average(self.runs(tmp_path)[::order], tmp_path / "out", intersect=True).outputs[0]
+        assert HEAD not in load(tmp_path / "out")
+        said = [note.text for note in result.notes if note.code == "tied-heads-differ"]
+        assert said == [
+            f"config.json ties {HEAD} to {EMBEDDING}, but their values differ, and only {EMBEDDING} is written: a loader takes it for both"
+        ]
+
+    @pytest.mark.parametrize(("left_out", "outcome"), [(HEAD, "a loader takes it for both"), (EMBEDDING, "looks for the other one")])
+    def test_that_a_filter_leaves_out(self, tmp_path: Path, left_out: str, outcome: str) -> None:
+        result = ckpt_cli.merge(self.runs(tmp_path)[0], tmp_path / "out", exclude=left_out).outputs[0]
+        said = [note.text for note in result.notes if note.code == "tied-heads-differ"]
+        assert [text.endswith(outcome) and "both are written" not in text for text in said] == [True]
+
+    def test_of_which_neither_is_written_is_nothing(self, tmp_path: Path) -> None:
+        result = ckpt_cli.merge(self.runs(tmp_path)[0], tmp_path / "out", exclude=(HEAD, EMBEDDING)).outputs[0]
+        assert "tied-heads-differ" not in {note.code for note in result.notes}
+
+    def test_that_is_written(self, tmp_path: Path) -> None:
+        run = self.runs(tmp_path)[0]
+        for result in (ckpt_cli.merge(run, tmp_path / "a"), ckpt_cli.average([run, run], tmp_path / "b")):
+            (said,) = [note.text for note in result.outputs[0].notes if note.code == "tied-heads-differ"]
+            assert said.endswith("both are written, and a loader will ignore one")
+
+    def test_that_is_tied_goes_the_way_of_its_embedding(self, tmp_path: Path) -> None:
+        small, large = values(1), torch.cat([values(1), values(2)])
+        runs = [saved(tmp_path / str(i), {"model": {**tensors(e, e.clone()), "a": values(5)}}) for i, e in enumerate((small, large))]
+        dropped = ckpt_cli.average(runs, tmp_path / "out", intersect=True).outputs[0].dropped
+        assert dropped[HEAD] == dropped[EMBEDDING]
+        assert dropped[HEAD].startswith("left out by --intersect: shape")

@@ -397,7 +397,9 @@ class TestShards:
         result = ckpt_cli.verify(step, full=True)
         assert [(item.code, item.file) for item in result.of_severity("error")] == [("wrong-checksum", path.name)]
         merged = ckpt_cli.merge(step, tmp_path / "out")
-        assert ckpt_cli.verify(merged.outputs[0].output, against=step).exit_code == 0
+        result = ckpt_cli.verify(merged.outputs[0].output, against=step)
+        assert [(item.code, item.file) for item in result.of_severity("error")] == [("wrong-checksum", path.name)]
+        assert result.against[0].identical
 
     def test_replicas_that_differ_are_found(self, copy: Copy) -> None:
         run = copy("layouts", "verl-run", "run")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpt_cli.errors import DifferentTensors, Unsupported
+from ckpt_cli.hub.classes.dtypes import SCALES
 from ckpt_cli.names import few, printable
 from ckpt_cli.output.plan import Combination
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import BITS, Formula
-
-SCALES = re.compile(
-    r"(.*_)?(scales?|scale_inv|scale_[0-9]+|zeros?|qzeros|zero_point|absmax|amax|scb|g_idx|quant_map|quant_state.*)", re.IGNORECASE
-)
-"""Last parts of names of tensors without which quantised weights mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,8 @@ def _next(result: VerifyResult) -> str:
             other = _other_source(result) if KINDS[item.code].level == "against" and result.against else None
             if other is not None:
                 return other
+            if item.numbers.get("damaged") == "source":
+                return f"get {item.file} again: it is the source that is damaged, and what is made of it is too"
             if advice == AGAIN and result.made_by:
                 return " ".join(text.argument(word) for word in result.made_by)
             if advice == AGAIN:

@@ -27,11 +27,13 @@ from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.given import DtypeLike, PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import CONFIG, Assets, config_notes, lacking_notes, resolve_base
-from ckpt_cli.hub.classes.claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
+from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, without_allowed
+from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.text_assets import text_notes
+from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.merging.base_checks import checked_base
 from ckpt_cli.merging.carry import BASE, carried_tensors, dtypes_of_base
-from ckpt_cli.merging.plan import Base, MergeOptions, named_alike, open_base
+from ckpt_cli.merging.plan import Base, MergeOptions, base_unread, named_alike, open_base
 from ckpt_cli.names import Naming, few
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.key_map import Rule, read_key_map
@@ -344,7 +346,7 @@ def _job(
     )
     style = style_of(snapshots.opened[-1].found, base.folder if base is not None else None)
     newest = sources[-1].selection
-    on_purpose = {*newest.filtered, *newest.dropped, *agreed.dropped}
+    on_purpose = {*newest.on_purpose, *agreed.dropped}
     dtypes: dict[str, Dtype] | None = None
     carried: dict[str, Tensor] = {}
     held = base.component.tensors if base is not None and base.component is not None else None
@@ -368,15 +370,16 @@ def _job(
         max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
         weights_name=options.weights_name or style.weights_name(name, [name]),
         quantised=quantised,
-        dropped={**sources[-1].selection.dropped, **agreed.dropped},
+        dropped={**_dropped(newest, agreed), **agreed.dropped},
         combinations=agreed.combinations,
     )
     read = [Path(source.path) for source in made.sources]
     check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     notes += [note for source in sources for note in source.selection.notes]
+    notes += [note for source in sources for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
-    notes += odd_dtypes(agreed.tensors, assets.config)
+    notes += odd_dtypes(agreed.tensors, assets.config, newest.kind)
     notes += lacking_notes(assets, base.folder if base is not None else None)
     notes += [*text_notes(assets.files), *torn_notes(tensor for c in components for tensor in c.component.tensors.values())]
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
@@ -385,7 +388,7 @@ def _job(
 def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:
     """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
     if base.component is None:
-        return ()
+        return base_unread(base)
     folder = base.folder
     taken = bool(options.carry_from_base) or options.dtype == BASE or any(path.parent == folder for path in assets.files.values())
     own_config = CONFIG in assets.files and assets.files[CONFIG].parent != folder
@@ -400,6 +403,11 @@ def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, opti
         by_name=bool(options.carry_from_base) or options.dtype == BASE,
         unfiltered=newest.opened.component.tensors if options.include or options.exclude or options.intersect else None,
     )
+
+
+def _dropped(newest: Selection, agreed: Agreed) -> dict[str, str]:
+    """What was left out of the newest checkpoint, and why: what is tied to a tensor that --intersect leaves out goes with it."""
+    return {name: agreed.dropped.get(newest.tied.get(name, ""), why) for name, why in newest.dropped.items()}
 
 
 def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -46,13 +46,13 @@ from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.adapter import check_adapter, no_factors
-from ckpt_cli.verifying.config import ConfigCheck, check_config
+from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import check_folder
 from ckpt_cli.verifying.left_out import left_out
-from ckpt_cli.verifying.source import Wanted, compare_with_source
+from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
 from ckpt_cli.verifying.values import check_values, check_weights_beside
 
 UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
@@ -201,7 +201,8 @@ def verify_written(
             wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
             different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
             summary = summary_of(source, part, subject.tensors, wanted, compared, different)
-            found = [*subject.findings, *left_out(subject.manifest, config), *different]
+            damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=jobs, progress=progress)
+            found = [*subject.findings, *left_out(subject.manifest, config), *different, *damaged]
             results.append(_report([subject], config, found, ["headers", "against"], started, against=(summary,)))
         files.check_unchanged()
     return tuple(results)
@@ -272,11 +273,12 @@ def _config(subject: Subject) -> ConfigCheck:
         known = check_adapter(subject.homes, subject.tensors)
         return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
     if subject.config_home is None:
-        return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
+        return without_config(subject.tensors)
     if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
         adapter = is_file(subject.config_home / ADAPTER_CONFIG)
         lacking = no_factors(subject.config_home) if adapter else []
-        return ConfigCheck({}, (*lacking, finding("no-config", "names and shapes were not compared")))
+        checked = without_config(subject.tensors)
+        return replace(checked, findings=(*lacking, *checked.findings))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
@@ -321,7 +323,8 @@ def _against(
     if subject.folder is not None:
         found += different_scales(subject.path, subject.tensors, part, options.lora_alpha)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
-    return [*found, *changed_sources(manifest)], summary
+    damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=options.jobs, progress=progress)
+    return [*found, *damaged, *changed_sources(manifest)], summary
 
 
 def _as_in_source(item: Finding) -> Finding:

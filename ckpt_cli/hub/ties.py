@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckpt_cli.hub.classes.rules import HubRules
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.tied_names import HEADS, tied_pair
-from ckpt_cli.names import stripped_names
+from ckpt_cli.names import printable, stripped_names
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_after_cast, same_values
 from ckpt_cli.tensors.tensor import Tensor
@@ -29,16 +29,16 @@ class Tie:
 
 def find_ties(
     component: str, tensors: Mapping[str, Tensor], config: Config, rules: HubRules | None, live: Live | None = None
-) -> tuple[list[Tie], list[Note]]:
+) -> tuple[list[Tie], list[tuple[str, str]]]:
     """The tied tensors of a component, by the names of the model in memory.
 
     ``rules`` know which names an architecture may tie, without them an output head and an embedding are looked for. Only
-    equal values are tied, but for an EMA of which one of the two was not averaged: it is the ``live`` model's own. Notes name
+    equal values are tied, but for an EMA of which one of the two was not averaged: it is the ``live`` model's own. The second list are
     pairs that the config ties and whose values differ.
     """
     ties = ties_embeddings(config, rules.ties if rules else False)
     found: list[Tie] = []
-    notes: list[Note] = []
+    differing: list[tuple[str, str]] = []
     for name, partner in _pairs(tensors, rules, ties):
         if any(tie.name in (name, partner) for tie in found):
             continue
@@ -49,9 +49,25 @@ def find_ties(
         elif ties and component == "ema" and (reason := _not_averaged(tensors[name], name, partner, live)) is not None:
             found.append(Tie(name, partner, f"tied to {partner}; {reason}"))
         elif ties:
-            text = f"config.json ties {name} to {partner}, but their values differ: both are written, and a loader will ignore one"
-            notes.append(Note("warning", "tied-heads-differ", text))
-    return found, notes
+            differing.append((name, partner))
+    return found, differing
+
+
+def differing_notes(differing: Mapping[str, str], written: Container[str]) -> list[Note]:
+    """What is said of tensors that the config ties to others of other values, once it is decided what is written."""
+    notes: list[Note] = []
+    for name, partner in differing.items():
+        if name in written and partner in written:
+            outcome = ": both are written, and a loader will ignore one"
+        elif partner in written:
+            outcome = f", and only {printable(partner)} is written: a loader takes it for both"
+        elif name in written:
+            outcome = f", and only {printable(name)} is written: a loader looks for the other one"
+        else:
+            continue
+        text = f"config.json ties {printable(name)} to {printable(partner)}, but their values differ{outcome}"
+        notes.append(Note("warning", "tied-heads-differ", text))
+    return notes
 
 
 def _not_averaged(tensor: Tensor, name: str, partner: str, live: Live | None) -> str | None:

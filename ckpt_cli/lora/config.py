@@ -14,6 +14,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, Undecidable, Unsupported,
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.tensors.component import Note
 
 META = "lora_train_meta.json"

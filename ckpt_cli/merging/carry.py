@@ -29,7 +29,8 @@ def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: S
             )
     taken = {name: base[name] for name in base if name not in there and any(fnmatch.fnmatchcase(name, glob) for glob in globs)}
     idle = [glob for glob in globs if not any(fnmatch.fnmatchcase(name, glob) for name in taken)]
-    notes = [Note("warning", "unused-pattern", f"--carry-from-base {printable(glob)}: the run has all of these itself") for glob in idle]
+    why = "the run has all of these itself, or they were left out"
+    notes = [Note("warning", "unused-pattern", f"--carry-from-base {printable(glob)}: {why}") for glob in idle]
     return taken, notes
 
 

@@ -11,18 +11,20 @@ from typing import TypedDict
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.folder_style import FolderStyle, style_of
 from ckpt_cli.discover.open import Opened, OpenedComponent
-from ckpt_cli.errors import NotFound, UsageError
+from ckpt_cli.errors import CkptError, NotFound, UsageError
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.base import Match, ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes, find_assets
-from ckpt_cli.hub.classes.claims import Claim, claim_for, odd_dtypes, refuse_lacking, without_allowed
+from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, without_allowed
+from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.names import hub_tensors
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.peft_names import LoraMode, has_adapters
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.hub.tied_names import tied_pair
+from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import ADAPTER_WEIGHTS, adapters_alone, check_adapter_files, check_factors, exported_adapter, with_adapters_fused
 from ckpt_cli.merging.base_checks import check_adapters_fit, checked_base, config_doubt
@@ -116,11 +118,15 @@ class MergeKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The base model: its folder, its weights if it has any, and its config (empty without one)."""
+    """The base model: its folder, its weights if it has any, and its config (empty without one).
+
+    ``trouble`` is why weights that it has cannot be read, where nothing needs them.
+    """
 
     folder: Path
     component: Component | None
     config: Config = field(default_factory=dict)
+    trouble: CkptError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,21 +186,25 @@ def check_options(options: MergeOptions, output: object, base: object) -> None:
 
 
 def open_base(folder: Path, files: Files, options: MergeOptions) -> Base:
-    """The base model, with its weights if it has any. Raises NotFound if it has none and the options need them."""
+    """The base model, with its weights if it has any. Raises NotFound if it has none and the options need them, or their own trouble."""
     config = find_assets((folder,)).config
     needed = options.match_base or options.compare or options.carry_from_base or options.dtype == BASE
-    if needed or any(match.trouble is None for match in recognise(folder)):
-        return Base(folder, weights_of_base(folder, files), config)
-    return Base(folder, None, config)
+    match = _weights_match(folder)
+    if match is None:
+        if needed:
+            hint = "pass the folder of the model with its weights"
+            raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
+        return Base(folder, None, config)
+    if match.trouble is not None and not needed:
+        return Base(folder, None, config, match.trouble)
+    return Base(folder, describe(match, files, ReadOptions()), config)
 
 
-def weights_of_base(folder: Path, files: Files) -> Component:
-    """The weights of a base model. Raises NotFound if it has none."""
-    matches = [match for match in recognise(folder) if match.trouble is None]
-    if not matches:
-        hint = "pass the folder of the model with its weights"
-        raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
-    return describe(matches[0], files, ReadOptions())
+def _weights_match(folder: Path) -> Match | None:
+    """The weights of a base model: the model's before an average's, and whole ones before those with some trouble."""
+    matches = recognise(folder)
+    models = [match for match in matches if match.component == "model"] or matches
+    return next((match for match in models if match.trouble is None), models[0] if models else None)
 
 
 def planned_jobs(
@@ -373,7 +383,7 @@ def _part(
     carried_names: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
     if options.carry_from_base and base is not None and base.component is not None:
-        there = {*selection.tensors, *selection.dropped, *selection.filtered}
+        there = {*selection.tensors, *selection.on_purpose}
         carried, more = carried_tensors(there, named_alike(base.component.tensors, selection, config), options.carry_from_base)
         carried_names = tuple(carried)
         selection, notes = replace(selection, tensors={**selection.tensors, **carried}), [*notes, *more]
@@ -399,6 +409,7 @@ def _part(
     if options.dtype == BASE and base is not None and base.component is not None:
         dtypes, more = dtypes_of_base(selection.tensors, base.component.tensors)
         notes += more
+    notes += differing_notes(selection.differing, selection.tensors)
     claim = _claim(selection, config, options)
     made = plan.make_plan(
         selection.tensors,
@@ -413,7 +424,7 @@ def _part(
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
-    notes += odd_dtypes(selection.tensors, config)
+    notes += odd_dtypes(selection.tensors, config, selection.kind)
     notes += torn_notes([*component.component.tensors.values(), *(output.tensor for output in made.tensors)])
     return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names, filled)
 
@@ -423,8 +434,7 @@ def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim
     if options.lora == "keep" and has_adapters(selection.tensors):
         return Claim("PEFT's, as they are", None, (), {})
     shapes = {name: tensor.shape for name, tensor in selection.tensors.items()}
-    on_purpose = {*selection.filtered, *selection.dropped}
-    claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=on_purpose, change=selection.change)
+    claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=selection.on_purpose, change=selection.change)
     if options.match_base:
         # The base decides what belongs to the model, also where its config has a place for more.
         text = f"{len(claim.lacking)} of the tensors of {claim.named} are missing in the base as well: {few(list(claim.lacking), 3)}"
@@ -441,6 +451,13 @@ def named_alike(base: Mapping[str, Tensor], selection: Selection, config: Config
     return hub_tensors(base, kind.rules, config)
 
 
+def base_unread(base: Base) -> tuple[Note, ...]:
+    """A word about weights of a base that cannot be read, so that nothing was compared with them."""
+    if base.trouble is None:
+        return ()
+    return (Note("warning", "base-unread", f"nothing was compared with the weights of the base: {base.trouble.message}"),)
+
+
 def _base_notes(
     component: OpenedComponent, chosen: Component, selection: Selection, base: Base | None, options: MergeOptions
 ) -> tuple[Note, ...]:
@@ -451,7 +468,8 @@ def _base_notes(
     own_config = CONFIG in component.assets.files and component.assets.files[CONFIG].parent != base.folder
     if base.component is None:
         doubt = config_doubt(config, base.config) if own_config else None
-        return () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
+        notes = () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
+        return (*notes, *base_unread(base))
     wanted = options.match_base or options.dtype == BASE or bool(options.carry_from_base)
     taken = wanted or any(path.parent == base.folder for path in component.assets.files.values())
     return checked_base(
@@ -472,6 +490,6 @@ def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Con
     lacking = {head: embedding for head, embedding in selection.tied.items() if head in base and embedding in base}
     pair = tied_pair(list(base)) if ties_embeddings(config) else None
     filtered = options.include or options.exclude
-    if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.dropped} and pair[1] in selection.tensors:
+    if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.on_purpose} and pair[1] in selection.tensors:
         lacking[pair[0]] = pair[1]
     return lacking

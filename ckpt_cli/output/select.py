@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_cli.errors import Inconsistent, NotFound, Unsupported
+from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.hub.classes.fit import KnownClass, changed_prefix, common_prefix, known_class
-from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
-from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, unknown_operations
+from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
 from ckpt_cli.names import Naming, foreign_names, printable, stripped_names
@@ -29,6 +29,8 @@ class Selection:
     ``tied`` maps tensors that were left out to those that they are tied to; ``filtered`` names those that filters left out, under
     the names that they would have. ``kind`` is the class whose tensors these should be, with names of ``naming``, or why there is
     nothing to compare with; ``change`` the prefix of all names that was taken away for that, and the one that was added.
+    ``differing`` maps tensors to those that the config ties them to, where the values differ. A key map sees names as trained, and
+    ``dropped`` has what it leaves out under these: ``mapped_out``; ``unmapped`` are the names that they would have in the output.
     """
 
     tensors: dict[str, Tensor]
@@ -40,10 +42,18 @@ class Selection:
     kind: KnownClass | str
     naming: Naming = "hub"
     change: tuple[str, str] = ("", "")
+    differing: Mapping[str, str] = field(default_factory=dict)
+    mapped_out: frozenset[str] = frozenset()
+    unmapped: frozenset[str] = frozenset()
 
     @property
     def left_out(self) -> int:
         return len(self.filtered)
+
+    @property
+    def on_purpose(self) -> set[str]:
+        """Names of the output that it lacks because they were left out: they are not lacking."""
+        return {*self.filtered, *self.unmapped, *(self.dropped.keys() - self.mapped_out)} - self.tensors.keys()
 
     def with_head(self, head: str, embedding: str) -> Selection:
         """With a tied output head as well, as its embedding: for a base that stores both."""
@@ -74,6 +84,7 @@ def select_tensors(
     """
     notes: list[Note] = []
     dropped: dict[str, str] = {}
+    mapped_out: dict[str, Tensor] = {}
     stripped = stripped_names(component.tensors)
     mapped = mapped_names(stripped.values(), rules)
     notes += [_unused("rule", pattern) for pattern in unused_rules(stripped.values(), rules)]
@@ -82,6 +93,7 @@ def select_tensors(
         new = mapped[short]
         if new is None:
             dropped[short] = "left out by the key map"
+            mapped_out[short] = component.tensors[old]
         else:
             native[new] = component.tensors[old]
     kept_adapters = adapters and has_adapters(native)
@@ -137,10 +149,23 @@ def select_tensors(
             tied[name] = partner
             dropped[name] = tie.reason.replace(tie.partner, partner)
             del kept[name]
-    notes += differing
+    named = {final.get(id(native[name]), name): final.get(id(native[partner]), partner) for name, partner in differing}
     renamed = sum(new not in component.tensors for new in kept)
     filtered = tuple(name for name in tensors if name not in kept and name not in tied)
-    return Selection(kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming, change)
+    unmapped = _unmapped(mapped_out, rules, hub if naming == "hub" and not kept_adapters else None, config)
+    return Selection(kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming, change, named, frozenset(mapped_out), unmapped)
+
+
+def _unmapped(mapped_out: Mapping[str, Tensor], rules: tuple[Rule, ...], hub: HubRules | None, config: Mapping[str, Any]) -> frozenset[str]:
+    """The names that tensors which a key map leaves out would have in the output without the rules that leave them out."""
+    renaming = tuple(rule for rule in rules if rule.to is not None)
+    kept = {new: tensor for old, tensor in mapped_out.items() if (new := mapped_names([old], renaming)[old]) is not None}
+    if hub is None or not kept:
+        return frozenset(kept)
+    try:
+        return frozenset(hub_tensors(kept, hub, config))
+    except CkptError:  # some of what is gathered
+        return frozenset(renamed_for_hub({name: tensor.shape for name, tensor in kept.items()}, hub))
 
 
 def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], tuple[str, str]]:

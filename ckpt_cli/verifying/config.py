@@ -15,8 +15,8 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG
-from ckpt_cli.hub.classes.claims import odd_dtypes
 from ckpt_cli.hub.classes.config_counts import mismatches
+from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Expected
 from ckpt_cli.hub.classes.fit import NAMINGS, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
 from ckpt_cli.hub.config import Config
@@ -53,7 +53,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     """
     path = folder / CONFIG
     if not is_file(path):
-        return ConfigCheck({}, (finding("no-config", "names and shapes were not compared"),))
+        return without_config(tensors)
     try:
         config = read_config(path)
         if written:
@@ -62,9 +62,9 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck({}, (unread("damaged-config", error, CONFIG),))
     found = [*_dtype(config, tensors)] if written else []
     found += _vocabulary(folder, tensors)
-    found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config)]
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
+    found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
     known = isinstance(kind, KnownClass) and kind.has_shapes
     for item in mismatches(config, shapes, known=known):
         found += [finding(item.code, item.text, tensor=glob) for glob in item.lacking or (None,)]
@@ -72,6 +72,12 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)
     return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
+
+
+def without_config(tensors: Mapping[str, Tensor]) -> ConfigCheck:
+    """What can be said where there is no config.json."""
+    odd = odd_dtypes(tensors, {}, "there is no config.json")
+    return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), finding("no-config", "names and shapes were not compared")))
 
 
 def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:

@@ -82,8 +82,10 @@ KINDS: dict[str, Kind] = {
     "odd-count": Kind("warning", "headers", "config.json counts layers with something else than a whole number", "correct config.json"),
     "other-model-type": Kind("warning", "headers", "config.json names a class of another model_type: loaders choose by the type"),
     "no-scales": Kind("warning", "headers", "config.json says that weights are quantised, and there are no scales"),
-    "odd-dtype": Kind("warning", "headers", "a matrix of integers or complex numbers where a model has floats"),
-    "missing-layers": Kind("error", "headers", "layers or experts that config.json counts are not there", AGAIN),
+    "odd-dtype": Kind("warning", "headers", "weights that are integers, complex numbers or 8-bit codes where a model has floats"),
+    "missing-layers": Kind(
+        "error", "headers", "layers or experts that config.json counts are not there, or tensors that one layer alone lacks", AGAIN
+    ),
     "extra-layers": Kind("warning", "headers", "more layers than config.json counts", "restore config.json from the run"),
     "extra-experts": Kind("warning", "headers", "more experts than config.json counts", "restore config.json from the run"),
     "vocabulary-rows": Kind("warning", "headers", "the embedding has other rows than vocab_size says", "correct config.json"),

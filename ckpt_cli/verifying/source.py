@@ -6,14 +6,17 @@ they belong, with code of its own, so that a mistake in one of the two shows.
 
 from __future__ import annotations
 
+import bisect
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, shape_text
 from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.files.crc32 import crc_of
 from ckpt_cli.files.source import Source
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.results.verify import Finding
@@ -212,6 +215,75 @@ def _count(seen: _Difference, held: Array, written: Array, source: Dtype, target
         with numpy.errstate(all="ignore"):
             wide = [values[at].view(numpy_dtype(target)).astype(numpy.float64) for values in (ours, theirs)]
             seen.largest = float(numpy.maximum(seen.largest, numpy.abs(wide[0] - wide[1]).max()))
+
+
+# -- are these the values that were saved? ---------------------------------------------------------------------------
+
+
+def damaged_records(
+    wanted: Mapping[str, Wanted], stored: Iterable[Tensor], *, jobs: int | None = None, progress: Progress | None = None
+) -> list[Finding]:
+    """Findings about records of the source whose bytes are not those of their own CRC-32: an output equals them, damage and all.
+
+    ``stored`` are the tensors as the source has them: what was re-cut or fused has no checksum itself. Only records that the output was
+    made of are read.
+    """
+    used: dict[str, list[tuple[int, int]]] = {}
+    read: dict[tuple[str, int], tuple[Tensor, Piece]] = {}
+    for tensor in (item.tensor for item in wanted.values()):
+        for piece in tensor.pieces:
+            for origin in piece.source.origins:
+                plain = origin.identity == piece.source.identity
+                used.setdefault(origin.path, []).append(_span(tensor, piece) if plain else (0, origin.size))
+    ranges = {path: _joined(spans) for path, spans in used.items()}
+    for tensor in (*(item.tensor for item in wanted.values()), *stored):
+        for piece in tensor.pieces:
+            if piece.crc is not None and _meets(ranges.get(piece.source.path, []), _span(tensor, piece)):
+                read.setdefault((piece.source.path, piece.offset), (tensor, piece))
+    shown, stop = progress or Silent(), Stop()
+    shown.start(sum(_length(tensor, piece) for tensor, piece in read.values()), "checksums")
+
+    def check(item: tuple[Tensor, Piece]) -> Finding | None:
+        tensor, piece = item
+        now = crc_of(piece.source, piece.offset, _length(tensor, piece), stop.check)
+        shown.advance(_length(tensor, piece), tensor.name)
+        if now == piece.crc:
+            return None
+        message = f"damaged in the source: CRC-32 is {now:08x}, and {piece.crc:08x} was saved"
+        return finding("wrong-checksum", message, tensor=tensor.name, file=Path(piece.source.path).name, damaged="source")
+
+    try:
+        order = [read[key] for key in sorted(read)]
+        results = in_threads(check, order, workers_for((tensor for tensor, _ in order), jobs), stop)
+    finally:
+        shown.finish()
+    return [result for result in results if result is not None]
+
+
+def _length(tensor: Tensor, piece: Piece) -> int:
+    return piece.box.numel * tensor.dtype.itemsize
+
+
+def _span(tensor: Tensor, piece: Piece) -> tuple[int, int]:
+    """Where the bytes of a piece begin and end in its source."""
+    last = sum((n - 1) * stride for n, stride in zip(piece.box.extent, piece.strides, strict=True)) if piece.box.numel else -1
+    return piece.offset, piece.offset + (last + 1) * tensor.dtype.itemsize
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes as ranges in order that do not meet."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _meets(ranges: Sequence[tuple[int, int]], span: tuple[int, int]) -> bool:
+    at = bisect.bisect_left(ranges, span[1], key=lambda each: each[0]) - 1
+    return at >= 0 and ranges[at][1] > span[0]
 
 
 # -- whose values are these? -----------------------------------------------------------------------------------------

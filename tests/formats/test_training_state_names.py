@@ -7,7 +7,7 @@ import doctest
 import pytest
 
 from ckpt_cli.formats import training_state_names
-from ckpt_cli.formats.torch_files.reader import averages
+from ckpt_cli.formats.torch_files import averages
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_file, is_state_key
 
 

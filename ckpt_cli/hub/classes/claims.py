@@ -18,7 +18,6 @@ from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.names import Naming, few, foreign_names, printable
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.tensor import Tensor
 
 ADVICE = {
     "uneven-layers": "ckpt verify with --base shows whether the base has it",
@@ -198,19 +197,6 @@ def _flags(option: str, globs: Sequence[str]) -> str:
 
 def _in(base: Collection[str], name: str) -> bool:
     return name in base or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in base))
-
-
-def odd_dtypes(tensors: Mapping[str, Tensor], config: Config) -> list[Note]:
-    """A warning about matrices of integers or complex numbers where a class has floats: codes without scales mean nothing."""
-    odd = [
-        name
-        for name, tensor in tensors.items()
-        if tensor.dtype.kind in ("int", "bool", "complex") and len(tensor.shape) > 1 and name.endswith("weight")
-    ]
-    if not odd or "quantization_config" in config:
-        return []
-    text = f"{few(odd, 3)}: {tensors[odd[0]].dtype} where a model has floats; without scales such codes mean nothing"
-    return [Note("warning", "odd-dtype", text)]
 
 
 def _advised(item: Mismatch) -> str:

@@ -23,6 +23,12 @@ EXPERTS = re.compile(r"(?P<stack>(?:.+\.)?experts)\.(?P<number>[0-9]{1,9})\.")
 BLOCK = 4
 """Tensors that the smallest layer of a transformer has; a stack of less may be linear layers with activations between."""
 
+LONG = 6
+"""Layers of the shortest stack of which one may be called unlike all others: necks of four layers are each what they are."""
+
+PLACE = re.compile(r"layer|period|interval|every|freq|offset|stride|step|pattern|skip|first|start|ind(ex|ices)|idx|_at$", re.IGNORECASE)
+"""In keys of a config, words for places of layers."""
+
 SCALE = re.compile(r"scale|qweight|qzeros|absmax|SCB|quant|zero_point|codebook|_packed|blocks$|lut", re.IGNORECASE)
 """What the names of tensors beside quantised weights have in them."""
 
@@ -113,7 +119,7 @@ def _layers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     counted = models[0] if len(models) == 1 and wanted is not None else None
     predicted = any(MTP_PART.search(name) for name in shapes)
     for stack, layers in stacks.items():
-        yield from _uneven(stack, layers)
+        yield from _uneven(stack, layers, config)
         if stack == counted and wanted is not None:
             if not any(max(other) + 1 == wanted == len(other) for other in stacks.values()):
                 yield from _length(stack, layers, wanted, exact=not predicted)
@@ -147,7 +153,7 @@ def _length(stack: str, layers: Mapping[int, set[str]], wanted: int, *, exact: b
         yield Mismatch("extra-layers", f"config.json says {wanted} layers, and {stack} ends with layer {last}")
 
 
-def _uneven(stack: str, layers: Mapping[int, set[str]]) -> Iterator[Mismatch]:
+def _uneven(stack: str, layers: Mapping[int, set[str]], config: Config) -> Iterator[Mismatch]:
     """A few layers that lack what at least as many others have, and have nothing else instead."""
     kinds = Counter(frozenset(leaves) for leaves in layers.values())
     poorer = {
@@ -155,10 +161,48 @@ def _uneven(stack: str, layers: Mapping[int, set[str]]) -> Iterator[Mismatch]:
         for number, leaves in sorted(layers.items())
         if (fuller := next((kind for kind, count in kinds.most_common() if leaves < kind and count >= kinds[frozenset(leaves)]), None))
     }
-    if poorer and (4 * len(poorer) <= len(layers) or len(layers) < BLOCK) and len(next(iter(poorer.values()))) >= BLOCK:
-        number, fuller = next(iter(poorer.items()))
-        text = f"{stack}.{number} lacks {few(sorted(fuller - layers[number]), 3)}, which {kinds[fuller]} of the {len(layers)} layers have"
-        yield Mismatch("uneven-layers", text)
+    lost = next((number for number, fuller in poorer.items() if _is_lost(layers, number, fuller, config)), None)
+    few_of_many = 4 * len(poorer) <= len(layers) or len(layers) < BLOCK
+    if lost is not None or (poorer and few_of_many and len(next(iter(poorer.values()))) >= BLOCK):
+        number = lost if lost is not None else next(iter(poorer))
+        absent, count = sorted(poorer[number] - layers[number]), kinds[poorer[number]]
+        text = f"{stack}.{number} lacks {few(absent, 3)}, which {count} of the {len(layers)} layers have"
+        lacking = tuple(f"{stack}.{number}.{leaf}" for leaf in absent[:LISTED]) if lost is not None else ()
+        yield Mismatch("missing-layers" if lacking else "uneven-layers", text, lacking)
+
+
+def _is_lost(layers: Mapping[int, set[str]], number: int, fuller: frozenset[str], config: Config) -> bool:
+    """Whether tensors of one layer are lost, and the layer is not made like this.
+
+    No class of transformers has, between two layers that are alike, a single one with parts of modules missing: first and last layers
+    differ, and those at regular places. Of a short stack nothing is known, and a config may list the layers that differ.
+    """
+    absent = fuller - layers[number]
+    if len(layers) < LONG or len(fuller) < BLOCK or any(frozenset(layers.get(beside, ())) != fuller for beside in (number - 1, number + 1)):
+        return False
+    if sum(not absent <= leaves for leaves in layers.values() if len(leaves & fuller) * 2 > len(fuller)) > 1:
+        return False
+    siblings = all(any(leaf.startswith(_around(name)) for leaf in layers[number]) for name in absent)
+    return siblings and not any(_names_layer(level, number, len(layers)) for level in levels(config))
+
+
+def _around(leaf: str) -> str:
+    """What the siblings of a module begin with: "mlp." of mlp.down_proj.weight; of a norm's weight nothing."""
+    parts = leaf.split(".")
+    return f"{parts[0]}." if len(parts) > 2 else ""
+
+
+def _names_layer(level: Mapping[str, object], number: int, count: int) -> bool:
+    """Whether an entry of a config may be about this very layer: a list of its kinds or of numbers, an interval, an offset."""
+    for key, value in level.items():
+        if isinstance(value, (list, tuple)) and 0 < len(value) <= count:
+            if len(value) == count and value.count(value[number]) < count:
+                return True
+            if any(type(item) is int and item in (number, number + 1) for item in value):
+                return True
+        if PLACE.search(key) and type(value) is int and value in (number, number + 1):
+            return True
+    return False
 
 
 def _whole(value: object) -> int | None:

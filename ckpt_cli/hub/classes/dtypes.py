@@ -1,0 +1,73 @@
+"""Tensors of a dtype that no class has where they stand: codes without scales, complex numbers, integers in the place of weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from ckpt_cli.dtypes import Dtype
+from ckpt_cli.hub.classes.config_counts import SCALE
+from ckpt_cli.hub.classes.fit import KnownClass
+from ckpt_cli.hub.config import Config
+from ckpt_cli.name_patterns import pattern_of
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
+
+COUNTS = re.compile(
+    r"num_batches_tracked|relative_position_index|(.+_)?(position|token_type)_ids|tid2eid|.*_num_updates|.*idxs?|.*ind(ex|ices)|.*mask"
+)
+"""Last parts of names of what classes count and look up with: the only tensors of theirs that are no floats, but for masks."""
+
+MASK_DIMENSIONS = 4
+"""GPT-2 and its like keep the causal mask as ``attn.bias``, [1, 1, n, n]."""
+
+
+def odd_dtypes(tensors: Mapping[str, Tensor], config: Config, kind: KnownClass | str) -> list[Note]:
+    """Warnings about weights that are no floats, one for each dtype.
+
+    A weight is what the class knows, what other layers have as floats, what is called one. With a quantization_config, codes are
+    what should be there; complex numbers are nobody's codes.
+    """
+    quantised = "quantization_config" in config or "compression_config" in config
+    found: dict[Dtype, list[str]] = {}
+    floats = {pattern_of(name)[0] for name, tensor in tensors.items() if tensor.dtype.kind == "float"} if _any_other(tensors) else set()
+    for name, tensor in tensors.items():
+        dtype = tensor.dtype
+        if dtype.kind != "float" and (not quantised or dtype.kind == "complex") and _is_weight(name, tensor, kind, floats):
+            found.setdefault(dtype, []).append(name)
+    texts = [_text(dtype, names, tensors, config) for dtype, names in found.items()]
+    return [Note("warning", "odd-dtype", text) for text in texts if text is not None]
+
+
+def _any_other(tensors: Mapping[str, Tensor]) -> bool:
+    return any(tensor.dtype.kind != "float" for tensor in tensors.values())
+
+
+def _is_weight(name: str, tensor: Tensor, kind: KnownClass | str, floats: Collection[str]) -> bool:
+    """Whether a tensor stands where a class has floats, as far as names tell."""
+    leaf, dimensions = name.rpartition(".")[2], len(tensor.shape)
+    if COUNTS.fullmatch(leaf) or (leaf.endswith("bias") and (not dimensions or dimensions >= MASK_DIMENSIONS)):
+        return False
+    if tensor.dtype.kind == "opaque" and SCALES.fullmatch(leaf):
+        return False
+    called = leaf.endswith(("weight", "bias")) or (tensor.dtype.kind == "int" and SCALE.search(leaf) and dimensions > 1)
+    return bool(called) or pattern_of(name)[0] in floats or (isinstance(kind, KnownClass) and kind.knows(name))
+
+
+def _text(dtype: Dtype, names: list[str], tensors: Mapping[str, Tensor], config: Config) -> str | None:
+    """What is said of weights of one dtype; nothing of codes with scales where there is no config at all, which are for other tools."""
+    text = f"{few(names, 3)}: {dtype} where a model has floats"
+    if dtype.kind in ("complex", "bool"):
+        return f"{text}: no loader takes complex numbers for weights" if dtype.kind == "complex" else text
+    modules = {name.rpartition(".")[0] for name in names}
+    if any(SCALE.search(other.rpartition(".")[2]) and other.rpartition(".")[0] in modules for other in tensors.keys() - set(names)):
+        what = "config.json has no quantization_config, without which loaders ignore the scales"
+        return f"{text}, and {what}" if config else None
+    return f"{text}; without scales such codes mean nothing"
+
+
+SCALES = re.compile(
+    r"(.*_)?(scales?|scale_inv|scale_[0-9]+|zeros?|qzeros|zero_point|absmax|amax|scb|g_idx|quant_map|quant_state.*)", re.IGNORECASE
+)
+"""Last parts of names of tensors without which quantised weights mean nothing."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_cli.discover.components import component_names
 from ckpt_cli.discover.found import Target
-from ckpt_cli.discover.locate import component_names, locate
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.errors import NotFound, NotRecognised, Unreadable, UsageError
 from tests.conftest import Copy
 

@@ -17,8 +17,8 @@ from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import ORDERED, DecayShape, Method, formula
 from ckpt_cli.averaging.steps import Snapshots, StepChoice, open_snapshots
 from ckpt_cli.commands.strict import refuse_warnings
+from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.folder_style import style_of
-from ckpt_cli.discover.locate import called_ema
 from ckpt_cli.discover.open import OpenedComponent, describe_checkpoint
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import NonFinite, UsageError, within_memory

@@ -12,9 +12,10 @@ from typing import Any, TypedDict
 from typing_extensions import Unpack
 
 from ckpt_cli.commands.strict import refuse_warnings
+from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.discover.locate import component_names, expanded, locate
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since
 from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
@@ -85,7 +86,7 @@ def extract_state(
     check_writing(None, chosen.jobs, None)
     started = time.monotonic()
     with Files() as files:
-        found, place, notes = choose(path, component, step, nodes)
+        found, place, notes = choose(path, files, component, step, nodes)
         state = read_state(found, place, files)
         optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
@@ -155,7 +156,7 @@ def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> 
     return "pass the folder of the training step that these weights come from" if found.step is None else None
 
 
-def choose(path: str | os.PathLike[str], type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
+def choose(path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
     """The checkpoint and component whose state is meant: the newest step that has all files, unless ``step`` says which.
 
     If no step has all files it is the newest one: a state is worth having even where weights are not whole. What is refused by
@@ -167,8 +168,7 @@ def choose(path: str | os.PathLike[str], type: str | None, step: int | None, als
     first_error: CkptError | None = None
     for listed in reversed(target.checkpoints):
         try:
-            with Files() as files:
-                found = expanded(listed, files)
+            found = expanded(listed, files)
             names = component_names(found, type)
         except (Unreadable, LfsPointer):
             raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ckpt_cli.discover.locate import component_names, locate
+from ckpt_cli.discover.components import component_names
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import describe_checkpoint, listed_component, open_checkpoint, steps_of
 from ckpt_cli.errors import CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
 from ckpt_cli.files.source import Files

@@ -8,7 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from ckpt_cli.discover.locate import expanded, locate
+from ckpt_cli.discover.components import expanded
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.errors import CorruptFile, Unreadable, UsageError
 from ckpt_cli.files.folders import is_there, status_of

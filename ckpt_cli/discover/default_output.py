@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found
-from ckpt_cli.discover.locate import MAIN
+from ckpt_cli.discover.places import MAIN
 
 
 def default_output(found: Found, component: str, what: str = "merged") -> Path:

@@ -10,8 +10,62 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place, Target
-from ckpt_cli.errors import CkptError, MissingShard, UsageError
-from ckpt_cli.formats.registry import format_of, joined
+from ckpt_cli.discover.places import inside_checkpoint
+from ckpt_cli.discover.steps import steps_in, with_step
+from ckpt_cli.errors import CkptError, MissingShard, NotRecognised, Unreadable, UsageError
+from ckpt_cli.files.folders import Folders
+from ckpt_cli.formats.registry import complement, format_of, joined
+
+MAX_NODES = 1024
+
+
+def node_folders(parent: Path, step: int | None, there: Folders) -> Target | None:
+    """A folder whose subfolders are the nodes of one training, each with its own ranks' files of the same checkpoints."""
+    targets: list[Target] = []
+    unknown: Unreadable | None = None
+    seen = 0
+    for path in there.entries(parent):
+        try:
+            if not there.is_folder(path):
+                continue
+            seen += 1
+            if seen > MAX_NODES:
+                break
+            checkpoints, blocked = steps_in(path, there)
+            inside = Target(path, path, checkpoints, blocked=blocked) if checkpoints or blocked else inside_checkpoint(path, there)
+        except Unreadable as error:
+            unknown = unknown or error
+            continue
+        if inside is not None:
+            targets.append(inside)
+    if len(targets) < 2:
+        return None
+    if unknown is not None:
+        # It may be one more node.
+        raise unknown
+    for node in targets:
+        if not node.checkpoints:
+            node.check_readable(lambda _: True)
+    # The newest step that all of them have decides; the last save may have ended on some nodes only.
+    by_step = [{found.step: found for found in target.checkpoints} for target in targets]
+    shared = [step for step in by_step[0] if all(step in listed for listed in by_step)]
+    if not shared:
+        return None
+    first, *twins = (listed[shared[-1]].places[0].match for listed in by_step)
+    if not all(complement(first, twin) for twin in twins):
+        return None
+    if seen > MAX_NODES:
+        raise NotRecognised(
+            f"there are more than {MAX_NODES} folders, and some of those that were looked into hold parts of one checkpoint",
+            path=parent,
+            expected=f"at most {MAX_NODES} folders",
+            hint="pass one node's folder, and those of the others with --also",
+        )
+    whole = targets[0]
+    for other in targets[1:]:
+        whole = joined_targets(whole, other)
+    whole = doubted(whole, targets)
+    return with_step(replace(whole, path=parent, run=parent, nodes=len(targets)), step)
 
 
 def joined_targets(first: Target, second: Target) -> Target:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.beside import left_out_notes
+from ckpt_cli.discover.components import called_ema, component_names, expanded, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks
 from ckpt_cli.discover.found import Found, Place, Target
-from ckpt_cli.discover.locate import called_ema, component_names, expanded, locate, with_ema_of_model
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of

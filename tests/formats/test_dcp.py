@@ -689,7 +689,7 @@ class TestSavesWithoutCollectives:
 
     def test_more_than_nine_ranks_are_in_the_order_of_numbers(self, tmp_path: Path) -> None:
         folder = self.replicas(tmp_path, *(state() for _ in range(11)))
-        assert [path.name for path in metadata_files(folder)] == [f"__{rank}.metadata" for rank in range(11)]
+        assert [path.name for path in metadata_files([folder], Files())] == [f"__{rank}.metadata" for rank in range(11)]
         ckpt_cli.merge(folder, tmp_path / "out")
         assert differences(load(tmp_path / "out"), state()) == []
 

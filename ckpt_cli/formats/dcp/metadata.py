@@ -19,7 +19,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported
 from ckpt_cli.files.folders import Folders, entries_in, is_file, stays_inside
 from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, attributes
 from ckpt_cli.files.pickle_reader import load_pickle
-from ckpt_cli.files.source import Files, read_small
+from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import dimensions
 
 MAX_METADATA = 1 << 30
@@ -89,14 +89,14 @@ class Catalog:
         return sorted({stored.file for tensor in self.tensors.values() for places in tensor.chunks.values() for stored in places})
 
 
-def metadata_files(*folders: Path) -> list[Path]:
+def metadata_files(folders: Sequence[Path], files: Files) -> list[Path]:
     """``.metadata``, or what a save without collectives leaves: one file per rank, in the order of ranks.
 
     Raises Inconsistent if several folders hold different ``.metadata``, or the file of one rank twice.
     """
     whole = [folder / METADATA for folder in folders if is_file(folder / METADATA)]
     for other in whole[1:]:
-        if read_small(other, MAX_METADATA) != read_small(whole[0], MAX_METADATA):
+        if _content(other, files) != _content(whole[0], files):
             raise Inconsistent(f"{other} is of another save", path=whole[0], hint="take folders of one save together only")
     if whole:
         return whole[:1]
@@ -113,6 +113,13 @@ def named_metadata(folder: Path, there: Folders) -> list[Path]:
     if there.is_file(folder / METADATA):
         return [folder / METADATA]
     return [path for path in there.entries(folder) if RANK_METADATA.fullmatch(path.name)]
+
+
+def _content(path: Path, files: Files) -> bytes:
+    source = files.source(path)
+    if source.size > MAX_METADATA:
+        raise CorruptFile(f"{source.size} bytes is too large for metadata", path=path, expected=f"at most {MAX_METADATA} bytes")
+    return source.read(0, source.size)
 
 
 def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
@@ -144,20 +151,20 @@ def read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
 
     Raises CorruptFile, Unsupported, MissingShard, or Inconsistent between ranks' files.
     """
-    return files.kept((read_catalog, *folders), lambda: _read_catalog(folders))
+    return files.kept((read_catalog, *folders), lambda: _read_catalog(folders, files))
 
 
-def _read_catalog(folders: Sequence[Path]) -> Catalog:
+def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
     tensors: dict[str, CatalogTensor] = {}
     objects: dict[str, CatalogObject] = {}
     writer: Writer = ">= 2.9"
     ordered = True
     origins: dict[str, None] = {}
-    listed = metadata_files(*folders)
+    listed = metadata_files(folders, files)
     _check_ranks(listed, folders)
     for path in listed:
         with reading(path):
-            root, end = load_pickle(raw := read_small(path, MAX_METADATA))
+            root, end = load_pickle(raw := _content(path, files))
             if end != len(raw) or not isinstance(root, Call) or not isinstance(root.target, Global) or root.target.name != "Metadata":
                 raise CorruptFile("this is not the metadata of torch.distributed.checkpoint")
             fields = attributes(root.state)

@@ -169,7 +169,7 @@ def _notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], r
     torch itself writes items that the metadata does not speak of (an object of another rank).
     """
     sources = [files.source(reader.path(file)) for file in used]
-    metadata = [files.source(path) for path in metadata_files(match.root, *match.more_roots)]
+    metadata = [files.source(path) for path in metadata_files((match.root, *match.more_roots), files)]
     return [*origin_notes(catalog, match.root), *age_notes([*sources, *metadata])]
 
 

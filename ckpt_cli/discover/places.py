@@ -1,0 +1,117 @@
+"""What a checkpoint folder holds, by names: components directly, in role folders (``actor/``), or in folders of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.errors import Unreadable
+from ckpt_cli.files.folders import Folders
+from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.registry import format_of, order_of, recognise
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.unread import refused_tag
+
+ROLES = ("actor", "policy", "critic", "reward", "value")
+"""Folders of a checkpoint that hold one trained model each; the first one present is the main component."""
+
+COMPONENT_FOLDERS = {
+    re.compile(r"pytorch_model_fsdp_[0-9]+", re.ASCII): "model",
+    re.compile(r"pytorch_ema_model_fsdp_[0-9]+", re.ASCII): "ema",
+    re.compile(r"model_sharded|model_and_optim|trainer", re.ASCII): "model",
+    re.compile(r"ema_sharded", re.ASCII): "ema",
+    re.compile(r"dist_ckpt", re.ASCII): "model",
+}
+MAIN = ("model", *ROLES[:2])
+DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
+
+MAX_TAGS = 1024
+
+
+def inside_checkpoint(path: Path, there: Folders) -> Target | None:
+    """The path as a checkpoint, a role folder, a component folder or a file of one."""
+    places = places_in(path, there)
+    if places:
+        name = path.name
+        role = name if name in ROLES else next((c for regex, c in COMPONENT_FOLDERS.items() if regex.fullmatch(name)), None)
+        root = path.parent if role is not None else path
+        if role in ROLES:
+            places = tuple(replace(place, name=role if place.name == "model" else place.name) for place in places)
+        elif role is not None:
+            places = tuple(replace(place, name=role, home=root) for place in places)
+        return Target(path, None, (Found(root, step_of(root), places),))
+    if not there.is_file(path):
+        return None
+    matches = recognise(path, there)
+    if not matches:
+        return None
+    outer = inside_checkpoint(path.parent, there) if matches[0].root == path.parent else None
+    if outer is not None:
+        found = outer.checkpoints[0]
+        chosen = [place for place in found.places if place.match.component == matches[0].component or len(found.places) == 1]
+        return Target(path, None, (replace(found, places=tuple(chosen or found.places)),))
+    places = tuple(Place(match.component, match, path.parent) for match in matches)
+    return Target(path, None, (Found(path, None, places),))
+
+
+def places_in(folder: Path, there: Folders) -> tuple[Place, ...]:
+    """The components of a checkpoint folder, the main one first."""
+    if not there.is_folder(folder):
+        return ()
+    places = [Place(match.component, match, folder) for match in recognise(folder, there)]
+    children = [child.name for child in there.folders(folder, _may_hold_component)]
+    for role in ROLES:
+        if role in children:
+            places += [Place(role, match, folder / role) for match in _of_role(folder / role, there) if match.component == "model"]
+    for child in children:
+        for regex, component in COMPONENT_FOLDERS.items():
+            if regex.fullmatch(child):
+                places += [Place(component, match, folder) for match in recognise(folder / child, there)]
+    read = {place.name for place in places if not all_refused([place])}
+    places = [place for place in places if not all_refused([place]) or place.name not in read]
+    return _chosen(places or [Place("model", match, folder) for match in _of_role(folder, there) or _tags(folder, there)])
+
+
+def _of_role(folder: Path, there: Folders) -> list[Match]:
+    """What a role folder holds: directly, or in ``dist_ckpt`` where verl's Megatron workers put it."""
+    return recognise(folder, there) or next((found for name in DIST_CKPT if (found := recognise(folder / name, there))), [])
+
+
+def _tags(folder: Path, there: Folders) -> list[Match]:
+    """What DeepSpeed or Megatron keep one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
+
+    Of a folder that is no step, step folders are its steps and not this.
+    """
+    is_step = step_of(folder) is not None
+    for child in there.entries(folder)[:MAX_TAGS]:
+        if is_step or step_of(child) is None:
+            # What cannot be looked at beside it may be anything, and no weights are taken from here in any case.
+            with contextlib.suppress(Unreadable):
+                found = refused_tag(child, there)
+                if found:
+                    return found
+    return []
+
+
+def all_refused(places: Sequence[Place]) -> bool:
+    """Whether these are formats that are refused by name."""
+    return all(format_of(place.match).is_refused for place in places)
+
+
+def _may_hold_component(name: str) -> bool:
+    return name in ROLES or any(regex.fullmatch(name) for regex in COMPONENT_FOLDERS)
+
+
+def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
+    """One place per component, the main one first. Where two formats claim a name, shards go before merged weights."""
+    unique: dict[str, Place] = {}
+    for place in sorted(places, key=lambda place: order_of(place.match)):
+        first = unique.setdefault(place.name, place)
+        if first is not place:
+            passed = f"{place.match.evidence} ({place.match.format})"
+            unique[place.name] = replace(first, passed_over=(*first.passed_over, passed))
+    return tuple(sorted(unique.values(), key=lambda place: MAIN.index(place.name) if place.name in MAIN else len(MAIN)))

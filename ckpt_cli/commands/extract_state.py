@@ -32,7 +32,8 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
-from ckpt_cli.state.optimizer import Optimizer, read_optimizer
+from ckpt_cli.state.optimizer import read_optimizer
+from ckpt_cli.state.optimizer_tensors import Optimizer
 from ckpt_cli.state.training_state import TrainingState, read_state
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import to_json

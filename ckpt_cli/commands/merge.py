@@ -11,6 +11,7 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
+from ckpt_cli.base_model.opened import Base, open_base
 from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.commands.verify import verify_written
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
@@ -19,7 +20,8 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import lacking_notes, resolve_base
 from ckpt_cli.hub.text_assets import text_notes
-from ckpt_cli.merging.plan import Base, Job, MergeKeywords, MergeOptions, check_options, open_base, planned_jobs
+from ckpt_cli.merging.options import MergeKeywords, MergeOptions, check_options
+from ckpt_cli.merging.plan import Job, planned_jobs
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.publish import Order, Publication, Target, class_comparison, overflow_notes, publish, refuse_overflows, written_facts
@@ -76,7 +78,7 @@ def merge(
             shard_order=chosen.shard_order,
             ema_from_model=chosen.ema_from_model,
         )
-        reference = open_base(home, files, chosen) if home is not None else None
+        reference = open_base(home, files, needed=chosen.needs_base_weights) if home is not None else None
         jobs = [
             _with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, target, reference, rules, chosen)
         ]

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from typing_extensions import Unpack
 
+from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.verify_source import (
     changed_sources,
     different_scales,
@@ -35,7 +36,6 @@ from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.merging.base_checks import resemblance
 from ckpt_cli.merging.plan import Part
 from ckpt_cli.names import Naming, printable
 from ckpt_cli.progress import Progress

@@ -16,7 +16,8 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.sets.contents import MEGATRON
-from ckpt_cli.formats.sets.names import SUFFIXES, deepspeed_hint, error_of, part_of, unread_sets
+from ckpt_cli.formats.sets.deepspeed import deepspeed_hint, unread_sets
+from ckpt_cli.formats.sets.names import SUFFIXES, error_of, part_of
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.tensors.component import Component
 

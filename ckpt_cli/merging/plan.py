@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
+from ckpt_cli.base_model.carry import BASE, carried_tensors, dtypes_of_base
+from ckpt_cli.base_model.opened import Base, base_unread, named_alike, open_base
+from ckpt_cli.base_model.resemblance import checked_base, config_doubt
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.folder_style import FolderStyle, style_of
 from ckpt_cli.discover.open import Opened, OpenedComponent
-from ckpt_cli.errors import CkptError, NotFound, UsageError
+from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import Match, ReadOptions, ShardOrder
-from ckpt_cli.formats.registry import describe, recognise
-from ckpt_cli.given import DtypeLike, PathLike
-from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes, find_assets
+from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
-from ckpt_cli.hub.classes.names import hub_tensors
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.peft_names import LoraMode, has_adapters
 from ckpt_cli.hub.text_assets import unmarked
@@ -27,13 +25,13 @@ from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import ADAPTER_WEIGHTS, adapters_alone, check_adapter_files, check_factors, exported_adapter, with_adapters_fused
-from ckpt_cli.merging.base_checks import check_adapters_fit, checked_base, config_doubt
-from ckpt_cli.merging.carry import BASE, carried_tensors, dtypes_of_base
+from ckpt_cli.merging.adapters_fit import check_adapters_fit
 from ckpt_cli.merging.match_base import match_base
-from ckpt_cli.names import Naming, few
+from ckpt_cli.merging.options import MergeOptions
+from ckpt_cli.names import few
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
-from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE, check_writing, model_files
+from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE, model_files
 from ckpt_cli.output.select import PEFT, Selection, compare_copies, select_tensors
 from ckpt_cli.output.target import check_target
 from ckpt_cli.results.lora import LoraInfo
@@ -44,89 +42,6 @@ from ckpt_cli.tensors.torn import torn_notes
 INDEX = "model.safetensors.index.json"
 MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
 """Assets that make a folder a model."""
-
-
-@dataclass(frozen=True, slots=True)
-class MergeOptions:
-    """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
-
-    ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
-    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any, and
-    exports those that are alone, without a base.
-    """
-
-    dtype: str | None = None
-    max_shard_size: int | None = None
-    weights_name: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    key_map: str | os.PathLike[str] | None = None
-    match_base: bool = False
-    fill_missing_from_base: bool = False
-    carry_from_base: tuple[str, ...] = ()
-    allow_missing: tuple[str, ...] = ()
-    drop_extra: bool = False
-    compare: bool = False
-    names: Naming = "hub"
-    lora: LoraMode | None = None
-    lora_alpha: float | None = None
-    ema_from_model: bool = False
-    with_state: bool = False
-    overwrite: bool = False
-    in_place: bool = False
-    jobs: int | None = None
-    dry_run: bool = False
-    verify: bool = False
-    checksum: bool = False
-    allow_overflow: bool = False
-    allow_unequal_replicas: bool = False
-    shard_order: ShardOrder = "auto"
-    strict: bool = False
-
-
-class MergeKeywords(TypedDict, total=False):
-    """The keyword arguments of `merge` besides paths: `MergeOptions` as callers may give them."""
-
-    dtype: DtypeLike | None
-    max_shard_size: int | str | None
-    weights_name: str | None
-    include: str | Sequence[str]
-    exclude: str | Sequence[str]
-    key_map: PathLike | None
-    match_base: bool
-    fill_missing_from_base: bool
-    carry_from_base: str | Sequence[str]
-    allow_missing: str | Sequence[str]
-    drop_extra: bool
-    compare: bool
-    names: Naming
-    lora: LoraMode | None
-    lora_alpha: float | None
-    ema_from_model: bool
-    with_state: bool
-    overwrite: bool
-    in_place: bool
-    jobs: int | None
-    dry_run: bool
-    verify: bool
-    checksum: bool
-    allow_overflow: bool
-    allow_unequal_replicas: bool
-    shard_order: ShardOrder
-    strict: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The base model: its folder, its weights if it has any, and its config (empty without one).
-
-    ``trouble`` is why weights that it has cannot be read, where nothing needs them.
-    """
-
-    folder: Path
-    component: Component | None
-    config: Config = field(default_factory=dict)
-    trouble: CkptError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,47 +79,6 @@ class Job:
     @property
     def name(self) -> str:
         return "+".join(part.opened.name for part in self.parts)
-
-
-def check_options(options: MergeOptions, output: object, base: object) -> None:
-    """Raise UsageError for options that contradict each other."""
-    if options.in_place and output is not None:
-        raise UsageError("--in-place writes into the checkpoint, so --output says nothing", hint="leave one of them out")
-    if options.in_place and options.overwrite:
-        raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
-    check_writing(options.weights_name, options.jobs, options.max_shard_size)
-    needing = ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare")
-    wants_base = [name for name in needing if getattr(options, name)]
-    if options.dtype == BASE and base is None:
-        raise UsageError("--dtype base needs a base", hint="pass --base with the folder of the base model")
-    if wants_base and base is None:
-        raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
-    if options.in_place and options.lora == "both":
-        raise UsageError("--in-place has room for one folder, and --lora both makes two", hint="export the adapter on its own")
-    if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:
-        raise UsageError("--fill-missing-from-base and --drop-extra belong to --match-base", hint="pass --match-base as well")
-
-
-def open_base(folder: Path, files: Files, options: MergeOptions) -> Base:
-    """The base model, with its weights if it has any. Raises NotFound if it has none and the options need them, or their own trouble."""
-    config = find_assets((folder,)).config
-    needed = options.match_base or options.compare or options.carry_from_base or options.dtype == BASE
-    match = _weights_match(folder)
-    if match is None:
-        if needed:
-            hint = "pass the folder of the model with its weights"
-            raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
-        return Base(folder, None, config)
-    if match.trouble is not None and not needed:
-        return Base(folder, None, config, match.trouble)
-    return Base(folder, describe(match, files, ReadOptions()), config)
-
-
-def _weights_match(folder: Path) -> Match | None:
-    """The weights of a base model: the model's before an average's, and whole ones before those with some trouble."""
-    matches = recognise(folder)
-    models = [match for match in matches if match.component == "model"] or matches
-    return next((match for match in models if match.trouble is None), models[0] if models else None)
 
 
 def planned_jobs(
@@ -337,7 +211,7 @@ def _parts(
 def planned_parts(opened: Opened, base: Path | None, options: MergeOptions, files: Files) -> list[Part]:
     """What `merge` would write of an opened checkpoint with these options, without a place to write it: for `verify`."""
     rules = read_key_map(Path(options.key_map)) if options.key_map is not None else ()
-    reference = open_base(base, files, options) if base is not None else None
+    reference = open_base(base, files, needed=options.needs_base_weights) if base is not None else None
     style = style_of(opened.found, base)
     shared = style.shared or options.in_place
     groups = [opened.components] if shared else [(component,) for component in opened.components]
@@ -384,7 +258,9 @@ def _part(
     filled: tuple[str, ...] = ()
     if options.carry_from_base and base is not None and base.component is not None:
         there = {*selection.tensors, *selection.on_purpose}
-        carried, more = carried_tensors(there, named_alike(base.component.tensors, selection, config), options.carry_from_base)
+        carried, more = carried_tensors(
+            there, named_alike(base.component.tensors, selection.kind, selection.naming, config), options.carry_from_base
+        )
         carried_names = tuple(carried)
         selection, notes = replace(selection, tensors={**selection.tensors, **carried}), [*notes, *more]
         for tensor in carried.values():
@@ -441,21 +317,6 @@ def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim
         notes = (*claim.notes, Note("warning", "missing-in-base", text)) if claim.lacking else claim.notes
         return replace(claim, lacking={}, notes=notes)
     return without_allowed(claim, options.allow_missing)
-
-
-def named_alike(base: Mapping[str, Tensor], selection: Selection, config: Config) -> Mapping[str, Tensor]:
-    """The tensors of a base under the names of the hub, where the selection has these."""
-    kind = selection.kind
-    if selection.naming != "hub" or isinstance(kind, str) or kind.rules is None:
-        return base
-    return hub_tensors(base, kind.rules, config)
-
-
-def base_unread(base: Base) -> tuple[Note, ...]:
-    """A word about weights of a base that cannot be read, so that nothing was compared with them."""
-    if base.trouble is None:
-        return ()
-    return (Note("warning", "base-unread", f"nothing was compared with the weights of the base: {base.trouble.message}"),)
 
 
 def _base_notes(

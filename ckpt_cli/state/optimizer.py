@@ -14,24 +14,21 @@ Everything else is refused, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from ckpt_cli.boxes import Box, check_tiling
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.open import OpenedComponent, describe_place, reading_options
-from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, Undecidable, reading
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, reading
 from ckpt_cli.files.source import Files
-from ckpt_cli.files.torch_file import StoredTensor
-from ckpt_cli.formats.assembly import RankState, assemble, ranks_of
+from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions, ShardOrder
 from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankEntries, numbered_entries, read_entries
 from ckpt_cli.formats.rank_files.reader import check_rank_files
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.hub.assets import find_assets
-from ckpt_cli.names import few, stripped_names
-from ckpt_cli.state.fsdp1_units import find_units, unproved
+from ckpt_cli.names import few
+from ckpt_cli.state.fsdp1 import is_flat, of_flat
 from ckpt_cli.state.numbered import (
     Slots,
     belongs,
@@ -46,27 +43,9 @@ from ckpt_cli.state.numbered import (
     undecided,
 )
 from ckpt_cli.state.optimizer_files import OWN_FOLDERS, OptimizerFiles, find_optimizer_files
+from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.equality import unequal_copies
-from ckpt_cli.tensors.plain_values import equal, unrepresented
-from ckpt_cli.tensors.tensor import Piece, Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """``tensors`` by output name ``state.<parameter>.<slot>``; ``content`` is what optimizer.json says; ``layout`` in words.
-
-    ``lost`` lists options and slots that could not be represented.
-    """
-
-    layout: str
-    tensors: dict[str, Tensor]
-    content: dict[str, Any]
-    notes: tuple[Note, ...] = ()
-
-    @property
-    def lost(self) -> list[str]:
-        return [f"{name} of the optimizer: {what}" for name, what in unrepresented(self.content)]
+from ckpt_cli.tensors.plain_values import equal
 
 
 def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardOrder) -> Optimizer:
@@ -100,11 +79,11 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         names = {str(name): str(name) for entries in ranks for name in _parameters(entries)}
         values = {key: value for entries in reversed(ranks) for key, value in entries.values.items()}
         everything = replace(ranks[0], values=values, groups=_united(ranks))
-        return _optimizer("by name", _named(slots, everything, names), notes)
+        return optimizer_of("by name", _named(slots, everything, names), notes)
     model = described()
-    if listed.world_size > 1 and _is_flat(ranks):
+    if listed.world_size > 1 and is_flat(ranks):
         check_order(model.component)
-        return _of_flat(ranks, listed.of_at_least(model.component.world_size or 1), model, notes)
+        return of_flat(ranks, listed.of_at_least(model.component.world_size or 1), model, notes)
     return _of_numbers(ranks, listed, model, shard_order, notes)
 
 
@@ -115,11 +94,11 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
     """An optimizer that a format keeps by parameter; ``described`` gives the model, which is only read where parameters have numbers."""
     root, kind = match.root, format_of(match).display.removeprefix("torch ")
     for tensor in state.tensors.values():
-        _compared(tensor)
+        compared(tensor)
     with reading(root):
         entries = numbered_entries(state, root)
     if entries is None:
-        return _optimizer(f"{kind}, by name", state, [])
+        return optimizer_of(f"{kind}, by name", state, [])
     slots = {(str(int(parameter)), slot): tensor for (parameter, slot), tensor in state.tensors.items()}
     groups = [[int(parameter) for parameter in group["params"]] for group in entries.groups]
     model, layout = described(), f"{kind}, by recorded names"
@@ -133,7 +112,7 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
         if names is None:
             raise undecided(groups, root)
     texts = {str(number): name for number, name in names.items()}
-    return _optimizer(layout, _named(slots, entries, texts), [])
+    return optimizer_of(layout, _named(slots, entries, texts), [])
 
 
 def _named(slots: Slots, entries: RankEntries, names: Mapping[str, str]) -> NamedState:
@@ -168,45 +147,13 @@ def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: Read
     slots: Slots = {}
     for key, tensor in assembled.tensors.items():
         parameter, _, slot = key.partition("\0")
-        slots[parameter, slot] = _compared(replace(tensor, name=f"state.{parameter}.{slot}", alias_of=None))
+        slots[parameter, slot] = compared(replace(tensor, name=f"state.{parameter}.{slot}", alias_of=None))
     return slots
-
-
-def _compared(tensor: Tensor) -> Tensor:
-    """The tensor, after its replicas were compared. Raises Inconsistent if they differ."""
-    for piece, copy in unequal_copies(tensor) if tensor.check_copies else ():
-        raise Inconsistent(
-            f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas",
-            tensor=tensor.name,
-            hint="files of two saves may have been mixed, or experts were cut by hand and have no names here",
-        )
-    return tensor
 
 
 def _parameters(entries: RankEntries) -> list[Parameter]:
     listed = [parameter for group in entries.groups for parameter in group["params"]]
     return list(dict.fromkeys([*listed, *(parameter for parameter, _ in (*entries.tensors, *entries.values))]))
-
-
-def _optimizer(layout: str, held: NamedState, notes: Sequence[Note]) -> Optimizer:
-    """The result, with names that lack the wrappers of training."""
-    listed = [name for group in held.groups for name in group["params"]]
-    clean = stripped_names(dict.fromkeys([*listed, *(name for name, _ in (*held.tensors, *held.values))]))
-    tensors: dict[str, Tensor] = {}
-    state: dict[str, dict[str, Any]] = {}
-    for (parameter, slot), tensor in held.tensors.items():
-        name = f"state.{clean[parameter]}.{slot}"
-        tensors[name] = replace(tensor, name=name)
-        state.setdefault(clean[parameter], {})[slot] = {"tensor": name}
-    for (parameter, slot), value in held.values.items():
-        state.setdefault(clean[parameter], {})[slot] = value
-    groups = [{**_without_names(group), "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
-    return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes))
-
-
-def _without_names(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a group without the names that torch >= 2.6 records; the output has its own."""
-    return {key: value for key, value in group.items() if key != "param_names"}
 
 
 def _check_groups(ranks: Sequence[RankEntries]) -> list[Note]:
@@ -256,13 +203,6 @@ def _united(ranks: Sequence[RankEntries]) -> list[Group]:
 # -- by number -------------------------------------------------------------------------------------------------------
 
 
-def _flat_candidates(model: OpenedComponent) -> dict[str, Tensor]:
-    """What flat parameters are made of: sharded tensors where there are any, since the others are buffers."""
-    floats = candidates_of(model)
-    cut = {name: tensor for name, tensor in floats.items() if is_cut(tensor)}
-    return cut or floats
-
-
 def _of_numbers(
     ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, shard_order: ShardOrder, notes: Sequence[Note]
 ) -> Optimizer:
@@ -288,7 +228,7 @@ def _of_numbers(
         slots = {(names[int(parameter)], slot): tensor for (parameter, slot), tensor in slots.items()} if names else {}
     if names is not None:
         own = {name: name for name in names.values()}
-        return _optimizer("by the order of parameters", _named(slots, renamed(ranks[0], names), own), notes)
+        return optimizer_of("by the order of parameters", _named(slots, renamed(ranks[0], names), own), notes)
     raise undecided(groups, ranks[0].path)
 
 
@@ -303,128 +243,7 @@ def _of_recorded(
     slots = _by_name([renamed(entries, names) for entries in ranks], listed, options)
     check_recorded(names, slots, ranks[0].path, model)
     own = {name: name for name in names.values()}
-    return _optimizer("by recorded names", _named(slots, renamed(ranks[0], names), own), notes)
+    return optimizer_of("by recorded names", _named(slots, renamed(ranks[0], names), own), notes)
 
 
 # -- FSDP1: flat parameters ------------------------------------------------------------------------------------------
-
-
-def _is_flat(ranks: Sequence[RankEntries]) -> bool:
-    """Whether the states are parts of flat vectors: plain tensors of one dimension, none of them whole."""
-    tensors = [local for entries in ranks for (_, slot), local in entries.tensors.items() if slot != "step"]
-    return bool(tensors) and all(isinstance(local, StoredTensor) and len(local.shape) <= 1 for local in tensors)
-
-
-def _of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedComponent, notes: Sequence[Note]) -> Optimizer:
-    notes = list(notes)
-    if listed.missing:
-        text = f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer; other ranks hold replicas of it"
-        notes.append(Note("warning", "replicas-only", text))
-    if len(ranks[0].groups) > 1:
-        raise Undecidable(
-            "the flat parameters of FSDP1 are in several groups, and their numbers do not tell which unit comes first",
-            path=ranks[0].path,
-            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
-        )
-    mesh = model.component.mesh
-    parts = mesh.shape[-1] if mesh is not None and len(mesh.shape) == 2 else listed.world_size
-    held = {rank % parts for rank in listed.ranks}
-    if len(held) < parts:
-        raise MissingShard(
-            f"{ranks_of(listed.missing, listed.world_size)} missing from the optimizer",
-            path=ranks[0].path.parent,
-            hint="copy the optimizer's file from the node that wrote it, or leave out --optimizer",
-        )
-    numbers = [int(parameter) for group in ranks[0].groups for parameter in group["params"]]
-    lengths = _lengths(ranks, numbers)
-    held_there = _flat_candidates(model)
-    names, chosen = list(held_there), list(held_there.values())
-    units = find_units(names, [tensor.numel for tensor in chosen], lengths, parts) if lengths else None
-    if units is None:
-        raise Undecidable(
-            f"{len(numbers)} flat parameters of FSDP1 cannot be divided into parameters: no unit sizes, or several, fit",
-            path=ranks[0].path,
-            expected="sizes that only one way of wrapping the model explains",
-            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
-        )
-    doubtful = unproved(names, [tensor.numel for tensor in chosen], units, lengths, parts, not any(map(is_cut, chosen)))
-    if doubtful is not None:
-        raise Undecidable(
-            "whether this is in a flat parameter of FSDP1 makes no difference to its padded size",
-            tensor=doubtful,
-            path=ranks[0].path,
-            expected="sizes that prove where every parameter is",
-            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
-        )
-    slots: Slots = {}
-    values: dict[tuple[str, str], Any] = {}
-    members: dict[int, list[str]] = {}
-    for number, unit in zip(numbers, units, strict=True):
-        start = 0
-        members[number] = [names[index] for index in unit]
-        slots_there = list(dict.fromkeys(slot for entries in ranks for parameter, slot in entries.tensors if parameter == number))
-        for index in unit:
-            for slot in slots_there:
-                key = f"state.{names[index]}.{slot}"
-                with reading(ranks[0].path, tensor=key):
-                    slots[names[index], slot] = _compared(_cut(key, chosen[index], start, ranks, number, slot, parts))
-            values |= {(names[index], s): value for (p, s), value in ranks[0].values.items() if p == number}
-            start += chosen[index].numel
-    groups = [{**group, "params": [name for number in group["params"] for name in members[int(number)]]} for group in ranks[0].groups]
-    return _optimizer("FSDP1 flat parameters", NamedState(slots, values, groups), notes)
-
-
-def _lengths(ranks: Sequence[RankEntries], numbers: Sequence[int]) -> list[int]:
-    """Elements of one rank's part of each flat parameter; empty if ranks differ or some have no state."""
-    lengths = []
-    for number in numbers:
-        found = {
-            local.numel
-            for entries in ranks
-            for (parameter, slot), local in entries.tensors.items()
-            if parameter == number and isinstance(local, StoredTensor) and local.shape
-        }
-        if len(found) != 1:
-            return []
-        lengths.append(found.pop())
-    return lengths
-
-
-def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], number: int, slot: str, parts: int) -> Tensor:
-    """One parameter's slot: the elements from ``start`` on of the flat vector whose parts the ranks hold."""
-    pieces: list[Piece] = []
-    copies: list[Piece] = []
-    dtypes = set()
-    scalar = False
-    for entries in ranks:
-        local = entries.tensors.get((number, slot))
-        if not isinstance(local, StoredTensor):
-            raise Inconsistent(f"rank {entries.rank} lacks it", path=entries.path)
-        dtypes.add(local.dtype)
-        scalar = local.shape == ()
-        if scalar:
-            box, offset = Box((), ()), local.offset
-        else:
-            first = (entries.rank % parts) * local.numel
-            low, high = max(start, first), min(start + parameter.numel, first + local.numel)
-            if low >= high:
-                continue
-            box, offset = Box((low - start,), (high - low,)), local.offset + (low - first) * local.strides[0] * local.dtype.itemsize
-        piece = Piece(local.storage.source, offset, local.strides, box, entries.rank, local.swapped, local.conj, local.neg)
-        (copies if any(piece.box == other.box for other in pieces) else pieces).append(piece)
-    if len(dtypes) > 1:
-        raise Inconsistent("the ranks disagree about the dtype")
-    if check_tiling(() if scalar else (parameter.numel,), [piece.box for piece in pieces]) is not None:
-        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files of two saves may have been mixed")
-    shape = () if scalar else parameter.shape
-    return Tensor(
-        name=key,
-        dtype=dtypes.pop(),
-        shape=shape,
-        pieces=tuple(pieces),
-        copies=tuple(copies),
-        kind="replicated" if scalar else "sharded",
-        layout=f"flat x{parts}",
-        check_copies=bool(copies),
-        own_grid=None if scalar else (parameter.numel,),
-    )

@@ -18,7 +18,7 @@ from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.files.torch_file import TorchFile, dimensions
-from ckpt_cli.formats.sets.names import deepspeed_hint
+from ckpt_cli.formats.sets.deepspeed import deepspeed_hint
 from ckpt_cli.tensors.tensor import Tensor
 
 MEGATRON = "convert it with Megatron's own tools or with mbridge"

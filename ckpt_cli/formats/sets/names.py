@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,6 +18,7 @@ from ckpt_cli.errors import CkptError, PartOfSet
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.sets.deepspeed import DEEPSPEED, SetKind, set_kind, deepspeed_hint
 from ckpt_cli.names import few
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
@@ -32,44 +32,17 @@ SMALL = 8
 """Numbers below are those of ranks, alone as well: what else is called a rank (of a decomposition) is mostly larger."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetKind:
-    """A way of naming the files of a set: ``part`` is a number in the expression, ``parts`` how many there are, if names say it.
-
-    ``content_decides``: part 0 without siblings may be everything, which `set_contents` finds out.
-    """
-
-    regex: re.Pattern[str]
-    writer: str
-    unit: str
-    content_decides: bool = False
-
-
-def _kind(expression: str, writer: str, unit: str = "rank", content_decides: bool = False) -> SetKind:
-    return SetKind(re.compile(expression, re.ASCII | re.IGNORECASE), writer, unit, content_decides)
-
-
-DEEPSPEED = (
-    _kind(r"(bf16_|fp16_)?zero_pp_rank_(?P<part>\d+)_mp_rank_\d+_optim_states\.pt", "DeepSpeed ZeRO"),
-    _kind(r"zero_pp_rank_(?P<part>\d+)_mp_rank_\d+_model_states\.pt", "DeepSpeed ZeRO-3"),
-    _kind(r"expp_rank_(?P<part>\d+)_mp_rank_\d+_optim_states\.pt", "DeepSpeed MoE"),
-    _kind(r"layer_\d+_expert_(?P<part>\d+)_mp_rank_\d+_model_states\.pt", "DeepSpeed MoE", "expert"),
-    _kind(r"layer_(?P<part>\d+)(-model_\d+)?-model_states\.pt", "a DeepSpeed pipeline", "layer"),
-    _kind(r"mp_rank_(?P<part>\d+)_model_states\.pt", "DeepSpeed", content_decides=True),
-)
-"""What DeepSpeed writes, whole names."""
-
 WHOLE_NAMES = (
     *DEEPSPEED,
-    _kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
-    _kind(r"(model|weights)\.(?P<part>\d{2})\.safetensors", "MLX", "part", content_decides=True),
-    _kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
-    _kind(r"model(?P<part>\d+)-mp(?P<parts>\d+)\.safetensors", "DeepSeek's inference code", "part"),
-    _kind(r"model_[a-z_]+_pp-rank-(?P<part>\d+)-of-\d+_tp-rank-\d+-of-\d+\.safetensors", "a Nanotron checkpoint", "parameter"),
-    _kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
+    set_kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
+    set_kind(r"(model|weights)\.(?P<part>\d{2})\.safetensors", "MLX", "part", content_decides=True),
+    set_kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
+    set_kind(r"model(?P<part>\d+)-mp(?P<parts>\d+)\.safetensors", "DeepSeek's inference code", "part"),
+    set_kind(r"model_[a-z_]+_pp-rank-(?P<part>\d+)-of-\d+_tp-rank-\d+-of-\d+\.safetensors", "a Nanotron checkpoint", "parameter"),
+    set_kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
 )
 
-OF = _kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
+OF = set_kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a model in parts", "part")
 COUNTER = re.compile(
     r"(?<![a-z])(epochs?|steps?|folds?|seeds?|runs?|iter(ation)?s?|rounds?|checkpoints?|ckpts?|trials?|best|top)[-_. ]?", re.IGNORECASE
 )
@@ -79,17 +52,17 @@ NUMBERED = re.compile(r"-\d{5}-of-\d{5}(?!\d)", re.ASCII)
 """How transformers and accelerate number parts, whatever stands before."""
 
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,60})-of-(?P<parts>\d{1,60})(?P<suffix>\.safetensors|\.bin)", re.ASCII)
-RANK = _kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
-SHARD = _kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
+RANK = set_kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
+SHARD = set_kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
 MARKS = (
     RANK,
     SHARD,
-    _kind(r"(?<![a-z])part(ition)?[-_. ]?(?P<part>\d+)(?!\d)", "a model in parts", "part"),
-    _kind(r"(?<![a-z])(tp|pp|(pp|pipe(line)?)[-_]?stage|[a-z]{1,9}[-_]parallel)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
+    set_kind(r"(?<![a-z])part(ition)?[-_. ]?(?P<part>\d+)(?!\d)", "a model in parts", "part"),
+    set_kind(r"(?<![a-z])(tp|pp|(pp|pipe(line)?)[-_]?stage|[a-z]{1,9}[-_]parallel)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
 )
 """Marks anywhere in a name."""
 
-WEAK = _kind(
+WEAK = set_kind(
     r"(?<![a-z])(mp|dp|worker|node|host|proc(ess)?|device|gpu|chunk|split|slice|piece|fragment|consolidated|layers?|block|experts?)"
     r"[-_. ]?(?P<part>\d+)(?!\d)",
     "files that differ in a number",
@@ -106,9 +79,6 @@ BY_CONTENT = frozenset({"model_optim_rng.pt"})
 UNIVERSAL = re.compile(r"(fp32|exp_avg|exp_avg_sq|step)\.pt", re.ASCII)
 """What a DeepSpeed universal checkpoint has per parameter: ``zero/<parameter>/fp32.pt``."""
 
-SCRIPT = "zero_to_fp32.py"
-STAGE_3 = re.compile(r"zero_pp_rank_[0-9]+_mp_rank_[0-9]+_model_states\.pt", re.ASCII)
-OUT_OF_SCRIPT = re.compile(r"layer_|expp_|mp_rank_0*[1-9]|.*_mp_rank_0*[1-9]", re.ASCII)
 
 ONE_WRITER = re.compile(r"world[-_]?size[-_]?0*1(?!\d)", re.ASCII | re.IGNORECASE)
 OF_PROCESSES = re.compile(r"(?<![a-z])(tp|pp|dp|ep|cp|sp|mp|ddp|fsdp|zero|local|global|world)[-_]rank[-_. ]?$", re.IGNORECASE)
@@ -273,11 +243,6 @@ def error_of(part: Part, there: Folders) -> PartOfSet:
     return PartOfSet(message, path=part.path, expected=expected or "the whole set", hint=_hint(part, missing, there))
 
 
-def unread_sets(names: Sequence[str]) -> list[str]:
-    """Those names of weight files that are parts of sets of DeepSpeed."""
-    return [name for name in names if any(kind.regex.fullmatch(name) for kind in DEEPSPEED)]
-
-
 def index_beside(path: Path, there: Folders) -> Path | None:
     """An index in the same folder that lists this file, and others with it."""
     for index in there.entries(path.parent):
@@ -375,30 +340,3 @@ def _hint(part: Part, missing: Sequence[str], there: Folders) -> str:
         advice = "put the set together with the program that wrote it, and save one state dict"
     certain = part.place is None or NUMBERED.search(part.path.name) or (part.kind is not OF and part.count is not None)
     return f"{advice}; if it is a whole model, rename it without the number" if part.is_alone and not certain else advice
-
-
-def deepspeed_hint(folder: Path, there: Folders) -> str:
-    """DeepSpeed puts a script beside the folder of a step, which knows ZeRO, but no experts, pipelines or tensor parallelism.
-
-    Of stage 1 it leaves frozen tensors out, of ZeRO++ it writes the codes of quantised ones, and it refuses what BF16_Optimizer
-    wrote: names do not tell these from others.
-    """
-    names = [entry.name for entry in there.entries(folder)]
-    plain = not any(OUT_OF_SCRIPT.match(name) for name in names) and any("zero_pp_rank_" in name for name in names)
-    home = next((home for home in (folder, *folder.parents[:2]) if there.is_file(home / SCRIPT)), None)
-    if home is None or not plain:
-        return "load the set with DeepSpeed, and save one state dict"
-    tag = os.path.relpath(folder, home)
-    chosen = "" if _latest(home, there) == tag else f" -t {shlex.quote(tag)}"
-    stage_3 = any(STAGE_3.fullmatch(name) for name in names)
-    may = "write quantised frozen tensors as codes" if stage_3 else "leave frozen tensors out (stage 1), and refuses BF16_Optimizer"
-    command = f"python {SCRIPT} . OUTPUT{chosen}"
-    return f"{home / SCRIPT} puts the set together where deepspeed is installed: in its folder, {command}; it may {may}"
-
-
-def _latest(home: Path, there: Folders) -> str | None:
-    """The step that DeepSpeed's tools take where none is named."""
-    try:
-        return read_small(home / "latest", 1 << 10).decode("utf-8", "replace").strip() if there.is_file(home / "latest") else None
-    except CkptError:
-        return None  # only asked for the hint

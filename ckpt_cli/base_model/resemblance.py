@@ -16,11 +16,9 @@ from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture
-from ckpt_cli.hub.peft_names import has_adapters, parse_peft
-from ckpt_cli.lora.fit import fits
-from ckpt_cli.lora.merge import Adapted, as_in_memory
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.names import few, printable, stripped_names
-from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
 ENOUGH = 0.9
@@ -195,17 +193,3 @@ def _hub_shapes(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Shap
     except CkptError:
         native = dict(tensors)
     return {name: tensor.shape for name, tensor in native.items()}
-
-
-def check_adapters_fit(opened: Adapted, base: Component, folder: Path) -> None:
-    """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
-    state = parse_peft(opened.component.tensors)
-    tensors = as_in_memory(base.tensors, opened.assets.config)
-    fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
-    if fitting < ENOUGH * len(state.adapters):
-        raise Inconsistent(
-            f"the base is another model: {fitting} of {len(state.adapters)} adapters have a weight of their shape in it",
-            path=folder,
-            expected="the model that training started from",
-            hint="pass that model as --base",
-        )

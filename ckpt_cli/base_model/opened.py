@@ -1,0 +1,67 @@
+"""The base model: its folder, weights and config, and its tensors under the names that a run's have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt_cli.errors import CkptError, NotFound
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.registry import describe, recognise
+from ckpt_cli.hub.assets import find_assets
+from ckpt_cli.hub.classes.fit import KnownClass
+from ckpt_cli.hub.classes.names import hub_tensors
+from ckpt_cli.hub.config import Config
+from ckpt_cli.names import Naming
+from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base model: its folder, its weights if it has any, and its config (empty without one).
+
+    ``trouble`` is why weights that it has cannot be read, where nothing needs them.
+    """
+
+    folder: Path
+    component: Component | None
+    config: Config = field(default_factory=dict)
+    trouble: CkptError | None = None
+
+
+def open_base(folder: Path, files: Files, *, needed: bool) -> Base:
+    """The base model, with its weights if it has any. Raises NotFound if it has none and they are ``needed``, or their own trouble."""
+    config = find_assets((folder,)).config
+    match = _weights_match(folder)
+    if match is None:
+        if needed:
+            hint = "pass the folder of the model with its weights"
+            raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
+        return Base(folder, None, config)
+    if match.trouble is not None and not needed:
+        return Base(folder, None, config, match.trouble)
+    return Base(folder, describe(match, files, ReadOptions()), config)
+
+
+def _weights_match(folder: Path) -> Match | None:
+    """The weights of a base model: the model's before an average's, and whole ones before those with some trouble."""
+    matches = recognise(folder)
+    models = [match for match in matches if match.component == "model"] or matches
+    return next((match for match in models if match.trouble is None), models[0] if models else None)
+
+
+def named_alike(base: Mapping[str, Tensor], kind: KnownClass | str, naming: Naming, config: Config) -> Mapping[str, Tensor]:
+    """The tensors of a base under the names of the hub, where the tensors of a class have these (``naming``)."""
+    if naming != "hub" or isinstance(kind, str) or kind.rules is None:
+        return base
+    return hub_tensors(base, kind.rules, config)
+
+
+def base_unread(base: Base) -> tuple[Note, ...]:
+    """A word about weights of a base that cannot be read, so that nothing was compared with them."""
+    if base.trouble is None:
+        return ()
+    return (Note("warning", "base-unread", f"nothing was compared with the weights of the base: {base.trouble.message}"),)

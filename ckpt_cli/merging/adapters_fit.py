@@ -1,0 +1,26 @@
+"""Whether a base is the model that adapters were trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckpt_cli.base_model.resemblance import ENOUGH
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.hub.peft_names import parse_peft
+from ckpt_cli.lora.fit import fits
+from ckpt_cli.lora.merge import Adapted, as_in_memory
+from ckpt_cli.tensors.component import Component
+
+
+def check_adapters_fit(opened: Adapted, base: Component, folder: Path) -> None:
+    """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
+    state = parse_peft(opened.component.tensors)
+    tensors = as_in_memory(base.tensors, opened.assets.config)
+    fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
+    if fitting < ENOUGH * len(state.adapters):
+        raise Inconsistent(
+            f"the base is another model: {fitting} of {len(state.adapters)} adapters have a weight of their shape in it",
+            path=folder,
+            expected="the model that training started from",
+            hint="pass that model as --base",
+        )

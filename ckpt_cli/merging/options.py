@@ -1,0 +1,110 @@
+"""The options of `merge`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from ckpt_cli.base_model.carry import BASE
+from ckpt_cli.errors import UsageError
+from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.given import DtypeLike, PathLike
+from ckpt_cli.hub.peft_names import LoraMode
+from ckpt_cli.names import Naming
+from ckpt_cli.output.publish import check_writing
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOptions:
+    """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
+
+    ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any, and
+    exports those that are alone, without a base.
+    """
+
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    weights_name: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    key_map: str | os.PathLike[str] | None = None
+    match_base: bool = False
+    fill_missing_from_base: bool = False
+    carry_from_base: tuple[str, ...] = ()
+    allow_missing: tuple[str, ...] = ()
+    drop_extra: bool = False
+    compare: bool = False
+    names: Naming = "hub"
+    lora: LoraMode | None = None
+    lora_alpha: float | None = None
+    ema_from_model: bool = False
+    with_state: bool = False
+    overwrite: bool = False
+    in_place: bool = False
+    jobs: int | None = None
+    dry_run: bool = False
+    verify: bool = False
+    checksum: bool = False
+    allow_overflow: bool = False
+    allow_unequal_replicas: bool = False
+    shard_order: ShardOrder = "auto"
+    strict: bool = False
+
+    @property
+    def needs_base_weights(self) -> bool:
+        """Whether the weights of the base are asked for, so that one without any will not do."""
+        return self.match_base or self.compare or bool(self.carry_from_base) or self.dtype == BASE
+
+
+class MergeKeywords(TypedDict, total=False):
+    """The keyword arguments of `merge` besides paths: `MergeOptions` as callers may give them."""
+
+    dtype: DtypeLike | None
+    max_shard_size: int | str | None
+    weights_name: str | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    key_map: PathLike | None
+    match_base: bool
+    fill_missing_from_base: bool
+    carry_from_base: str | Sequence[str]
+    allow_missing: str | Sequence[str]
+    drop_extra: bool
+    compare: bool
+    names: Naming
+    lora: LoraMode | None
+    lora_alpha: float | None
+    ema_from_model: bool
+    with_state: bool
+    overwrite: bool
+    in_place: bool
+    jobs: int | None
+    dry_run: bool
+    verify: bool
+    checksum: bool
+    allow_overflow: bool
+    allow_unequal_replicas: bool
+    shard_order: ShardOrder
+    strict: bool
+
+
+def check_options(options: MergeOptions, output: object, base: object) -> None:
+    """Raise UsageError for options that contradict each other."""
+    if options.in_place and output is not None:
+        raise UsageError("--in-place writes into the checkpoint, so --output says nothing", hint="leave one of them out")
+    if options.in_place and options.overwrite:
+        raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
+    check_writing(options.weights_name, options.jobs, options.max_shard_size)
+    needing = ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare")
+    wants_base = [name for name in needing if getattr(options, name)]
+    if options.dtype == BASE and base is None:
+        raise UsageError("--dtype base needs a base", hint="pass --base with the folder of the base model")
+    if wants_base and base is None:
+        raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
+    if options.in_place and options.lora == "both":
+        raise UsageError("--in-place has room for one folder, and --lora both makes two", hint="export the adapter on its own")
+    if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:
+        raise UsageError("--fill-missing-from-base and --drop-extra belong to --match-base", hint="pass --match-base as well")

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.cli.verify_screen import source_fact
+from ckpt_cli.cli.screens.verify import source_fact
 from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, LfsPointer, MissingTensors, NotFound, PartOfSet, UsageError
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.fit import KnownClass, compared, known_class

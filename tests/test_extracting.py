@@ -24,7 +24,8 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import ckpt_cli
-from ckpt_cli.cli import render, session
+from ckpt_cli.cli import session
+from ckpt_cli.cli.screens.written import extract_result
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputExists, OutputInsideSource, UsageError
 from ckpt_cli.results.written import ExtractResult
 from tests.cli import ROOT, ckpt
@@ -300,7 +301,7 @@ class TestTheScreen:
         stream = io.StringIO()
         monkeypatch.setattr("sys.stdout", stream)
         monkeypatch.setattr("sys.stderr", stream)
-        render.extract_result(result, session.Session("extract-state", color="never", verbose=True))
+        extract_result(result, session.Session("extract-state", color="never", verbose=True))
         json.dumps(result.model_dump(mode="json"), allow_nan=False)
         return stream.getvalue()
 
@@ -668,7 +669,7 @@ class TestFilesThatAreTraps:
                 outcomes["refused"] += 1
             else:
                 outcomes["extracted"] += 1
-                render.extract_result(result, session.Session("extract-state", color="never", quiet=True))
+                extract_result(result, session.Session("extract-state", color="never", quiet=True))
         assert min(outcomes.values()) > 20
         assert not place.marker.exists()
 

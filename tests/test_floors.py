@@ -15,7 +15,7 @@ FLOORS = (
     {"files"},
     {"tensors"},
     {"formats", "hub", "results"},
-    {"discover", "lora", "output"},
+    {"base_model", "discover", "lora", "output"},
     {"merging", "averaging", "state", "verifying"},
     {"commands"},
     {"cli"},

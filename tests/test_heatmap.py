@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from ckpt_cli.cli.heatmap import LEVELS, UNIT, cosine, drift_table, heatmap
+from ckpt_cli.cli.screens.heatmap import LEVELS, UNIT, cosine, drift_table, heatmap
 from ckpt_cli.results.drift import TensorDrift
 from tests.drifts import MODULES, comparison, drift, layers
 

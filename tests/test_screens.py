@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from ckpt_cli.cli import render, session, verify_screen
+from ckpt_cli.cli import session
+from ckpt_cli.cli.screens.inspect import detect_result, inspect_result
+from ckpt_cli.cli.screens.verify import verify_result
+from ckpt_cli.cli.screens.written import average_result, extract_result, merge_result
 from ckpt_cli.commands.average import average
 from ckpt_cli.commands.extract_state import extract_state
 from ckpt_cli.commands.inspect import detect, inspect
@@ -64,34 +67,34 @@ class TestScreens:
     def test_detect(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
         monkeypatch.chdir(ROOT)
         result = detect("examples/tiny-run")
-        self.check("detect", width, screen(monkeypatch, width, lambda s: render.detect_result(result, s)))
+        self.check("detect", width, screen(monkeypatch, width, lambda s: detect_result(result, s)))
 
     def test_inspect(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
         monkeypatch.chdir(ROOT)
         result = inspect("examples/tiny-run")
-        self.check("inspect", width, screen(monkeypatch, width, lambda s: render.inspect_result(result, s)))
+        self.check("inspect", width, screen(monkeypatch, width, lambda s: inspect_result(result, s)))
 
     def test_dry_run(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
         monkeypatch.chdir(ROOT)
         result = merge("examples/tiny-run", type="ema", dtype="bf16", dry_run=True, max_shard_size=3000)
-        self.check("dry-run", width, screen(monkeypatch, width, lambda s: render.merge_result(result, s)))
+        self.check("dry-run", width, screen(monkeypatch, width, lambda s: merge_result(result, s)))
 
     def test_average(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
         monkeypatch.chdir(ROOT)
         result = average("examples/tiny-run", "averaged", everything=True, weights=(-0.25, 1.25), dtype="bf16", dry_run=True)
-        text = screen(monkeypatch, width, lambda s: render.average_result(result, s))
+        text = screen(monkeypatch, width, lambda s: average_result(result, s))
         self.check("average", width, text)
 
     def test_extract_state(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
         monkeypatch.chdir(ROOT)
         result = extract_state("examples/tiny-run", optimizer=True, dry_run=True)
-        text = screen(monkeypatch, width, lambda s: render.extract_result(result, s))
+        text = screen(monkeypatch, width, lambda s: extract_result(result, s))
         self.check("extract-state", width, text)
 
     def test_verify(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
         monkeypatch.chdir(ROOT)
         result = verify("examples/tiny-run", full=True, base="examples/tiny-run/checkpoint-100")
-        text = screen(monkeypatch, width, lambda s: verify_screen.verify_result(result, s))
+        text = screen(monkeypatch, width, lambda s: verify_result(result, s))
         self.check("verify", width, text)
 
     def test_verify_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int | None) -> None:
@@ -104,5 +107,5 @@ class TestScreens:
         config = tmp_path / "out" / "config.json"
         config.write_text(config.read_text().replace('"bfloat16"', '"float32"'))
         result = verify(tmp_path / "out", full=True, against="examples/tiny-run").model_copy(update={"path": "tiny-ema"})
-        text = screen(monkeypatch, width, lambda s: verify_screen.verify_result(result, s))
+        text = screen(monkeypatch, width, lambda s: verify_result(result, s))
         self.check("verify-failed", width, text)

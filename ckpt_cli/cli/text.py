@@ -77,3 +77,11 @@ def argument(name: str | Path) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.1f}"
+
+
+def options_again(*, type: str | None, step: int | None, also: list[str] | None) -> str:
+    """The options that decide what is read, for the next command."""
+    options = [f"--type {argument(type)}"] if type is not None else []
+    options += [f"--step {step}"] if step is not None else []
+    options += [f"--also {argument(folder)}" for folder in also or ()]
+    return "".join(f" {option}" for option in options)

@@ -18,7 +18,7 @@ from ckpt_cli.errors import CkptError, PartOfSet
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.formats.sets.deepspeed import DEEPSPEED, SetKind, set_kind, deepspeed_hint
+from ckpt_cli.formats.sets.deepspeed import DEEPSPEED, SetKind, deepspeed_hint, set_kind
 from ckpt_cli.names import few
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.base_screen import print_comparison
-from ckpt_cli.cli.parts import next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.screens.comparison import print_comparison
+from ckpt_cli.cli.screens.widgets import next_line, plain, print_facts, print_notes
 from ckpt_cli.verifying.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.parts import NARROW, ROWS, as_cells, new_table, plain
+from ckpt_cli.cli.screens.widgets import NARROW, ROWS, as_cells, new_table, plain
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import DriftGroup, Heatmap, HeatmapBlock
 from ckpt_cli.verifying.drift.groups import Scale, largest_rows, scale_of

@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.base_screen import comparison_facts
-from ckpt_cli.cli.heatmap import drift_table
-from ckpt_cli.cli.parts import NARROW, ROWS, as_cells, new_table, next_line, plain, print_facts, print_notes
-from ckpt_cli.cli.verify_screen import print_findings, source_fact
-from ckpt_cli.names import few, printable
+from ckpt_cli.cli.screens.checkpoint import checkpoint_facts
+from ckpt_cli.cli.screens.comparison import comparison_facts
+from ckpt_cli.cli.screens.heatmap import drift_table
+from ckpt_cli.cli.screens.verify import print_findings, source_fact
+from ckpt_cli.cli.screens.widgets import ROWS, as_cells, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
-from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
 from ckpt_cli.results.lora import LoraInfo
 from ckpt_cli.results.written import AveragedComponent, AverageResult, ExtractResult, FileInfo, MergedComponent, MergeResult, WrittenFolder
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from ckpt_cli.cli.session import Session
@@ -33,85 +32,6 @@ RANK = r"(?<=_)[0-9]+(?=\.\w+$)"
 """The rank in the name of a file."""
 
 
-def detect_result(result: DetectResult, session: Session) -> None:
-    """What `ckpt detect` prints."""
-    console, checkpoint = session.out(), result.checkpoint
-    if session.quiet:
-        console.print(plain(checkpoint.path))
-        if result.problem is not None:
-            session.say(f"error[{result.error.code if result.error else 'incomplete'}]: {printable(result.problem)}", wrap=False)
-        return
-    main = checkpoint.components[0]
-    saver = f", saved by {main.writer}" if main.format == "dcp" and main.elements is not None else ""
-    kind = "run" if checkpoint.run else "checkpoint"
-    facts = [("found", f"{checkpoint.framework} {kind}{saver}", text.path(checkpoint.run or checkpoint.path))]
-    if checkpoint.run:
-        named = [f"step {checkpoint.step}"] if checkpoint.step is not None else []
-        why = ["the newest complete one"] if checkpoint.newest_complete else []
-        facts.append(("chosen", ", ".join(named + why), text.path(checkpoint.path)))
-    print_facts(console, [(label, f"{where}   {what}") for label, what, where in facts])
-    console.print()
-    console.print(_component_table(checkpoint.components, console))
-    if len(checkpoint.steps) > 1:
-        console.print()
-        steps = new_table(("step", "components", "state", ""), right=(0,))
-        for step in checkpoint.steps:
-            chosen = "<- chosen" if step.path == checkpoint.path else ""
-            steps.add_row(*as_cells((str(step.step), ", ".join(step.components), step.problem or "all files are there", chosen)))
-        console.print(steps)
-    console.print()
-    print_notes(session, checkpoint.notes, everything=True)
-    if result.problem is None:
-        next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
-    else:
-        session.say(f"warning: it cannot be merged: {printable(result.problem)}", "yellow")
-        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says more about it)")
-
-
-def inspect_result(result: InspectResult, session: Session, *, show_all: bool = False) -> None:
-    """What `ckpt inspect` prints: facts, then one row per group of like tensors (or per tensor)."""
-    console, checkpoint = session.out(), result.checkpoint
-    if session.quiet:
-        for info in checkpoint.components:
-            for tensor in info.tensors or ():
-                console.print(plain(tensor.name), soft_wrap=True)
-        return
-    for info in checkpoint.components:
-        if info.tensors is None:
-            continue
-        print_facts(console, _facts(checkpoint, info))
-        console.print()
-        rows = (
-            [
-                TensorGroup(
-                    pattern=t.name,
-                    count=1,
-                    shape=t.shape,
-                    dtype=t.dtype,
-                    layout=_alias(t.layout, t.alias_of),
-                    elements=t.elements,
-                    odd=False,
-                )
-                for t in info.tensors
-            ]
-            if show_all
-            else result.groups[info.name]
-        )
-        console.print(_tensor_table(rows, console, counted=not show_all))
-        if info.leaves and session.verbose:
-            console.print()
-            leaves = new_table(("entry that is no tensor", "value"))
-            for leaf in info.leaves:
-                leaves.add_row(*as_cells((leaf.name, leaf.text)))
-            console.print(leaves)
-        console.print()
-    print_notes(session, checkpoint.notes)
-    if checkpoint.framework == "Hugging Face":
-        next_line(session, f'{checkpoint.architecture or "AutoModel"}.from_pretrained("{text.path(checkpoint.path)}")')
-    else:
-        next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
-
-
 def merge_result(result: MergeResult, session: Session) -> None:
     """What `ckpt merge` prints, after the work or instead of it."""
     console, checkpoint = session.out(), result.checkpoint
@@ -121,7 +41,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         return
     for output in result.outputs:
         info = next(info for info in checkpoint.components if info.name == output.component.split("+")[0])
-        facts = _facts(checkpoint, info)[:1]
+        facts = checkpoint_facts(checkpoint, info)[:1]
         facts.append(("covered", _coverage(output, info)))
         facts.append(("dtype", _dtypes(output)))
         facts.append(("names", _naming(output)))
@@ -263,35 +183,6 @@ def _beside(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     return [("left out", note.text) for note in checkpoint.notes if note.level == "info" and note.code in said]
 
 
-def _facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[str, str]]:
-    described = [checkpoint.framework, info.name] if info.name != "model" else [checkpoint.framework]
-    if info.world_size:
-        described.append(text.plural(info.world_size, "rank"))
-    if info.mesh:
-        described.append(f"mesh {info.mesh}")
-    if checkpoint.step is not None:
-        described.append(f"step {checkpoint.step}")
-    files = f"{info.files} of {info.world_size} rank files, " if info.world_size else f"{text.plural(info.files, 'file')}, "
-    counted = ", ".join(f"{count.tensors} {kind}" for kind, count in info.kinds.items())
-    dtypes = "   ".join(
-        f"{code} {text.params(count.elements)}" + (f" ({text.plural(count.tensors, 'tensor')})" if len(info.dtypes) > 1 else "")
-        for code, count in sorted(info.dtypes.items(), key=lambda item: -item[1].elements)
-    )
-    model = ", ".join(filter(None, (checkpoint.architecture, f"{checkpoint.layers} layers" if checkpoint.layers else None)))
-    assets = f"config.json ({model})" if model else "config.json" if "config.json" in checkpoint.assets else ""
-    others = [name for name in checkpoint.assets if name != "config.json"]
-    lacking = [f"no {_bare(what)}" for what in checkpoint.lacking]
-    return [
-        ("checkpoint", f"{text.path(checkpoint.path)}   {', '.join(described)}"),
-        (
-            "complete",
-            f"{files}{text.plural(sum(c.tensors for c in info.kinds.values()), 'tensor')} ({counted}), every element covered once",
-        ),
-        ("size", f"{text.size(info.bytes or 0)}   {text.params(info.elements or 0)} params   {dtypes}"),
-        ("assets", ", ".join(filter(None, (assets, *others[:6], f"{len(others) - 6} more" if len(others) > 6 else "", *lacking)))),
-    ]
-
-
 def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple[str, str]]:
     """Where an output is, or would be, and what that takes."""
     where = f"{text.path(output.output)}   {text.plural(len(output.files), 'file')}, {text.size(output.bytes_written)}"
@@ -325,48 +216,6 @@ def _file_label(names: Sequence[str]) -> str:
     return re.sub(RANK, "R", names[0]) if len(names) > 1 else names[0]
 
 
-def _component_table(components: Sequence[ComponentInfo], console: Console) -> Table:
-    heads = ("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state")
-    shown = [head for head in heads if console.width >= NARROW or head not in ("format", "files")]
-    table = new_table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("files", "ranks", "tensors", "params", "size")))
-    for info in components:
-        tensors = sum(count.tensors for count in info.kinds.values())
-        cells = {
-            "component": info.name,
-            "format": info.format,
-            "files": str(info.files),
-            "ranks": str(info.world_size or ""),
-            "mesh": info.mesh or "",
-            "tensors": str(tensors or ""),
-            "params": text.params(info.elements) if info.elements is not None else "",
-            "size": text.size(info.bytes) if info.bytes is not None else "",
-            "state": info.problem or ("complete" if info.elements is not None else "all files are there"),
-        }
-        table.add_row(*as_cells(cells[head] for head in shown))
-    return table
-
-
-def _tensor_table(rows: Sequence[TensorGroup], console: Console, *, counted: bool) -> Table:
-    heads = ["tensor", "count", "shape", "dtype", "layout", "params", ""]
-    unwanted = {"count"} if not counted else set()
-    unwanted |= {"layout"} if console.width < NARROW or not any(row.layout for row in rows) else set()
-    unwanted |= {""} if not any(row.odd for row in rows) else set()
-    shown = [head for head in heads if head not in unwanted]
-    table = new_table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("count", "params")))
-    for row in rows:
-        cells = {
-            "tensor": row.pattern,
-            "count": str(row.count),
-            "shape": text.shape(row.shape),
-            "dtype": row.dtype,
-            "layout": row.layout,
-            "params": text.params(row.elements),
-            "": "<- differs from its group" if row.odd else "",
-        }
-        table.add_row(*as_cells(cells[head] for head in shown))
-    return table
-
-
 def _coverage(output: MergedComponent, info: ComponentInfo) -> str:
     counted = ", ".join(f"{count.tensors} {kind}" for kind, count in info.kinds.items())
     covered = f"{text.exact(output.covered_elements)} of {text.exact(output.source_elements)} elements ({counted})"
@@ -397,11 +246,3 @@ def _lora(info: LoraInfo | None) -> str:
     ranks, scales = ("-".join(f"{value:.6g}" for value in (min(found), max(found))[: len(found)]) for found in (info.ranks, info.scales))
     kind = "DoRA" if info.dora else "LoRA"
     return f"{text.plural(info.modules, 'module')} {info.outcome} ({kind}), r {ranks}{alpha}, scale {scales}"
-
-
-def _alias(layout: str, alias_of: str | None) -> str:
-    return f"same storage as {alias_of}" if alias_of else layout
-
-
-def _bare(what: str) -> str:
-    return what.removeprefix("a ")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.heatmap import drift_table, heatmap
-from ckpt_cli.cli.parts import print_facts
+from ckpt_cli.cli.screens.heatmap import drift_table, heatmap
+from ckpt_cli.cli.screens.widgets import print_facts
 from ckpt_cli.results.drift import BaseComparison
 
 if TYPE_CHECKING:

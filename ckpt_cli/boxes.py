@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -210,3 +210,21 @@ def _joined(intervals: list[Interval]) -> list[Interval]:
 def shape_text(shape: Shape) -> str:
     """A shape as messages say it: 37 x 10."""
     return " x ".join(map(str, shape)) or "scalar"
+
+
+def range_boxes(shape: Shape, start: int, count: int) -> Iterator[Box]:
+    """Boxes that are, in order, ``count`` elements from position ``start`` on of a C-ordered array."""
+    strides = contiguous_strides(shape)
+    while count > 0:
+        index = tuple(start // stride % n for stride, n in zip(strides, shape, strict=True))
+        axis = len(shape)
+        # The widest block that begins here: whole rows of an axis whose inner indices are all zero.
+        while axis > 0 and strides[axis - 1] <= count and not any(index[axis:]):
+            axis -= 1
+        if axis == len(shape):
+            yield Box((), ())
+            return
+        rows = min(shape[axis] - index[axis], count // strides[axis])
+        yield Box(index, (*(1,) * axis, rows, *shape[axis + 1 :]))
+        start += rows * strides[axis]
+        count -= rows * strides[axis]

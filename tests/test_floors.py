@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckpt_cli
+from ckpt_cli.formats.registry import FORMATS
 
 ROOT = Path(ckpt_cli.__file__).parent
 FLOORS = (
@@ -56,3 +57,23 @@ def test_imports_point_downwards(path: Path) -> None:
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_folder_is_a_hall(folder: Path) -> None:
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_MODULES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_module_is_long(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
+def test_formats_are_named_in_their_own_package_only() -> None:
+    """Elsewhere it is asked what a format can do (`ckpt_cli.formats.base.Format`)."""
+    names = {known.name for known in FORMATS} - {"safetensors"}
+    deciding = {
+        path.relative_to(ROOT).as_posix()
+        for path in MODULES
+        if "formats" not in path.relative_to(ROOT).parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if (isinstance(side, ast.Constant) and side.value in names) or (isinstance(side, ast.Attribute) and side.attr == "format")
+    }
+    assert deciding == set()

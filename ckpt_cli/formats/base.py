@@ -67,6 +67,7 @@ class Format(ABC):
 
     ``display`` is what people call it. ``is_refused``: it is only recognised, to say what it is. ``is_loaded``: Hugging Face's loaders
     read it as it is. ``is_sharded``: one of its files alone is no model. ``keeps_order``: its tensors stand in the order of the model.
+    ``tells_writer``: what is described says which version of a library wrote it.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Format(ABC):
     is_loaded: bool = False
     is_sharded: bool = True
     keeps_order: bool = True
+    tells_writer: bool = False
     by_content: bool = False
     """Whether only the content tells which components there are."""
 

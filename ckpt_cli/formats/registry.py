@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from ckpt_cli.errors import Inconsistent, PartOfSet
 from ckpt_cli.files.folders import Folders
@@ -76,8 +77,15 @@ def groups(match: Match, files: Files) -> list[str]:
     return format_of(match).groups(match, files)
 
 
-def format_of(match: Match | Component) -> Format:
-    """The format of a match, or of what was described."""
+class OfFormat(Protocol):
+    """A match, or what was described of one."""
+
+    @property
+    def format(self) -> str: ...
+
+
+def format_of(match: OfFormat) -> Format:
+    """The format of a match, of a component, or of a result about one."""
     return next(known for known in FORMATS if known.name == match.format)
 
 

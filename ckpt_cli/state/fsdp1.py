@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt_cli.boxes import Box, check_tiling
+from ckpt_cli.boxes import Box, check_tiling, contiguous_strides, range_boxes
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import Inconsistent, MissingShard, Undecidable, reading
 from ckpt_cli.files.torch_file import StoredTensor
@@ -112,10 +112,10 @@ def _lengths(ranks: Sequence[RankEntries], numbers: Sequence[int]) -> list[int]:
 
 
 def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], number: int, slot: str, parts: int) -> Tensor:
-    """One parameter's slot: the elements from ``start`` on of the flat vector whose parts the ranks hold."""
+    """One parameter's slot: the elements from ``start`` on of the flat vector whose parts the ranks hold, each range as boxes."""
     pieces: list[Piece] = []
     copies: list[Piece] = []
-    dtypes = set()
+    dtypes, seen = set(), set[Box]()
     scalar = False
     for entries in ranks:
         local = entries.tensors.get((number, slot))
@@ -123,21 +123,21 @@ def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], 
             raise Inconsistent(f"rank {entries.rank} lacks it", path=entries.path)
         dtypes.add(local.dtype)
         scalar = local.shape == ()
-        if scalar:
-            box, offset = Box((), ()), local.offset
-        else:
-            first = (entries.rank % parts) * local.numel
-            low, high = max(start, first), min(start + parameter.numel, first + local.numel)
-            if low >= high:
-                continue
-            box, offset = Box((low - start,), (high - low,)), local.offset + (low - first) * local.strides[0] * local.dtype.itemsize
-        piece = Piece(local.storage.source, offset, local.strides, box, entries.rank, local.swapped, local.conj, local.neg)
-        (copies if any(piece.box == other.box for other in pieces) else pieces).append(piece)
+        first = 0 if scalar else (entries.rank % parts) * local.numel
+        low, high = (0, 1) if scalar else (max(start, first), min(start + parameter.numel, first + local.numel))
+        step = 1 if scalar else local.strides[0]
+        position = local.offset + (low - first) * step * local.dtype.itemsize
+        for box in range_boxes(() if scalar else parameter.shape, low - start if not scalar else 0, high - low):
+            strides = tuple(step * stride for stride in contiguous_strides(box.extent))
+            piece = Piece(local.storage.source, position, strides, box, entries.rank, local.swapped, local.conj, local.neg)
+            (copies if box in seen else pieces).append(piece)
+            seen.add(box)
+            position += box.numel * step * local.dtype.itemsize
     if len(dtypes) > 1:
         raise Inconsistent("the ranks disagree about the dtype")
-    if check_tiling(() if scalar else (parameter.numel,), [piece.box for piece in pieces]) is not None:
-        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files of two saves may have been mixed")
     shape = () if scalar else parameter.shape
+    if check_tiling(shape, [piece.box for piece in pieces]) is not None:
+        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files of two saves may have been mixed")
     return Tensor(
         name=key,
         dtype=dtypes.pop(),
@@ -147,5 +147,4 @@ def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], 
         kind="replicated" if scalar else "sharded",
         layout=f"flat x{parts}",
         check_copies=bool(copies),
-        own_grid=None if scalar else (parameter.numel,),
     )

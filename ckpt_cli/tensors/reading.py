@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_cli.boxes import Box, Shape, contiguous_strides
+from ckpt_cli.boxes import Box, Shape, contiguous_strides, range_boxes
 from ckpt_cli.dtypes import Dtype, numpy_dtype
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
@@ -73,24 +73,6 @@ def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
             index[dim] = 0
         else:
             return
-
-
-def range_boxes(shape: Shape, start: int, count: int) -> Iterator[Box]:
-    """Boxes that are, in order, ``count`` elements from position ``start`` on of a C-ordered array."""
-    strides = contiguous_strides(shape)
-    while count > 0:
-        index = tuple(start // stride % n for stride, n in zip(strides, shape, strict=True))
-        axis = len(shape)
-        # The widest block that begins here: whole rows of an axis whose inner indices are all zero.
-        while axis > 0 and strides[axis - 1] <= count and not any(index[axis:]):
-            axis -= 1
-        if axis == len(shape):
-            yield Box((), ())
-            return
-        rows = min(shape[axis] - index[axis], count // strides[axis])
-        yield Box(index, (*(1,) * axis, rows, *shape[axis + 1 :]))
-        start += rows * strides[axis]
-        count -= rows * strides[axis]
 
 
 def read_range(tensor: Tensor, start: int, count: int, buffer: bytearray | memoryview, index: PieceIndex) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.widgets import NARROW, as_cells, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.formats.registry import format_of
 from ckpt_cli.names import printable
 from ckpt_cli.results.checkpoint import ComponentInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
@@ -28,7 +29,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
             session.say(f"error[{result.error.code if result.error else 'incomplete'}]: {printable(result.problem)}", wrap=False)
         return
     main = checkpoint.components[0]
-    saver = f", saved by {main.writer}" if main.format == "dcp" and main.elements is not None else ""
+    saver = f", saved by {main.writer}" if format_of(main).tells_writer and main.elements is not None else ""
     kind = "run" if checkpoint.run else "checkpoint"
     facts = [("found", f"{checkpoint.framework} {kind}{saver}", text.path(checkpoint.run or checkpoint.path))]
     if checkpoint.run:

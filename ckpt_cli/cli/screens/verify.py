@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.comparison import print_comparison
 from ckpt_cli.cli.screens.widgets import next_line, plain, print_facts, print_notes
+from ckpt_cli.formats.registry import format_of
 from ckpt_cli.verifying.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:
@@ -149,6 +150,6 @@ def _next(result: VerifyResult) -> str:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}"
     if "full" not in result.levels and not result.against:
         return f"ckpt verify {text.argument(result.path)} --full"
-    if result.loads and result.format == "safetensors":
+    if result.loads and format_of(result).is_loaded:
         return f'{result.architecture}.from_pretrained("{text.path(result.path)}")'
     return f"ckpt inspect {text.argument(result.path)}"

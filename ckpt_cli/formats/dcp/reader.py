@@ -38,6 +38,7 @@ class Dcp(Format):
     name = FORMAT
     display = "torch DCP"
     by_content = True
+    tells_writer = True
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         is_part = path.name == METADATA or RANK_METADATA.fullmatch(path.name) or path.suffix == ".distcp"

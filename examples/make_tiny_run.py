@@ -1,6 +1,6 @@
 """Writes examples/tiny-run: a tiny Qwen3 that FSDP2 trains on four ranks, saved as lmms-engine does. Run it with torch 2.13.
 
-    python examples/make_tiny_run.py examples/tiny-run
+python examples/make_tiny_run.py examples/tiny-run
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.train_from_iterator(
-        TEXT, trainers.BpeTrainer(vocab_size=CONFIG.vocab_size, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        TEXT,
+        trainers.BpeTrainer(vocab_size=CONFIG.vocab_size, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
     )
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")
 

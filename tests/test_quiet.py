@@ -330,7 +330,7 @@ class TestWhatCannotBeLookedAt:
             ckpt_cli.merge(run, tmp_path / "out")
 
     def test_a_step_that_cannot_even_be_asked_about(self, run: Path, tmp_path: Path, refuse: Callable[..., None]) -> None:
-        refuse(run / "checkpoint-200", errno.ESTALE, "stat")
+        refuse(run / "checkpoint-200", errno.ESTALE, "stat", "scandir")
         with pytest.raises(Unreadable) as caught:
             ckpt_cli.merge(run, tmp_path / "out")
         assert caught.value.path == str(run / "checkpoint-200")

@@ -44,7 +44,6 @@ def screen(monkeypatch: pytest.MonkeyPatch, width: int | None, show: Any) -> str
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setenv("COLUMNS", str(width or 80))
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.chdir(ROOT)
     show(session.Session("test", color="never", verbose=True))
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     return re.sub(r" +$", "", text, flags=re.MULTILINE)
@@ -52,6 +51,11 @@ def screen(monkeypatch: pytest.MonkeyPatch, width: int | None, show: Any) -> str
 
 @pytest.mark.parametrize("width", WIDTHS, ids=str)
 class TestScreens:
+    @pytest.fixture(autouse=True)
+    def beside_the_run(self, layouts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A run with odd tensors: replicas, padded shards, a counter, one that is tied."""
+        monkeypatch.chdir(layouts / "lmms-run")
+
     def check(self, name: str, width: int | None, text: str) -> None:
         text = re.sub(r"[\d.]+ [GT]B free", "# GB free", text)
         text = re.sub(r"at most about [\d.]+ MB", "at most about # MB", text)
@@ -65,47 +69,40 @@ class TestScreens:
         assert text == path.read_text()
 
     def test_detect(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
-        monkeypatch.chdir(ROOT)
-        result = detect("examples/tiny-run")
+        result = detect("run")
         self.check("detect", width, screen(monkeypatch, width, lambda s: detect_result(result, s)))
 
     def test_inspect(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
-        monkeypatch.chdir(ROOT)
-        result = inspect("examples/tiny-run")
+        result = inspect("run")
         self.check("inspect", width, screen(monkeypatch, width, lambda s: inspect_result(result, s)))
 
     def test_dry_run(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
-        monkeypatch.chdir(ROOT)
-        result = merge("examples/tiny-run", type="ema", dtype="bf16", dry_run=True, max_shard_size=3000)
+        result = merge("run", type="ema", dtype="bf16", dry_run=True, max_shard_size=3000)
         self.check("dry-run", width, screen(monkeypatch, width, lambda s: merge_result(result, s)))
 
     def test_average(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
-        monkeypatch.chdir(ROOT)
-        result = average("examples/tiny-run", "averaged", everything=True, weights=(-0.25, 1.25), dtype="bf16", dry_run=True)
+        result = average("run", "averaged", everything=True, weights=(-0.25, 1.25), dtype="bf16", dry_run=True)
         text = screen(monkeypatch, width, lambda s: average_result(result, s))
         self.check("average", width, text)
 
     def test_extract_state(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
-        monkeypatch.chdir(ROOT)
-        result = extract_state("examples/tiny-run", optimizer=True, dry_run=True)
+        result = extract_state("run", optimizer=True, dry_run=True)
         text = screen(monkeypatch, width, lambda s: extract_result(result, s))
         self.check("extract-state", width, text)
 
     def test_verify(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
-        monkeypatch.chdir(ROOT)
-        result = verify("examples/tiny-run", full=True, base="examples/tiny-run/checkpoint-100")
+        result = verify("run", full=True, base="run/checkpoint-100")
         text = screen(monkeypatch, width, lambda s: verify_result(result, s))
         self.check("verify", width, text)
 
     def test_verify_that_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int | None) -> None:
-        monkeypatch.chdir(ROOT)
-        merge("examples/tiny-run", tmp_path / "out", type="ema", dtype="bf16")
+        merge("run", tmp_path / "out", type="ema", dtype="bf16")
         path = tmp_path / "out" / "model.safetensors"
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
         config = tmp_path / "out" / "config.json"
         config.write_text(config.read_text().replace('"bfloat16"', '"float32"'))
-        result = verify(tmp_path / "out", full=True, against="examples/tiny-run").model_copy(update={"path": "tiny-ema"})
+        result = verify(tmp_path / "out", full=True, against="run").model_copy(update={"path": "tiny-ema"})
         text = screen(monkeypatch, width, lambda s: verify_result(result, s))
         self.check("verify-failed", width, text)

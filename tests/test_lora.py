@@ -856,3 +856,16 @@ def test_sources_are_left_alone(layouts: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     ckpt_cli.merge(copy / "lora_only", tmp_path / "out", base=copy / "base", lora="both")
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("update", "expected"), [(2.0**-40, 1 + 2.0**-7), (-(2.0**-40), 1.0)])
+def test_a_cast_rounds_the_sum_once(tmp_path: Path, update: float, expected: float) -> None:
+    """1 + 2^-8 lies halfway between two bfloat16, and float32 does not see what is added to it."""
+    tensors = {
+        "q_proj.base_layer.weight": torch.full((1, 1), 1 + 2.0**-8),
+        "q_proj.lora_A.default.weight": torch.full((1, 1), 2.0**-20),
+        "q_proj.lora_B.default.weight": torch.full((1, 1), update * 2.0**20),
+    }
+    folder = plain(tmp_path, tensors)
+    ckpt_cli.merge(folder, tmp_path / "out", dtype="bf16", lora_alpha=1)
+    assert load(tmp_path / "out")["q_proj.weight"].item() == expected

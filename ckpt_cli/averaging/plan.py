@@ -26,6 +26,7 @@ from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, withou
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.ties import differing_notes
+from ckpt_cli.hub.tokenizer import TOKENIZER, vocabulary_digest, vocabulary_notes
 from ckpt_cli.names import few
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule
@@ -195,10 +196,11 @@ def _job(
     check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     notes += [note for source in sources for note in source.selection.notes]
     notes += [note for source in sources for note in differing_notes(source.selection.differing, agreed.tensors)]
-    notes += [*agreed.notes, *_config_notes(sources), *claim.notes]
+    notes += [*agreed.notes, *_config_notes(sources), *_tokenizer_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     notes += odd_dtypes(agreed.tensors, assets.config, newest.kind)
     notes += lacking_notes(assets, base.folder if base is not None else None)
+    notes += vocabulary_notes(assets, agreed.tensors)
     notes += [*text_notes(assets.files), *torn_notes(tensor for c in components for tensor in c.component.tensors.values())]
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
 
@@ -275,3 +277,15 @@ def _config_notes(sources: Sequence[Source]) -> list[Note]:
                 text = f"config.json of {source.label} and {sources[-1].label} differ: {few(keys)}"
                 return [Note("warning", "configs-differ", text)]
     return []
+
+
+def _tokenizer_notes(sources: Sequence[Source]) -> list[Note]:
+    """Rows of an embedding that stand for other tokens cannot be averaged."""
+    files = {source.label: source.opened.assets.files.get(TOKENIZER) for source in sources}
+    digests = {label: digest for label, path in files.items() if path is not None and (digest := vocabulary_digest(path)) is not None}
+    newest = digests.get(sources[-1].label)
+    other = next((label for label, digest in digests.items() if newest is not None and digest != newest), None)
+    if other is None:
+        return []
+    text = f"the tokenizers of {other} and {sources[-1].label} give other ids to tokens: rows of different tokens are averaged"
+    return [Note("warning", "tokenizers-differ", text)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, short_reason
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
+from ckpt_cli.files.folders import status_of
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.step_names import step_of
@@ -196,8 +196,13 @@ def _of_older(found: Sequence[Opened]) -> list[Note]:
 
 
 def _twice(found: Sequence[Opened]) -> list[Note]:
-    seen: dict[tuple[str, str], int] = {}
+    """Warnings about checkpoints whose weights are the same files, also through links."""
+    seen: dict[tuple[object, ...], list[Opened]] = {}
     for opened in found:
-        key = os.path.realpath(opened.found.path), opened.components[0].name
-        seen[key] = seen.get(key, 0) + 1
-    return [Note("warning", "same-twice", f"{path} ({name}) is averaged {n} times") for (path, name), n in seen.items() if n > 1]
+        weights = sorted((status.st_dev, status.st_ino) for path in opened.components[0].component.files if (status := status_of(path)))
+        seen.setdefault((opened.components[0].name, *weights), []).append(opened)
+    return [
+        Note("warning", "same-twice", f"{held[0].found.path} ({held[0].components[0].name}) is averaged {len(held)} times")
+        for held in seen.values()
+        if len(held) > 1
+    ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.same_weights import is_copy_of
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import files_in, is_folder
+from ckpt_cli.files.folders import files_in, folders_in, is_file, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.safetensors.folder import INDEX_SUFFIX, OPTIMIZER
@@ -20,6 +20,7 @@ from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import AUXILIARY
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, has_adapters
 from ckpt_cli.names import few, is_extra_state
 from ckpt_cli.tensors.component import Component, Note
 
@@ -41,15 +42,6 @@ MODEL = re.compile(
 """Names of files that could be the model itself, also of another step."""
 
 WEIGHTS = re.compile(
-    r"(consolidated|pytorch_model|tf_model|flax_model|rust_model|model|diffusion_pytorch_model)([._-].*)?\.[a-z0-9_]+|.*\.(gguf|onnx|h5|msgpack|ot)",
-    re.ASCII | re.IGNORECASE,
-)
-"""Names that the weights of one model have in other forms: half precision, other libraries.
-
-``model.safetensors`` beside an index is none of these: loaders read it instead of the parts.
-"""
-
-WEIGHTS = re.compile(
     r"(.*[._-])?(v_?heads?|(value|reward|score|classifier|lm|mtp|medusa|eagle)[._-]?(heads?|model)?|critic|adapters?|adapter_model|lora|ema|"
     r"non_lora_trainables|trainable_params|projectors?|mm_projector|swa|heads?|model|weights)([._-].*)?\.(bin|pt|pth|ckpt|npz)",
     re.ASCII | re.IGNORECASE,
@@ -61,7 +53,7 @@ AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.
 
 def left_out_notes(found: Found, place: Place, component: Component, files: Files) -> tuple[Note, ...]:
     """What lies in a component, or beside it, and is not one of its tensors."""
-    return (*_extra_state(component), *_other_files(found, place, component, files))
+    return (*_extra_state(component), *_other_files(found, place, component, files), *_adapters_beneath(place, component))
 
 
 def could_be_model(name: str) -> bool:
@@ -109,6 +101,18 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     if same:
         notes.append(Note("info", "other-weights", f"{few(same, 3)}: weights beside those of {place.name}, which were not looked at"))
     return notes
+
+
+def _adapters_beneath(place: Place, component: Component) -> list[Note]:
+    """Adapters in a folder of their own, which are not fused into weights that hold none."""
+    if has_adapters(component.tensors):
+        return []
+    roots = dict.fromkeys((place.match.root, place.home))
+    held = [folder.name for root in roots if is_folder(root) for folder in folders_in(root) if is_file(folder / ADAPTER_CONFIG)]
+    if not held:
+        return []
+    text = f"LoRA adapters in {few(list(dict.fromkeys(held)))}, beside the weights of {place.name}, are left out"
+    return [Note("warning", "adapters-beside", text)]
 
 
 def _weights_in(folder: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from ckpt_cli.files.source import read_small, size_of
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.custom_code import custom_code
+from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 
 CONFIG = "config.json"
@@ -60,6 +61,13 @@ OF_BAGEL = ("llm_config.json", "ema.safetensors")
 NO_CODE = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json"})
 MAX_CONFIG = 4 << 20
 """Bytes of a config; what is larger is a vocabulary."""
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+OF_VOCABULARY = frozenset({"merges.txt", "added_tokens.json", "special_tokens_map.json"})
+"""What belongs to a vocabulary and is no tokenizer alone."""
+
+MODULES = "modules.json"
+"""The parts of a model of sentence-transformers, each in a folder of its own."""
 
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"})
 
@@ -102,8 +110,9 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         for name, path in found.items():
             files.setdefault(name, path)
     if base is not None:
+        own = dict(files)
         for name, path in _listed(base, everything=True, configs=_texts(files.values())).items():
-            if not name.startswith("README"):
+            if not name.startswith("README") and not _is_decided(name, own):
                 files.setdefault(name, path)
     for path in files.values():
         size_of(path)
@@ -111,10 +120,39 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     return Assets(files, config)
 
 
+def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
+    """Whether the run has in another file what this one of the base would say: its vocabulary, or the chat template."""
+    if name in TOKENIZER_FILES | OF_VOCABULARY or name.endswith(".tiktoken"):
+        return any(own in TOKENIZER_FILES or own.endswith(".tiktoken") for own in files)
+    if name.startswith("chat_template"):
+        if any(own.startswith("chat_template") for own in files):
+            return True
+        with contextlib.suppress(CkptError):
+            config = parse_json(read_small(files[TOKENIZER_CONFIG])) if TOKENIZER_CONFIG in files else None
+            return isinstance(config, dict) and config.get("chat_template") is not None
+    return False
+
+
 def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
     """What an output will lack to be used, and where it may come from."""
     cure = "pass --base DIR with the model that training started from" if base is None else "neither the run nor the base has one"
-    return [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
+    notes = [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
+    parts = _parts_elsewhere(assets)
+    if parts:
+        text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
+        notes.append(Note("warning", "lacks-part", text))
+    return notes
+
+
+def _parts_elsewhere(assets: Assets) -> list[str]:
+    """The folders of a model of sentence-transformers: pooling, and dense layers with weights of their own."""
+    listed: Any = None
+    if MODULES in assets.files:
+        with contextlib.suppress(CkptError):
+            listed = parse_json(read_small(assets.files[MODULES]))
+    entries = listed if isinstance(listed, list) else []
+    paths = [entry["path"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("path"), str) and entry["path"]]
+    return [printable(path) for path in paths]
 
 
 def resolve_base(base: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,7 @@ def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool, allow_ov
         transposed.add(update.layout.startswith("in x out"))
         ranks[adapter.path] = rank_of(adapter, update.groups)
         scales[adapter.path] = update.scale
-        dtype = _sum_dtype(weight, update.parts) if once else weight.dtype
+        dtype = BY_CODE["F64"] if once else weight.dtype
         for other in {name, *shared.get(weight.alias_of or weight.name, ())}:
             tensors[other] = fused(update, other, dtype, kept)
         if adapter.bias is not None:
@@ -264,7 +264,7 @@ def _add_bias(adapter: Adapter, tensors: dict[str, Tensor], scale: float, dtype:
         raise Inconsistent("the adapter has a bias, and its module has none like it", tensor=added.name)
     bias = tensors[name]
     update = Update(bias, (added,), lambda: matrix(added, added.numel, 1), _one, scale, bias.numel, 1, layout="bias")
-    tensors[name] = fused(update, name, _sum_dtype(bias, (added,)) if dtype is not None else bias.dtype, kept)
+    tensors[name] = fused(update, name, dtype or bias.dtype, kept)
 
 
 def _turned(tensor: Tensor, rows: int, columns: int) -> Array:
@@ -277,11 +277,6 @@ def _one() -> Array:
     import numpy
 
     return numpy.ones((1, 1))
-
-
-def _sum_dtype(weight: Tensor, parts: Sequence[Tensor]) -> Dtype:
-    """float32, or float64 if anything is: what a cast may start from with one rounding more than enough."""
-    return BY_CODE["F64" if any(tensor.dtype.code == "F64" for tensor in (weight, *parts)) else "F32"]
 
 
 def _shape(tensor: Tensor) -> str:

@@ -23,6 +23,7 @@ from ckpt_cli.hub.peft_names import LoraMode, has_adapters
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.hub.ties import differing_notes
+from ckpt_cli.hub.tokenizer import vocabulary_notes
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import ADAPTER_WEIGHTS, adapters_alone, check_adapter_files, check_factors, exported_adapter, with_adapters_fused
 from ckpt_cli.merging.adapters_fit import check_adapters_fit
@@ -301,6 +302,7 @@ def _part(
     stored = {output.dtype.code for output in made.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in selection.tensors.items()}, stored)
     notes += odd_dtypes(selection.tensors, config, selection.kind)
+    notes += vocabulary_notes(component.assets, selection.tensors)
     notes += torn_notes([*component.component.tensors.values(), *(output.tensor for output in made.tensors)])
     return Part(component, selection, made, (*notes, *claim.notes), claim, lora, carried_names, filled)
 

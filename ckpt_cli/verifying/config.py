@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file
-from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
@@ -22,7 +19,7 @@ from ckpt_cli.hub.classes.fit import NAMINGS, VALUE_HEAD, Fit, KnownClass, chang
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
-from ckpt_cli.hub.tied_names import EMBEDDINGS
+from ckpt_cli.hub.tokenizer import TOKENIZER, ids_beyond
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable
 from ckpt_cli.results.verify import Finding
@@ -151,35 +148,7 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
 
 
 def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Every id that the tokenizer makes needs a row of the embedding; some models leave added tokens without one."""
-    embedding = next((t for name, t in tensors.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(t.shape) == 2), None)
-    if embedding is None:
-        return
-    rows = embedding.shape[0]
-    for name, ids in _tokens(folder):
-        if ids and max(ids) >= rows:
-            code = "added-tokens" if name == "added tokens" else "vocabulary"
-            beyond = sum(token >= rows for token in ids)
-            message = f"{beyond} of {len(ids)} {name} have ids of {rows} and above, and the embedding has {rows} rows"
-            yield finding(code, message, tensor=embedding.name, file="tokenizer.json", largest=max(ids), rows=rows)
-
-
-def _tokens(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Ids of a tokenizer.json: those of its model, and of tokens that were added. What is wrong with the file is found elsewhere."""
-    path = folder / "tokenizer.json"
-    try:
-        content: Any = parse_json(read_small(path)) if is_file(path) else {}
-    except CkptError:
-        return
-    model = content.get("model") if isinstance(content, dict) else None
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
-        yield "tokens", [token for token in vocabulary.values() if type(token) is int]
-    elif isinstance(vocabulary, list):
-        yield "tokens", list(range(len(vocabulary)))
-    added = content.get("added_tokens") if isinstance(content, dict) else None
-    if isinstance(added, list):
-        own = set(vocabulary) if isinstance(vocabulary, dict) else set()
-        entries = [token for token in added if isinstance(token, dict) and isinstance(token.get("content"), str)]
-        entries = [token for token in entries if token["content"] not in own]
-        yield "added tokens", [token["id"] for token in entries if type(token.get("id")) is int]
+    """Every id that the tokenizer makes needs a row of the embedding."""
+    for item in ids_beyond(folder / TOKENIZER, tensors):
+        code = "vocabulary" if item.is_grave else "added-tokens"
+        yield finding(code, item.text, tensor=item.embedding, file=TOKENIZER, largest=item.largest, rows=item.rows)

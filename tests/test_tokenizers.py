@@ -1,0 +1,102 @@
+"""Tokenizers and other files beside weights: what the run has counts, and what does not fit the weights is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckpt_cli
+
+
+def tokenizer(order: str = "abcdefgh") -> dict[str, Any]:
+    return {"model": {"type": "BPE", "vocab": {token: number for number, token in enumerate(order)}, "merges": []}, "added_tokens": []}
+
+
+def model(folder: Path, rows: int = 8, **texts: Any) -> Path:
+    folder.mkdir(parents=True)
+    tensors = {"model.embed_tokens.weight": torch.randn(rows, 4), "model.norm.weight": torch.ones(4)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, content in {"config": {}, "tokenizer": tokenizer(), **texts}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def warnings(result: Any) -> dict[str, str]:
+    return {note.code: note.text for note in result.outputs[0].notes if note.level == "warning"}
+
+
+class TestFilesOfABase:
+    def test_a_chat_template_of_the_run_counts(self, tmp_path: Path) -> None:
+        run = model(tmp_path / "run", tokenizer_config={"chat_template": "RUN"})
+        base = model(tmp_path / "base", tokenizer_config={})
+        (base / "chat_template.jinja").write_text("BASE")
+        ckpt_cli.merge(run, tmp_path / "out", base=base)
+        assert not (tmp_path / "out" / "chat_template.jinja").exists()
+
+    def test_a_template_that_the_run_lacks_is_taken(self, tmp_path: Path) -> None:
+        run, base = model(tmp_path / "run", tokenizer_config={}), model(tmp_path / "base")
+        (base / "chat_template.jinja").write_text("BASE")
+        ckpt_cli.merge(run, tmp_path / "out", base=base)
+        assert (tmp_path / "out" / "chat_template.jinja").read_text() == "BASE"
+
+    @pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json", "x.tiktoken"])
+    def test_no_vocabulary_is_mixed_of_two(self, tmp_path: Path, name: str) -> None:
+        run, base = model(tmp_path / "run"), model(tmp_path / "base")
+        (base / name).write_text("{}")
+        ckpt_cli.merge(run, tmp_path / "out", base=base)
+        assert not (tmp_path / "out" / name).exists()
+        (run / "tokenizer.json").unlink()
+        ckpt_cli.merge(run, tmp_path / "other", base=base)
+        assert (tmp_path / "other" / name).exists()
+
+
+class TestATokenizer:
+    def test_with_more_ids_than_rows_is_named(self, tmp_path: Path) -> None:
+        run = model(tmp_path / "run", rows=5)
+        assert "3 of 8 tokens have ids of 5 and above" in warnings(ckpt_cli.merge(run, tmp_path / "out"))["vocabulary"]
+        assert "vocabulary" in warnings(ckpt_cli.average([run, model(tmp_path / "two", rows=5)], tmp_path / "mean"))
+        assert "vocabulary" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
+
+    def test_that_fits_is_not(self, tmp_path: Path) -> None:
+        assert "vocabulary" not in warnings(ckpt_cli.merge(model(tmp_path / "run", rows=9), tmp_path / "out"))
+
+    def test_with_other_ids_makes_no_average(self, tmp_path: Path) -> None:
+        first, second = model(tmp_path / "one"), model(tmp_path / "two", tokenizer=tokenizer("abcdefhg"))
+        told = warnings(ckpt_cli.average([first, second], tmp_path / "mean"))
+        assert "give other ids to tokens" in told["tokenizers-differ"]
+        same = warnings(ckpt_cli.average([first, model(tmp_path / "three")], tmp_path / "other"))
+        assert "tokenizers-differ" not in same
+
+
+def test_parts_of_sentence_transformers_are_named(tmp_path: Path) -> None:
+    modules = [
+        {"idx": 0, "path": "", "type": "Transformer"},
+        {"idx": 1, "path": "1_Pooling", "type": "Pooling"},
+        {"idx": 2, "path": "2_Dense"},
+    ]
+    told = warnings(ckpt_cli.merge(model(tmp_path / "run", modules=modules), tmp_path / "out"))
+    assert "1_Pooling, 2_Dense" in told["lacks-part"]
+    alone = warnings(ckpt_cli.merge(model(tmp_path / "other", modules=modules[:1]), tmp_path / "alone"))
+    assert "lacks-part" not in alone
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_the_same_weights_through_a_link_are_averaged_twice(tmp_path: Path, link: Any) -> None:
+    first, second = model(tmp_path / "one"), model(tmp_path / "two")
+    (second / "model.safetensors").unlink()
+    link(first / "model.safetensors", second / "model.safetensors")
+    assert "is averaged 2 times" in {n.code: n.text for n in ckpt_cli.average([first, second], tmp_path / "mean").notes}["same-twice"]
+
+
+def test_adapters_in_a_folder_beside_whole_weights_are_named(tmp_path: Path) -> None:
+    run = model(tmp_path / "run")
+    (run / "lora_adapter").mkdir()
+    (run / "lora_adapter" / "adapter_config.json").write_text("{}")
+    told = {note.code: note.text for note in ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes if note.level == "warning"}
+    assert "lora_adapter" in told["adapters-beside"]

@@ -599,7 +599,7 @@ class TestVerify:
     def test_where_nothing_says_what_it_was_made_from(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (out / "ckpt-manifest.json").unlink()
         line = self.last_line(capsys, out, "--against", out.parent / "run" / "checkpoint-100")
-        assert line == "next: check that --against names what the folder was made from"
+        assert line == "next: check that --against names the source of this folder"
 
     def test_a_source_that_changed_since(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         source = out.parent / "run" / "checkpoint-200"

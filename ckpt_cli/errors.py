@@ -135,7 +135,7 @@ class LfsPointer(InputError):
     """A text file of three lines stands where Git LFS should have put the content."""
 
     code = "lfs-pointer"
-    usual_hint = "run `git lfs pull` in the repository that it belongs to"
+    usual_hint = "run `git lfs pull` in its repository"
 
 
 class Unsupported(InputError):
@@ -150,7 +150,7 @@ class NoMemory(InputError):
 
 class SourceChanged(InputError):
     code = "source-changed"
-    usual_hint = "run the command again when nothing writes there any more"
+    usual_hint = "run the command again when nothing writes to it any more"
 
 
 class IncompleteError(CkptError):
@@ -301,7 +301,7 @@ def no_memory() -> NoMemory:
         return NoMemory("there is not enough memory", expected=f"at least {LEAST_MEMORY >> 20} MiB")
     option, size = min(limits.items(), key=lambda item: item[1])
     return NoMemory(
-        f"the memory that this process may use is not enough: ulimit {option} is {size >> 20} MiB",
+        f"the memory limit of this process is too low: ulimit {option} is {size >> 20} MiB",
         expected=f"at least {LEAST_MEMORY >> 20} MiB, more for files with long pickles",
         hint=f"raise it with `ulimit {option} unlimited` where that is allowed, or run it in a batch job",
     )

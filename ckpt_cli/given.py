@@ -125,7 +125,7 @@ def _expanded(text: str, option: str) -> str:
     if os.path.lexists(text):
         return text
     what = "there is no home folder" if user == "~" else f"there is no user {user[1:]}"
-    raise UsageError(f"{option} begins with {user}/, and {what}", path=text, hint=f"a folder that is called {user} is written ./{user}")
+    raise UsageError(f"{option} begins with {user}/, but {what}", path=text, hint=f"write a folder called {user} as ./{user}")
 
 
 def _refuse_address(text: str, option: str, output: bool) -> None:
@@ -139,7 +139,7 @@ def _refuse_address(text: str, option: str, output: bool) -> None:
     scheme = found["scheme"].lower() if found is not None else "https"
     if scheme == "file" and found is not None:
         local = "/" + unquote(found["rest"].removeprefix("localhost/"))
-        raise UsageError(f"{option} is a file:// address, and ckpt takes paths", path=text, hint=f"write it as {local}")
+        raise UsageError(f"{option} is a file:// address, but ckpt takes paths", path=text, hint=f"write it as {local}")
     if hub is not None and os.path.lexists(text):
         return
     if output:
@@ -225,7 +225,7 @@ def parse_size(text: str) -> int:
     except ValueError:
         number = -1.0
     if suffix not in SUFFIXES or not 0 < number * SUFFIXES.get(suffix, 0) < 1 << 62:
-        raise UsageError(f"{text!r} is not a size", expected="something like 5GB, 512MiB or 1000000000")
+        raise UsageError(f"{text!r} is not a size", expected="a size such as 5GB, 512MiB or 1000000000")
     return int(number * SUFFIXES[suffix])
 
 
@@ -234,7 +234,7 @@ def parse_share(value: str) -> float:
     try:
         return float(value[:-1]) / 100 if value.endswith("%") else float(value)
     except ValueError:
-        raise UsageError("the share is not a number", expected="something like 5%") from None
+        raise UsageError("the share is not a number", expected="a share such as 5%") from None
 
 
 def parse_list(text: str | None, kind: Callable[[str], Number], option: str) -> tuple[Number, ...] | None:
@@ -244,7 +244,7 @@ def parse_list(text: str | None, kind: Callable[[str], Number], option: str) -> 
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{option} {text!r} is not a list of numbers", expected="numbers with commas between them") from None
+        raise UsageError(f"{option} {text!r} is not a list of numbers", expected="numbers separated by commas") from None
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class TestDifferences:
         )
 
     def test_say_how_to_go_on(self) -> None:
-        assert refused({"a": torch.zeros(2, 3)}, ABC).hint == "pass --intersect to average the 1 tensors that all have alike"
+        assert refused({"a": torch.zeros(2, 3)}, ABC).hint == "pass --intersect to average the 1 tensors that match"
         halves = {**ABC, "b": torch.zeros(4, dtype=torch.bfloat16)}
         assert (refused(halves, ABC).hint or "").endswith(", or merge the others with --dtype first")
 
@@ -171,7 +171,7 @@ class TestTensorsThatAreNotAveraged:
         assert list(found.combinations) == ["w"]
         assert found.tensors["count"] is newest["count"]
         assert notes(found) == {
-            "newest-taken": "count: not averaged because of the dtype, and not equal everywhere; taken from step 30",
+            "newest-taken": "count: not averaged because of their dtype and not equal everywhere; taken from step 30",
         }
         assert {note.level for note in found.notes} == {"warning"}
 
@@ -235,7 +235,7 @@ class TestQuantisedWeights:
         assert isinstance(error, Unsupported)
         assert error.tensor == name
         assert error.message == "quantised weights are not averaged, and those of step 10 and step 30 differ"
-        assert error.hint == "average the checkpoints from before the quantisation, or leave the tensor out with --exclude"
+        assert error.hint == "average the checkpoints from before quantisation, or leave the tensor out with --exclude"
 
     def test_leave_everything_else_of_their_module_to_be_averaged(self) -> None:
         found = agreed(changed(INT8, "q.bias"), INT8)

@@ -515,7 +515,7 @@ class TestOptions:
         options = {"decay": 0.5} if method == "ema" else {}
         error = refused([run / "global_step_20", run / "global_step_10"], tmp_path / "out", method=method, **options)
         assert isinstance(error, UsageError)
-        assert error.message == f"the method {method} needs checkpoints from old to new, and these are steps 20, 10"
+        assert error.message == f"the method {method} needs checkpoints ordered from old to new, but these are steps 20, 10"
         assert error.hint == "pass them in order"
         average([run / "global_step_20", run / "global_step_10"], tmp_path / "out", dry_run=True)
 

@@ -78,7 +78,7 @@ class TestAPrefix:
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(saved)) == []
         assert result.outputs[0].naming.startswith("those of the hub: 27 of 27 tensors of Qwen2ForCausalLM")
-        assert f", {prefix} was taken away from every name" in result.outputs[0].naming
+        assert f", {prefix} was removed from every name" in result.outputs[0].naming
 
     def test_in_an_average(self, tmp_path: Path) -> None:
         saved, tensors = saved_by(tmp_path)
@@ -130,7 +130,7 @@ class TestAPrefix:
         head = {"v_head.summary.weight": torch.ones(1, 8)} if prefix == "pretrained_model." else {}
         save_file({**held, **head}, saved / "model.safetensors")
         (extra,) = (item for item in ckpt_cli.verify(saved).findings if item.tensor == "extra.weight")
-        assert (extra.code, extra.message) == ("extra-tensor", "the class has none of this name (shape 3 x 5)")
+        assert (extra.code, extra.message) == ("extra-tensor", "the class has no tensor of this name (shape 3 x 5)")
 
     def test_is_named_by_what_it_is(self, tmp_path: Path) -> None:
         saved, tensors = saved_by(tmp_path)
@@ -159,8 +159,8 @@ class TestAPrefix:
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(saved)) == []
         assert result.outputs[0].naming == (
-            "those of the hub: 27 of 27 are known of Qwen2ForCausalLM (transformers 5.24.0), shapes not compared: "
-            "transformers is not installed, net. was taken away from every name"
+            "those of the hub: 27 of 27 are known for Qwen2ForCausalLM (transformers 5.24.0), shapes not compared: "
+            "transformers is not installed, net. was removed from every name"
         )
 
 
@@ -312,7 +312,7 @@ class TestOtherShapes:
 
     def test_of_the_embedding_where_the_class_cannot_be_asked(self, tmp_path: Path, alone: None) -> None:
         saved, _ = saved_by(tmp_path, vocab_size=67)
-        assert "has 64 rows, and config.json says vocab_size 67" in notes(ckpt_cli.merge(saved, tmp_path / "out"))["vocabulary-rows"]
+        assert "has 64 rows, but config.json says vocab_size 67" in notes(ckpt_cli.merge(saved, tmp_path / "out"))["vocabulary-rows"]
         assert "vocabulary-rows" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
 
 
@@ -484,7 +484,7 @@ class TestWithoutTransformers:
         result = ckpt_cli.merge(saved, tmp_path / "out")
         assert result.outputs[0].compared is not None
         assert (result.outputs[0].compared.shapes, result.outputs[0].compared.fitting) == (False, 27)
-        assert "27 of 27 are known of Qwen2ForCausalLM" in str(ckpt_cli.verify(saved).names)
+        assert "27 of 27 are known for Qwen2ForCausalLM" in str(ckpt_cli.verify(saved).names)
 
     def test_what_is_usually_there_is_missed_but_not_refused(self, tmp_path: Path, alone: None) -> None:
         saved, tensors = saved_by(tmp_path)

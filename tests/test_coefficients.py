@@ -197,7 +197,7 @@ class TestPosthocEma:
     def test_refuses_averages_that_are_too_much_alike(self) -> None:
         error = refused("posthoc-ema", steps=(100, 100, 200), sigma_rel=0.1, source_sigma_rel=0.2)
         assert "too much alike" in error.message
-        assert error.hint == "take fewer, further apart: --every N"
+        assert error.hint == "choose fewer that are further apart: --every N"
 
 
 class TestEveryMethod:
@@ -254,7 +254,7 @@ class TestRefusals:
             ((1, 1e61, 2), "the weight 1e+61 is out of range"),
             ((1, -1e-61, 2), "the weight -1e-61 is out of range"),
             ((0, 0, 0), "all weights are zero"),
-            ((1, 1, -2), "the weights add up to zero, so that they cannot be normalised"),
+            ((1, 1, -2), "the weights sum to zero, so they cannot be normalised"),
         ],
     )
     def test_of_weights(self, weights: tuple[float, ...] | None, message: str) -> None:

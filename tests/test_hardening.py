@@ -81,7 +81,7 @@ class TestPaths:
         save(tmp_path / "global_step_1", 1.0)
         (tmp_path / "global_step_2" / "actor").mkdir(parents=True)
         result = ckpt_cli.detect(tmp_path)
-        assert [note.text for note in result.checkpoint.notes] == ["global_step_2 is skipped: nothing in it is recognised as weights"]
+        assert [note.text for note in result.checkpoint.notes] == ["global_step_2 is skipped: no weights were recognised in it"]
 
     def test_a_folder_without_permission_is_unreadable_not_unrecognised(self, run: Path, tmp_path: Path) -> None:
         secret = save(tmp_path / "secret" / "global_step_1", 1.0).parent

@@ -141,7 +141,7 @@ CASES = (
         r"did you mean .*/checkpoint-200\?",
         lambda p: merge(p.run() / "checkpoint-200", p),
     ),
-    Case("nothing alike", lambda p: merge(p.run() / "zzzz", p), r"nothing in .*/run has a name like this"),
+    Case("nothing alike", lambda p: merge(p.run() / "zzzz", p), r"nothing in .*/run has a similar name"),
     Case("no parent", lambda p: merge(p.tmp / "none" / "run", p), r".*/none does not exist either"),
     Case("the folder above", lambda p: merge(p.run().parent, p), r"did you mean .*/run\?", lambda p: merge(p.run(), p)),
     Case("other files", lambda p: ckpt_cli.detect(p.raw("x/a.txt", b"").parent), r"the folder holds a\.txt"),
@@ -177,7 +177,7 @@ CASES = (
     Case(
         "a missing rank, no step is whole",
         lambda p: merge(_no_step_whole(p), p),
-        r"get the file from the node that wrote it, or pass that node's folder with --also; no step of this run is whole",
+        r"get the file from the node that wrote it, or pass that node's folder with --also; no step of this run is complete",
     ),
     Case(
         "a step by number, no other is whole",
@@ -212,7 +212,7 @@ CASES = (
     Case(
         "a nested entry",
         lambda p: merge(p.torch_file("n/model.pt", {"w": torch.ones(2), "more": {"x": torch.ones(2)}}), p),
-        r"save the state dict that is in it on its own",
+        r"save the state dict inside it on its own",
     ),
     Case(
         "two models",
@@ -225,7 +225,7 @@ CASES = (
         lambda p: merge(p.torch_file("f/model.pt", {"a._flat_param": torch.ones(4)}), p),
         r"load it once in the training script and save with SHARDED_STATE_DICT",
     ),
-    Case("a tensor that no file of an index lists", lambda p: merge(_foreign_tensor(p), p), r"files of two models may have been mixed"),
+    Case("a tensor that no file of an index lists", lambda p: merge(_foreign_tensor(p), p), r"files from two models may be mixed"),
     Case("a renamed rank file", lambda p: merge(_renamed_rank(p), p), r"it may have been renamed or copied over another one.*"),
     # -- options
     Case("--lora without adapters", lambda p: merge(p.run(), p, lora="export"), r"leave out --lora", lambda p: merge(p.run(), p)),
@@ -265,7 +265,7 @@ CASES = (
     Case(
         "a key map with one name for two",
         lambda p: merge(p.hub("m", {"a": torch.ones(1), "b": torch.ones(1)}), p, key_map=p.raw("k.json", b'{"a": "c", "b": "c"}')),
-        r"make the rules tell the two apart",
+        r"make the rules distinguish the two",
     ),
     Case(
         "no training state to write",
@@ -287,7 +287,7 @@ CASES = (
     Case(
         "an optimizer alone",
         lambda p: ckpt_cli.extract_state(_only_optimizer(p), p.out),
-        r"pass --optimizer: an optimizer's state is all that is there",
+        r"pass --optimizer: only optimizer state was found",
         lambda p: ckpt_cli.extract_state(_only_optimizer(p), p.out, optimizer=True),
     ),
     Case(
@@ -339,7 +339,7 @@ CASES = (
         lambda p: merge(p.hub("m"), p),
     ),
     Case(
-        "inside of what is read",
+        "inside the input",
         lambda p: merge(p.run(), p, output=p.run() / "checkpoint-200" / "x"),
         r"choose another -o",
         lambda p: merge(p.run(), p),
@@ -356,7 +356,7 @@ CASES = (
         r"use -o instead of --in-place",
         lambda p: merge(p.run(), p),
     ),
-    Case("--in-place and -o", lambda p: merge(p.run(), p, in_place=True), r"leave one of them out", lambda p: merge(p.run(), p)),
+    Case("--in-place and -o", lambda p: merge(p.run(), p, in_place=True), r"leave out one of them", lambda p: merge(p.run(), p)),
     # -- averages
     Case(
         "no steps chosen",
@@ -371,7 +371,7 @@ CASES = (
     Case(
         "other tensors",
         lambda p: ckpt_cli.average([p.hub("a", {**W, "x": torch.ones(1)}), p.hub("b")], p.out),
-        r"pass --intersect to average the 1 tensors that all have alike",
+        r"pass --intersect to average the 1 tensors that match",
         lambda p: ckpt_cli.average([p.hub("a"), p.hub("b")], p.out, intersect=True),
     ),
     Case("nothing in common", lambda p: ckpt_cli.average([p.hub("a", {"x": torch.ones(1)}), p.hub("b")], p.out), None),
@@ -396,7 +396,7 @@ CASES = (
     Case(
         "values that are not finite",
         lambda p: ckpt_cli.average([p.hub("a", {"w": NAN}), p.hub("b", {"w": NAN})], p.out),
-        r"leave these checkpoints or tensors \(--exclude\) out, or pass --allow-non-finite .*",
+        r"leave out these checkpoints or tensors \(--exclude\), or pass --allow-non-finite .*",
         lambda p: ckpt_cli.average([p.hub("a"), p.hub("b")], p.out, allow_non_finite=True),
     ),
     Case(
@@ -440,7 +440,7 @@ CASES = (
         r"without --strict those of .* are taken",
         lambda p: ckpt_cli.average(_counted(p), p.out),
     ),
-    Case("a step twice in a list", lambda p: ckpt_cli.average(p.run(), p.out, steps=(100, 100)), r"use --weights to let one count more"),
+    Case("a step twice in a list", lambda p: ckpt_cli.average(p.run(), p.out, steps=(100, 100)), r"use --weights to give one more weight"),
     Case("steps of one checkpoint", lambda p: ckpt_cli.average(p.hub("m"), p.out, last=2), r"pass the run, or several checkpoints"),
     # -- verify
     Case("a plot without a base", lambda p: ckpt_cli.verify(p.hub("m"), plot=p.tmp / "x.svg"), r"ckpt verify PATH --base DIR --plot FILE"),
@@ -556,7 +556,7 @@ class TestLinks:
         (tmp_path / "latest").symlink_to("global_step_10")
         with pytest.raises(CkptError) as caught:
             ckpt_cli.detect(tmp_path / "latest")
-        assert caught.value.message == "this is a link to global_step_10, which is not there"
+        assert caught.value.message == "this is a link to global_step_10, which does not exist"
         assert caught.value.advice is None
 
     def test_nor_is_another_broken_link_proposed(self, tmp_path: Path) -> None:
@@ -599,14 +599,14 @@ class TestVerify:
     def test_where_nothing_says_what_it_was_made_from(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (out / "ckpt-manifest.json").unlink()
         line = self.last_line(capsys, out, "--against", out.parent / "run" / "checkpoint-100")
-        assert line == "next: check that --against names what the folder was made from"
+        assert line == "next: check that --against names the source of this folder"
 
     def test_a_source_that_changed_since(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         source = out.parent / "run" / "checkpoint-200"
         shutil.rmtree(source)
         shutil.copytree(EXAMPLE / "checkpoint-100", source)
         line = self.last_line(capsys, out, "--against", source)
-        assert line.startswith("next: find out why the source has changed")
+        assert line.startswith("next: find out why the source changed")
 
     def test_a_damaged_folder_is_merged_again(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = out / "model.safetensors"

@@ -297,7 +297,7 @@ class TestMeshesAndPlacements:
         at = with_factor.index(b"split_factor") + len("split_factor")
         self.spoil(run, with_factor[at - 12 : at + 4], with_factor[at - 12 : at + 2] + long1(factor))
         refusal = answers(run, tmp_path / "out")
-        assert refusal[1:] == ["3 corrupt-file a _StridedShard placement makes no sense"] * 2
+        assert refusal[1:] == ["3 corrupt-file a _StridedShard placement is invalid"] * 2
         assert "placement" in refusal[0]
 
     @pytest.mark.parametrize("size", [10**9, 2**62])

@@ -157,7 +157,7 @@ class TestWhatDoesNotResolve:
     def test_nothing_is_proposed_for_a_name_like_no_other(self, layouts: Path) -> None:
         with pytest.raises(NotFound) as caught:
             locate(layouts / "verl-run" / "zzzzzzzz")
-        assert caught.value.hint == f"nothing in {layouts / 'verl-run'} has a name like this"
+        assert caught.value.hint == f"nothing in {layouts / 'verl-run'} has a similar name"
 
     def test_an_impossible_path_is_simply_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound):

@@ -587,16 +587,16 @@ class TestPartsOfAnAdapter:
     @pytest.mark.parametrize(
         ("modules", "config", "told"),
         [
-            (WHOLE, {"modules_to_save": ["lm_head"]}, "lm_head was trained as a whole, and it is not there"),
+            (WHOLE, {"modules_to_save": ["lm_head"]}, "lm_head was trained as a whole, but it is missing"),
             (WHOLE, {"modules_to_save": ["classifier", "score"], "task_type": "TOKEN_CLS"}, "classifier was trained"),
-            (["0 q"], {}, "targets v_proj, and no factor is for it"),
-            (["0 q", "1 q"], {}, "targets v_proj, and no factor is for it"),
+            (["0 q"], {}, "targets v_proj, but there are no factors for it"),
+            (["0 q", "1 q"], {}, "targets v_proj, but there are no factors for it"),
             (
                 ["0 q", "0 v"],
                 {},
                 "layers.1.self_attn.q_proj, model.layers.1.self_attn.v_proj; there are factors in layer 0, none in layer 1",
             ),
-            (["0 q", "0 v", "1 v"], {}, "a module of the model has no factors, and others of its kind do: model.layers.1.self_attn.q_proj"),
+            (["0 q", "0 v", "1 v"], {}, "a module of the model has no factors, but others of its kind do: model.layers.1.self_attn.q_proj"),
             (["0 q"], {"target_modules": "all-linear"}, "none in layer 1"),
             (["0 q", "0 v"], {"layers_to_transform": [0, 1]}, "none in layer 1"),
         ],
@@ -658,7 +658,7 @@ class TestPartsOfAnAdapter:
         adapter = self.adapter(tmp_path / "adapter", self.WHOLE)
         (adapter / "config.json").write_text(json.dumps({"num_hidden_layers": 4}))
         notes = [note.text for note in ckpt_cli.merge(adapter, tmp_path / "out").outputs[0].notes if note.code == "partial-adapter"]
-        assert notes == ["there are factors in layers 0, 1, and the model has 4 layers: a part of the adapter may be missing"]
+        assert notes == ["there are factors in layers 0, 1, but the model has 4 layers: a part of the adapter may be missing"]
 
     @pytest.mark.parametrize("tie", [True, False])
     def test_a_tied_head_is_saved_as_its_embedding(self, tmp_path: Path, tie: bool) -> None:

@@ -181,7 +181,7 @@ class TestPatchEmbedding:
 
     def test_it_is_noted(self) -> None:
         matched = match({PATCHES: tensor(PATCHES, (4, 3, 2, 2))}, {PATCHES: tensor(PATCHES, (4, 12))})
-        assert notes(matched, "info")["reshaped"] == f"{PATCHES}: [4, 3, 2, 2] was turned into the base's [4, 12]"
+        assert notes(matched, "info")["reshaped"] == f"{PATCHES}: [4, 3, 2, 2] was converted to the base's [4, 12]"
 
     @pytest.mark.parametrize(
         ("here", "there"),

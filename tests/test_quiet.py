@@ -708,7 +708,7 @@ def test_an_error_after_a_step_was_skipped_says_that_too(lacking: Path, tmp_path
 class TestStepsWithoutWeights:
     """They are named by every command that passes them over, and are not "no step" where they were asked for."""
 
-    NOTE = "warning: checkpoint-300 is skipped: nothing in it is recognised as weights"
+    NOTE = "warning: checkpoint-300 is skipped: no weights were recognised in it"
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_are_named(self, run: Path, tmp_path: Path, call: Callable[..., Outcome], command: str) -> None:
@@ -730,6 +730,6 @@ class TestStepsWithoutWeights:
             lambda: ckpt_cli.merge(run, tmp_path / "out", step=300),
             lambda: ckpt_cli.average(run, tmp_path / "out", steps=(100, 300)),
         ):
-            with pytest.raises(NotFound, match="nothing in this step folder is recognised as weights") as caught:
+            with pytest.raises(NotFound, match="no weights were recognised in this step folder") as caught:
                 fails()
             assert caught.value.path == str(run / "checkpoint-300")

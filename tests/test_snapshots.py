@@ -107,7 +107,7 @@ class TestStepsOfARun:
     def test_that_are_fewer_than_wanted_are_taken_with_a_warning(self, run: Path) -> None:
         chosen = Chosen(run, last=3)
         assert chosen.steps == [10, 20]
-        assert chosen.notes == {"step-skipped": [SKIPPED], "fewer-steps": ["only 2 complete steps are there, not 3"]}
+        assert chosen.notes == {"step-skipped": [SKIPPED], "fewer-steps": ["only 2 complete steps were found, not 3"]}
 
     def test_that_lack_the_component_are_passed_over(self, copy: Copy) -> None:
         run = copy("layouts", "verl-run", "run")
@@ -130,7 +130,7 @@ class TestStepsOfARun:
                 (run / f"global_step_{step}" / "actor" / f"model_world_size_4_rank_{rank}.pt").rename(
                     folder / f"model_world_size_4_rank_{rank}.pt"
                 )
-        assert refused(run, everything=True).message.startswith("an average needs at least two checkpoints, and this is 0")
+        assert refused(run, everything=True).message.startswith("an average needs at least two checkpoints; found 0")
         assert Chosen(run, also=(tmp_path / "node",), steps=(10, 20)).steps == [10, 20]
 
 
@@ -188,7 +188,7 @@ class TestSeveralPaths:
     def test_cannot_have_more_nodes(self, run: Path, tmp_path: Path) -> None:
         error = refused(run, run, also=(tmp_path,))
         assert isinstance(error, UsageError)
-        assert error.hint == "merge the checkpoint of the nodes first"
+        assert error.hint == "merge the checkpoint from its nodes first"
 
 
 class TestRefusals:
@@ -206,11 +206,11 @@ class TestRefusals:
     def test_of_fewer_than_two(self, run: Path, choice: dict[str, Any], count: int) -> None:
         error = refused(run, **choice)
         reason = f": {SKIPPED}" if choice in ({"begin": 20}, {"every": 20}) else ""
-        assert error.message == f"an average needs at least two checkpoints, and this is {count}{reason}"
+        assert error.message == f"an average needs at least two checkpoints; found {count}{reason}"
         assert error.hint == "ckpt merge writes a single one"
 
     def test_of_a_range_that_ends_before_it_begins(self, run: Path) -> None:
-        assert refused(run, begin=30, end=10).message == "there is nothing from step 30 to step 10"
+        assert refused(run, begin=30, end=10).message == "no steps lie in the range from 30 to step 10"
 
     def test_of_a_range_without_steps_list_those_that_are_there(self, run: Path) -> None:
         for choice in ({"begin": 11, "end": 12}, {"begin": 1000, "end": 5000, "every": 1000}):
@@ -224,7 +224,7 @@ class TestRefusals:
         assert error.message == "this checkpoint has no component emma"
 
     def test_of_one_checkpoint(self, run: Path) -> None:
-        assert refused(run / "global_step_10").message == "an average needs at least two checkpoints, and this is 1"
+        assert refused(run / "global_step_10").message == "an average needs at least two checkpoints; found 1"
         error = refused(run / "global_step_10", everything=True)
         assert error.message == "this is one checkpoint, which has no steps to choose from"
         assert error.hint == "pass the run, or several checkpoints"

@@ -110,10 +110,10 @@ class TestWhatIsSaidOfAHeadOfItsOwn:
         assert HEAD not in load(tmp_path / "out")
         said = [note.text for note in result.notes if note.code == "tied-heads-differ"]
         assert said == [
-            f"config.json ties {HEAD} to {EMBEDDING}, but their values differ, and only {EMBEDDING} is written: a loader takes it for both"
+            f"config.json ties {HEAD} to {EMBEDDING}, but their values differ, and only {EMBEDDING} is written: a loader uses it for both"
         ]
 
-    @pytest.mark.parametrize(("left_out", "outcome"), [(HEAD, "a loader takes it for both"), (EMBEDDING, "looks for the other one")])
+    @pytest.mark.parametrize(("left_out", "outcome"), [(HEAD, "a loader uses it for both"), (EMBEDDING, "looks for the other one")])
     def test_that_a_filter_leaves_out(self, tmp_path: Path, left_out: str, outcome: str) -> None:
         result = ckpt_cli.merge(self.runs(tmp_path)[0], tmp_path / "out", exclude=left_out).outputs[0]
         said = [note.text for note in result.notes if note.code == "tied-heads-differ"]

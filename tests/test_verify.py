@@ -230,14 +230,14 @@ def never_load_it(out: Path) -> None:
 
 DEFECTS: dict[str, Callable[..., None]] = {
     "a tensor was dropped": drop_a_tensor,
-    "a file of an older save lies beside": leave_an_old_file,
+    "a file of an older save is in the folder": leave_an_old_file,
     "config.json names the wrong dtype": name_the_wrong_dtype,
-    "config.json says another base of the rotary embedding": change_the_rotary_base,
+    "config.json has another base of the rotary embedding": change_the_rotary_base,
     "an editor put a byte order mark into tokenizer.json": mark_a_text,
     "a file is truncated": truncate,
     "a file is missing": lose_a_file,
     "the index is missing": lose_the_index,
-    "the index is no JSON": break_the_index,
+    "the index is not valid JSON": break_the_index,
     "the index names the wrong file for a tensor": confuse_the_index,
     "the index counts elements as bytes": count_elements,
     "two files hold the same tensor": hold_it_twice,
@@ -246,14 +246,14 @@ DEFECTS: dict[str, Callable[..., None]] = {
     "a tensor was cast": cast_it,
     "config.json is of a larger model": want_more_layers,
     "config.json is of a smaller model": want_fewer_layers,
-    "config.json is no JSON": break_the_config,
+    "config.json is not valid JSON": break_the_config,
     "the tokenizer is of another model": take_another_tokenizer,
     "one bit is flipped": flip_a_bit,
     "two tensors of one shape are swapped": swap_two_tensors,
-    "two experts are in each other's place": permute_experts,
+    "two experts are swapped": permute_experts,
     "the values are those of another step": take_another_step,
     "a value is NaN": make_it_nan,
-    "a copy ended early, and its file is zeros from there on": tear_a_file,
+    "a copy was cut off, and the rest of its file is zeros": tear_a_file,
     "a matrix was never loaded": never_load_it,
 }
 
@@ -651,7 +651,7 @@ class TestWhatIsSaid:
     def test_without_transformers_says_what_was_not_compared(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ckpt_cli.hub.classes.expected_tensors.installed_version", lambda: None)
         assert str(ckpt_cli.verify(out).names).endswith(
-            "are known of Qwen3MoeForCausalLM (transformers 5.24.0), shapes not compared: transformers is not installed"
+            "are known for Qwen3MoeForCausalLM (transformers 5.24.0), shapes not compared: transformers is not installed"
         )
         in_config(out, architectures=["SomethingNew"])
         (item,) = [item for item in ckpt_cli.verify(out).findings if item.code == "not-compared"]
@@ -776,7 +776,7 @@ class TestRefusals:
         in_config(out, num_hidden_layers=10**9)
         assert "config.json says 1000000000 layers" in str(ckpt_cli.verify(out).findings)
         in_config(out, architectures=["SomethingNew"])
-        assert "num_hidden_layers 1000000000, which nobody builds" in str(ckpt_cli.verify(out).findings)
+        assert "num_hidden_layers 1000000000, more than any model has" in str(ckpt_cli.verify(out).findings)
 
     def test_a_manifest_that_names_files_elsewhere_opens_none(self, out: Path) -> None:
         content = json.loads((out / "ckpt-manifest.json").read_text())

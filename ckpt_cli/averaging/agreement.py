@@ -44,7 +44,7 @@ def agree(
     common = [name for name in held[-1] if all(name in tensors for tensors in held) and name not in differences]
     if differences and not intersect:
         alike = sum(held[-1][name].dtype.code in BITS for name in common)
-        hints = [f"pass --intersect to average the {alike} tensors that all have alike"] if alike else []
+        hints = [f"pass --intersect to average the {alike} tensors that match"] if alike else []
         if all(_castable(name, held) for name in differences):
             hints.append("merge the others with --dtype first")
         raise DifferentTensors(
@@ -74,7 +74,7 @@ def agree(
                 f"quantised weights are not averaged, and those of {labels[differing]} and {labels[-1]} differ",
                 tensor=name,
                 expected="equal values in all checkpoints, or weights that are not quantised",
-                hint="average the checkpoints from before the quantisation, or leave the tensor out with --exclude",
+                hint="average the checkpoints from before quantisation, or leave the tensor out with --exclude",
             )
         if strict:
             raise DifferentTensors(
@@ -87,7 +87,7 @@ def agree(
         raise DifferentTensors("nothing is left to average: the checkpoints share no floating tensor", expected="checkpoints of one model")
     notes = []
     if newest:
-        text = f"{few(newest)}: not averaged because of the dtype, and not equal everywhere; taken from {labels[-1]}"
+        text = f"{few(newest)}: not averaged because of their dtype and not equal everywhere; taken from {labels[-1]}"
         notes.append(Note("warning", "newest-taken", text))
     dropped = {name: f"left out by --intersect: {what}" for name, what in differences.items()}
     return Agreed({name: held[-1][name] for name in common}, combinations, dropped, tuple(notes))

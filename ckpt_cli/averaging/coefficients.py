@@ -84,7 +84,7 @@ def formula(
     if sigma_rel is None or source_sigma_rel is None:
         raise UsageError(
             "the method posthoc-ema needs --sigma-rel and --source-sigma-rel",
-            expected="the relative width of the average that is wanted, and of those that training saved, such as 0.1 and 0.05",
+            expected="the relative width of the average to make, and of those training saved, such as 0.1 and 0.05",
         )
     return Formula(_noticeable(posthoc_ema(_known(steps, "posthoc-ema"), source_sigma_rel, sigma_rel)), 1.0)
 
@@ -111,7 +111,7 @@ def _weighted(count: int, weights: Sequence[float] | None, normalize: bool) -> F
     listed = tuple(float(weight) for weight in weights)
     if len(listed) != count:
         counted = "1 weight" if len(listed) == 1 else f"{len(listed)} weights"
-        raise UsageError(f"{counted} for {count} checkpoints", expected="one for each, from old to new, with commas between them")
+        raise UsageError(f"{counted} for {count} checkpoints", expected="one for each, oldest first, separated by commas")
     for weight in listed:
         if not math.isfinite(weight) or (weight and not SMALLEST <= abs(weight) <= LARGEST):
             raise UsageError(f"the weight {weight} is out of range", expected=f"0, or a magnitude of {SMALLEST:g} to {LARGEST:g}")
@@ -119,9 +119,7 @@ def _weighted(count: int, weights: Sequence[float] | None, normalize: bool) -> F
         raise UsageError("all weights are zero")
     total = math.fsum(listed) if normalize else 1.0
     if abs(total) < SMALLEST:
-        raise UsageError(
-            "the weights add up to zero, so that they cannot be normalised", hint="pass --no-normalize to use them as they are"
-        )
+        raise UsageError("the weights sum to zero, so they cannot be normalised", hint="pass --no-normalize to use them as they are")
     return Formula(listed, total)
 
 
@@ -196,7 +194,7 @@ def posthoc_ema(steps: Sequence[int], source_sigma_rel: float, sigma_rel: float)
     among, wanted = products[:-1, :-1], products[:-1, -1]
     scale = 1 / numpy.sqrt(numpy.diag(among))
     if float(numpy.linalg.cond(among * scale[:, None] * scale[None, :])) > MAX_CONDITION:
-        fewer = "take fewer, further apart: --every N" if len(steps) > 2 else None
-        raise UsageError("the saved averages are too much alike to make another one of them", hint=fewer)
+        fewer = "choose fewer that are further apart: --every N" if len(steps) > 2 else None
+        raise UsageError("the saved averages are too similar to derive another one from them", hint=fewer)
     weights = numpy.linalg.solve(among, wanted)
     return tuple(float(weight) for weight in weights / weights.sum())

@@ -80,7 +80,9 @@ def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) ->
     steps = snapshots.steps
     if method in ORDERED and steps is not None and any(a >= b for a, b in itertools.pairwise(steps)):
         listed = ", ".join(map(str, steps))
-        raise UsageError(f"the method {method} needs checkpoints from old to new, and these are steps {listed}", hint="pass them in order")
+        raise UsageError(
+            f"the method {method} needs checkpoints ordered from old to new, but these are steps {listed}", hint="pass them in order"
+        )
     return formula(
         method,
         len(snapshots.opened),
@@ -252,7 +254,7 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
     if method == "posthoc-ema" and plain:
         ema = "pass --type ema, or " if all(called_ema(opened.found) is not None for opened in snapshots.opened) else ""
         raise UsageError(
-            f"the method posthoc-ema combines averages that training saved, and this is {few(plain)}",
+            f"the method posthoc-ema combines averages that training saved, but this is {few(plain)}",
             hint=f"{ema}use another method for plain weights",
         )
 

@@ -44,11 +44,11 @@ class StepChoice:
         if self.last is not None and self.last < 2:
             raise UsageError("--last is out of range", expected="2 or more")
         if self.begin is not None and self.end is not None and self.begin > self.end:
-            raise UsageError(f"there is nothing from step {self.begin} to step {self.end}", expected="--from that is at most --to")
+            raise UsageError(f"no steps lie in the range from {self.begin} to step {self.end}", expected="--from no larger than --to")
         if self.every is not None and self.every < 1:
             raise UsageError("--every is out of range", expected="1 or more steps")
         if len(set(self.steps)) < len(self.steps):
-            raise UsageError("--steps names a step twice", hint="use --weights to let one count more")
+            raise UsageError("--steps names a step twice", hint="use --weights to give one more weight")
 
     def among(self, steps: Sequence[int]) -> set[int]:
         """The chosen ones (of ``last``: all candidates)."""
@@ -89,7 +89,7 @@ def open_snapshots(
     """
     choice.check()
     if also and len(paths) > 1:
-        raise UsageError("--also belongs to one run, and there are several paths", hint="merge the checkpoint of the nodes first")
+        raise UsageError("--also applies to one run, but several paths were given", hint="merge the checkpoint from its nodes first")
     found: list[Opened] = []
     notes: list[Note] = []
     targets = [locate(path, None, also, steps=choice.says_something) for path in paths]
@@ -118,7 +118,7 @@ def open_snapshots(
     if len(found) < 2:
         why = f": {notes[0].text}" if notes else ""
         raise UsageError(
-            f"an average needs at least two checkpoints, and this is {len(found)}{why}",
+            f"an average needs at least two checkpoints; found {len(found)}{why}",
             path=paths[0],
             hint="ckpt merge writes a single one" if found else None,
         )
@@ -154,7 +154,7 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
     lacking = set(choice.steps) - chosen
     bare = next((folder for folder in target.bare if step_of(folder) in lacking), None)
     if bare is not None:
-        raise NotFound("nothing in this step folder is recognised as weights", path=bare)
+        raise NotFound("no weights were recognised in this step folder", path=bare)
     if lacking:
         there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
         raise NotFound(f"there is no step {min(lacking)}", path=target.path, expected=f"some of the steps {there}")
@@ -185,7 +185,7 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
     if not whole and isinstance(first_error, NotFound):
         raise first_error
     if choice.last is not None and len(whole) < choice.last:
-        notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps are there, not {choice.last}"))
+        notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps were found, not {choice.last}"))
     return whole[::-1]
 
 

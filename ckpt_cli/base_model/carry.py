@@ -29,7 +29,7 @@ def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: S
             )
     taken = {name: base[name] for name in base if name not in there and any(fnmatch.fnmatchcase(name, glob) for glob in globs)}
     idle = [glob for glob in globs if not any(fnmatch.fnmatchcase(name, glob) for name in taken)]
-    why = "the run has all of these itself, or they were left out"
+    why = "the run already has all of these, or they were left out"
     notes = [Note("warning", "unused-pattern", f"--carry-from-base {printable(glob)}: {why}") for glob in idle]
     return taken, notes
 
@@ -47,7 +47,7 @@ def dtypes_of_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) ->
                 f"{mine} cannot be cast to the base's {theirs}",
                 tensor=name,
                 expected="floating dtypes on both sides",
-                hint="leave it out with --exclude, or pass the dtype itself instead of --dtype base",
+                hint="leave it out with --exclude, or name the dtype instead of --dtype base",
             )
         dtypes[name] = theirs
     kept = [name for name in tensors if name not in base]

@@ -122,9 +122,9 @@ def checked_base(
         found = resemblance(unfiltered, base, config, base_config, kinds_known=own_config)
     if found.renamed and by_name:
         raise Inconsistent(
-            f"the base has tensors of the same shapes under other names, so that nothing can be taken from it by name: {found.numbers}",
+            f"the base has tensors of the same shapes under other names, so nothing can be taken from it by name: {found.numbers}",
             path=folder,
-            expected="a base with the names of what is written",
+            expected="a base with the names of the output",
             hint="rename the tensors of the run as the base has them with --key-map, or pass a base with these names",
         )
     if found.renamed:
@@ -147,7 +147,7 @@ def _other_kind(config: Config, base_config: Config, found: Resemblance) -> tupl
     kinds = config.get("model_type"), base_config.get("model_type")
     if not found.comparable or not all(isinstance(kind, str) for kind in kinds) or kinds[0] == kinds[1]:
         return ()
-    text = f"config.json says {printable(kinds[0])}, and the base's {printable(kinds[1])}: {found.numbers}"
+    text = f"config.json says {printable(kinds[0])}, the base's says {printable(kinds[1])}: {found.numbers}"
     return (Note("warning", "other-base", text),)
 
 
@@ -155,7 +155,7 @@ def config_doubt(config: Config, base_config: Config) -> str | None:
     """What two configs say that no training changes, for a base without weights. None if nothing speaks against it."""
     kinds = config.get("model_type"), base_config.get("model_type")
     if all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]:
-        return f"config.json says model_type {printable(kinds[0])}, and the base's {printable(kinds[1])}"
+        return f"config.json says model_type {printable(kinds[0])}, the base's says {printable(kinds[1])}"
     inner = [each.get("text_config") for each in (config, base_config)]
     pairs: list[tuple[Config, Config]] = [(config, base_config)]
     if isinstance(inner[0], Mapping) and isinstance(inner[1], Mapping):
@@ -163,7 +163,7 @@ def config_doubt(config: Config, base_config: Config) -> str | None:
     for mine, base in pairs:
         for key in SIZES:
             if type(mine.get(key)) is int and type(base.get(key)) is int and mine[key] != base[key]:
-                return f"config.json says {key} {mine[key]}, and the base's {base[key]}"
+                return f"config.json says {key} {mine[key]}, the base's says {base[key]}"
     return None
 
 
@@ -178,7 +178,9 @@ def _doubt(config: Config, base_config: Config, different: list[str]) -> str | N
     """
     kinds = config.get("model_type"), base_config.get("model_type")
     if different and all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]:
-        return f"the configs say {printable(kinds[0])} and {printable(kinds[1])}; not in both in one shape: {few(different, 2)}"
+        return (
+            f"the configs say {printable(kinds[0])} and {printable(kinds[1])}; missing or of another shape on one side: {few(different, 2)}"
+        )
     return None
 
 

@@ -15,7 +15,7 @@ from ckpt_cli.cli.verify import verify
 
 app = typer.Typer(
     name="ckpt",
-    help="Look into sharded training checkpoints; merge or average them into Hugging Face folders; extract their state; verify results.",
+    help="Inspect sharded training checkpoints; merge or average them into Hugging Face folders; extract training state; verify results.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -49,11 +49,11 @@ def _root(
 
 
 app.command(
-    help="Say what a path is: trainer, steps, components, world size, whether it is complete.",
+    help="Show what a path holds: trainer, steps, components, world size, completeness.",
     epilog=_examples("ckpt detect ./run", "ckpt detect ./run --json"),
 )(detect)
 app.command(
-    help="Show every tensor: shape, dtype, how it is sharded; one row per group of like layers.",
+    help="Show every tensor: shape, dtype and sharding; one row per group of similar layers.",
     epilog=_examples("ckpt inspect ./run", "ckpt inspect ./run --type ema --all", "ckpt inspect ./run --json"),
 )(inspect)
 app.command(
@@ -76,7 +76,7 @@ app.command(
 )(average)
 app.command(
     name="extract-state",
-    help="Write what is not a weight: scheduler, random states, counters, dataloaders, and on request the optimizer.",
+    help="Write everything but the weights: scheduler, random states, counters, dataloaders, optionally the optimizer.",
     epilog=_examples(
         "ckpt extract-state ./run",
         "ckpt extract-state ./run --step 200 --optimizer -o ./state",
@@ -84,7 +84,7 @@ app.command(
     ),
 )(extract_state)
 app.command(
-    help="Prove that a model folder is right: headers, config and names; every byte; against its source; against a base.",
+    help="Check a model folder: headers, config and names; every byte; against its source; against a base.",
     epilog=_examples(
         "ckpt verify ./merged",
         "ckpt verify ./merged --full",

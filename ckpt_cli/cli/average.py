@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ckpt_cli.averaging.coefficients import DecayShape, Method
 
 STEPS_PANEL = "Which steps"
-METHOD_PANEL = "How much each weighs"
+METHOD_PANEL = "Weighting"
 
 
 def average(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Runs, steps, component folders or files, from old to new.", show_default=False)
+        list[str], typer.Argument(metavar="PATH...", help="Runs, steps, component folders or files, oldest first.", show_default=False)
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write.", show_default=False)],
     everything: Annotated[bool, typer.Option("--all", help="All complete steps of the run.", rich_help_panel=STEPS_PANEL)] = False,
@@ -64,12 +64,14 @@ def average(
     ] = False,
     decay: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option("--decay", metavar="D", help="ema: what is kept per checkpoint.", show_default=False, rich_help_panel=METHOD_PANEL),
+        typer.Option(
+            "--decay", metavar="D", help="ema: share of the average kept per checkpoint.", show_default=False, rich_help_panel=METHOD_PANEL
+        ),
     ] = None,
     half_life: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
-            "--half-life", metavar="STEPS", help="ema: half is kept after so many steps.", show_default=False, rich_help_panel=METHOD_PANEL
+            "--half-life", metavar="STEPS", help="ema: steps after which half is kept.", show_default=False, rich_help_panel=METHOD_PANEL
         ),
     ] = None,
     decay_shape: Annotated[
@@ -85,7 +87,7 @@ def average(
     sigma_rel: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
-            "--sigma-rel", metavar="S", help="posthoc-ema: relative width wanted.", show_default=False, rich_help_panel=METHOD_PANEL
+            "--sigma-rel", metavar="S", help="posthoc-ema: target relative width.", show_default=False, rich_help_panel=METHOD_PANEL
         ),
     ] = None,
     source_sigma_rel: Annotated[
@@ -93,14 +95,14 @@ def average(
         typer.Option(
             "--source-sigma-rel",
             metavar="S",
-            help="posthoc-ema: relative width of what was saved.",
+            help="posthoc-ema: relative width of the saved averages.",
             show_default=False,
             rich_help_panel=METHOD_PANEL,
         ),
     ] = None,
     type: options.Type = None,
     dtype: options.Dtype = None,
-    intersect: Annotated[bool, typer.Option("--intersect", help="Average what all have alike, leave out the rest.")] = False,
+    intersect: Annotated[bool, typer.Option("--intersect", help="Average only tensors that match in all checkpoints.")] = False,
     strict: options.Strict = False,
     also: options.Also = None,
     base: options.Base = None,
@@ -117,7 +119,9 @@ def average(
     checksum: options.Checksum = False,
     jobs: options.Jobs = None,
     allow_overflow: options.AllowOverflow = False,
-    allow_non_finite: Annotated[bool, typer.Option("--allow-non-finite", help="Average NaN and infinite values all the same.")] = False,
+    allow_non_finite: Annotated[
+        bool, typer.Option("--allow-non-finite", help="Average NaN and infinite values instead of refusing.")
+    ] = False,
     allow_unequal_replicas: options.AllowUnequalReplicas = False,
     shard_order: options.Order = "auto",
     json: options.Json = False,

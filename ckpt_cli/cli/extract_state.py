@@ -19,10 +19,10 @@ def extract_state(
     ] = None,
     type: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--type", metavar="NAME", help="Component: model, or a name that detect lists.", show_default=False),
+        typer.Option("--type", metavar="NAME", help="Component: model, or a name listed by detect.", show_default=False),
     ] = None,
     step: options.Step = None,
-    optimizer: Annotated[bool, typer.Option("--optimizer", help="Merge the optimizer's state per parameter as well.")] = False,
+    optimizer: Annotated[bool, typer.Option("--optimizer", help="Also merge the optimizer state, per parameter.")] = False,
     also: options.Also = None,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,

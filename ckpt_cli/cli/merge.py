@@ -30,43 +30,39 @@ def merge(
     ] = False,
     fill_missing_from_base: Annotated[
         bool,
-        typer.Option("--fill-missing-from-base", help="Take tensors that the run lacks from the base.", rich_help_panel=BASE_PANEL),
+        typer.Option("--fill-missing-from-base", help="Take all tensors that the run lacks from the base.", rich_help_panel=BASE_PANEL),
     ] = False,
     carry_from_base: options.CarryFromBase = None,
     drop_extra: Annotated[
         bool, typer.Option("--drop-extra", help="Leave out tensors that the base lacks.", rich_help_panel=BASE_PANEL)
     ] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Compare the values with the base as well.", rich_help_panel=BASE_PANEL)
-    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Also compare the values with the base.", rich_help_panel=BASE_PANEL)] = False,
     names: options.Names = "hub",
     lora: Annotated[
         Optional[LoraMode],  # noqa: UP045
         typer.Option(
             "--lora",
-            help="LoRA adapters: into the weights (default), as a PEFT folder (default for adapters alone), both, or as they are.",
+            help="LoRA adapters: fuse into the weights (default), export as a PEFT folder (default for adapters alone), both, or keep.",
             show_default=False,
             rich_help_panel=LORA_PANEL,
         ),
     ] = None,
     lora_alpha: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(
-            "--lora-alpha", metavar="X", help="The scale alpha, if no file gives it.", show_default=False, rich_help_panel=LORA_PANEL
-        ),
+        typer.Option("--lora-alpha", metavar="X", help="LoRA alpha, if no file states it.", show_default=False, rich_help_panel=LORA_PANEL),
     ] = None,
     key_map: options.KeyMap = None,
-    ema_from_model: Annotated[bool, typer.Option("--ema-from-model", help="Write the model as EMA where a run has none.")] = False,
-    with_state: Annotated[bool, typer.Option("--with-state", help="Write what extract-state writes beside the weights as well.")] = False,
+    ema_from_model: Annotated[bool, typer.Option("--ema-from-model", help="Write the model as the EMA if the run has none.")] = False,
+    with_state: Annotated[bool, typer.Option("--with-state", help="Also write what extract-state writes, beside the weights.")] = False,
     max_shard_size: options.MaxShardSize = None,
     weights_name: options.WeightsName = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
     allow_missing: options.AllowMissing = None,
-    in_place: Annotated[bool, typer.Option("--in-place", help="Add the files to the checkpoint folder; replaces nothing.")] = False,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Write into the checkpoint folder; never replaces a file.")] = False,
     overwrite: options.Overwrite = False,
     dry_run: options.DryRun = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare what was written with the source, bit for bit.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the output with the source, bit for bit.")] = False,
     checksum: options.Checksum = False,
     jobs: options.Jobs = None,
     allow_overflow: options.AllowOverflow = False,

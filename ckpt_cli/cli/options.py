@@ -10,13 +10,13 @@ from ckpt_cli.cli.session import ColorMode, ProgressMode
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.names import Naming
 
-OUTPUT_PANEL = "What is printed"
-BASE_PANEL = "Against a base model"
+OUTPUT_PANEL = "Printed output"
+BASE_PANEL = "Base model"
 
 Path = Annotated[str, typer.Argument(metavar="PATH", help="A run, a step, a component folder or a file.", show_default=False)]
 Type = Annotated[
     Optional[str],  # noqa: UP045 - Typer evaluates this on Python 3.10
-    typer.Option("--type", metavar="NAME", help="Component: model, ema, both, all, or a name that detect lists.", show_default=False),
+    typer.Option("--type", metavar="NAME", help="Component: model, ema, both, all, or a name listed by detect.", show_default=False),
 ]
 Step = Annotated[
     Optional[int],  # noqa: UP045
@@ -24,15 +24,15 @@ Step = Annotated[
 ]
 Also = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--also", metavar="DIR", help="More files of the same checkpoint, from another node.", show_default=False),
+    typer.Option("--also", metavar="DIR", help="Files of the same checkpoint from another node.", show_default=False),
 ]
 Base = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--base", metavar="DIR", help="The model that training started from: supplies what the run lacks.", show_default=False),
+    typer.Option("--base", metavar="DIR", help="The model training started from; supplies what the run lacks.", show_default=False),
 ]
 Order = Annotated[
     ShardOrder,
-    typer.Option("--shard-order", help="How torch <= 2.4 cut tensors that two mesh dimensions shard."),
+    typer.Option("--shard-order", help="Order in which two mesh dimensions shard a tensor (torch <= 2.4)."),
 ]
 Output = Annotated[
     Optional[str],  # noqa: UP045
@@ -75,7 +75,7 @@ CarryFromBase = Annotated[
 ]
 AllowMissing = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--allow-missing", metavar="GLOB", help="Write without tensors that the model class needs.", show_default=False),
+    typer.Option("--allow-missing", metavar="GLOB", help="Allow these tensors of the model class to be missing.", show_default=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that ckpt wrote.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Plan and print, write nothing.")]
@@ -83,12 +83,12 @@ Jobs = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--jobs", "-j", metavar="N", help="Worker threads.", show_default=False),
 ]
-Checksum = Annotated[bool, typer.Option("--checksum", help="Checksums of all tensors for verify, which costs a second read.")]
+Checksum = Annotated[bool, typer.Option("--checksum", help="Store checksums of all tensors for verify; needs a second read.")]
 AllowOverflow = Annotated[bool, typer.Option("--allow-overflow", help="Let values too large for fp16 become infinite.")]
 AllowUnequalReplicas = Annotated[
-    bool, typer.Option("--allow-unequal-replicas", help="Take the lowest rank's values where replicas differ.")
+    bool, typer.Option("--allow-unequal-replicas", help="Where replicas differ, use the lowest rank's values.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, also on failure.", rich_help_panel=OUTPUT_PANEL)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, even on failure.", rich_help_panel=OUTPUT_PANEL)]
 Quiet = Annotated[
     int,
     typer.Option(
@@ -97,16 +97,16 @@ Quiet = Annotated[
         count=True,
         metavar="",
         show_default=False,
-        help="Only the answer, and warnings on stderr; -qq: no warnings.",
+        help="Only the result and warnings (stderr); -qq: no warnings.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Treat warnings as errors: exit code 1, and nothing is written.", rich_help_panel=OUTPUT_PANEL)
+    bool, typer.Option("--strict", help="Treat warnings as errors: exit code 1, nothing written.", rich_help_panel=OUTPUT_PANEL)
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Notes and details as well.", rich_help_panel=OUTPUT_PANEL)]
-Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks.", envvar="CKPT_DEBUG", rich_help_panel=OUTPUT_PANEL)]
-Color = Annotated[ColorMode, typer.Option("--color", help="Colours.", envvar="CKPT_COLOR", rich_help_panel=OUTPUT_PANEL)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show notes and details too.", rich_help_panel=OUTPUT_PANEL)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="CKPT_DEBUG", rich_help_panel=OUTPUT_PANEL)]
+Color = Annotated[ColorMode, typer.Option("--color", help="When to use colours.", envvar="CKPT_COLOR", rich_help_panel=OUTPUT_PANEL)]
 Progress = Annotated[
     ProgressMode, typer.Option("--progress", help="How progress is shown on stderr.", envvar="CKPT_PROGRESS", rich_help_panel=OUTPUT_PANEL)
 ]

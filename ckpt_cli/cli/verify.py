@@ -11,7 +11,7 @@ from ckpt_cli.cli.session import Session
 from ckpt_cli.names import Naming
 from ckpt_cli.progress import Progress
 
-SOURCE_PANEL = "How the source was merged (the manifest says it for outputs of ckpt)"
+SOURCE_PANEL = "How the source was merged (read from the manifest for outputs of ckpt)"
 
 
 def verify(
@@ -19,11 +19,13 @@ def verify(
     full: Annotated[bool, typer.Option("--full", help="Read every byte: NaN, zeros, checksums, replicas.")] = False,
     sample: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--sample", metavar="SHARE", help="Of --full and --base only this share of the values: 5%.", show_default=False),
+        typer.Option(
+            "--sample", metavar="SHARE", help="Read only this share of the values, such as 5% (--full, --base).", show_default=False
+        ),
     ] = None,
     against: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--against", metavar="SRC", help="The run or folder that it must equal, bit for bit.", show_default=False),
+        typer.Option("--against", metavar="SRC", help="The run or folder it must equal, bit for bit.", show_default=False),
     ] = None,
     base: Annotated[
         Optional[str],  # noqa: UP045
@@ -38,23 +40,27 @@ def verify(
     also: options.Also = None,
     names: Annotated[
         Optional[Naming],  # noqa: UP045
-        typer.Option("--names", help="Names of the output: of the hub, or as trained.", show_default=False, rich_help_panel=SOURCE_PANEL),
+        typer.Option(
+            "--names", help="Names in the output: as on the hub, or as trained.", show_default=False, rich_help_panel=SOURCE_PANEL
+        ),
     ] = None,
     key_map: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--key-map", metavar="FILE", help="The rules that renamed.", show_default=False, rich_help_panel=SOURCE_PANEL),
+        typer.Option("--key-map", metavar="FILE", help="The rules that renamed tensors.", show_default=False, rich_help_panel=SOURCE_PANEL),
     ] = None,
     include: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--include", metavar="GLOB", help="Only these were written.", show_default=False, rich_help_panel=SOURCE_PANEL),
+        typer.Option(
+            "--include", metavar="GLOB", help="Only these tensors were written.", show_default=False, rich_help_panel=SOURCE_PANEL
+        ),
     ] = None,
     exclude: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--exclude", metavar="GLOB", help="These were left out.", show_default=False, rich_help_panel=SOURCE_PANEL),
+        typer.Option("--exclude", metavar="GLOB", help="These tensors were left out.", show_default=False, rich_help_panel=SOURCE_PANEL),
     ] = None,
     lora_alpha: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option("--lora-alpha", metavar="X", help="Of LoRA adapters.", show_default=False, rich_help_panel=SOURCE_PANEL),
+        typer.Option("--lora-alpha", metavar="X", help="LoRA alpha.", show_default=False, rich_help_panel=SOURCE_PANEL),
     ] = None,
     jobs: options.Jobs = None,
     shard_order: options.Order = "auto",

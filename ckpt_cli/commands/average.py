@@ -137,7 +137,7 @@ def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
             raise NonFinite(
                 f"NaN or infinite values in {len(strange)} tensors of {few([used[place].label for place in sorted(where)])}",
                 details=_strange_lines(strange, used),
-                hint="leave these checkpoints or tensors (--exclude) out, or pass --allow-non-finite to average them all the same",
+                hint="leave out these checkpoints or tensors (--exclude), or pass --allow-non-finite to average them anyway",
             )
         if not options.allow_overflow:
             refuse_overflows(written, job.plan)

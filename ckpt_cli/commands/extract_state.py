@@ -151,7 +151,7 @@ def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> 
     """What else there is to extract: an optimizer's state, or that of the step that weights were taken out of."""
     try:
         if not options.optimizer and read_optimizer(found, place, files, options.shard_order).tensors:
-            return "pass --optimizer: an optimizer's state is all that is there"
+            return "pass --optimizer: only optimizer state was found"
     except CkptError:
         pass  # only asked for the hint
     return "pass the folder of the training step that these weights come from" if found.step is None else None

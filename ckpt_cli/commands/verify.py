@@ -271,7 +271,7 @@ def _config(subject: Subject) -> ConfigCheck:
         return ConfigCheck({}, ())
     if has_adapters(subject.tensors):
         known = check_adapter(subject.homes, subject.tensors)
-        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which a model class knows nothing of")))
+        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which are not part of a model class")))
     if subject.config_home is None:
         return without_config(subject.tensors)
     if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
@@ -354,7 +354,7 @@ def _against_base(
     opened = open_checkpoint(path, files, shard_order=options.shard_order, located=locate(path))
     if has_adapters(subject.tensors):
         hint = "fuse them first: ckpt merge with --base, then verify the result"
-        raise UsageError("these are LoRA adapters alone, of which a base has none", path=subject.path, hint=hint)
+        raise UsageError("these are LoRA adapters alone, which a base does not have", path=subject.path, hint=hint)
     reference = merged_tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
     comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)

@@ -56,7 +56,7 @@ def planned_source(
         raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=folder, hint=hint)
     base = manifest.facts.get("base") if manifest is not None and known else None
     if isinstance(base, str) and ("\0" in base or not base.isprintable()):
-        raise CorruptFile("the manifest names no proper base", path=folder)
+        raise CorruptFile("the manifest names no valid base", path=folder)
     options = remade_options(manifest if known else None, said)
     parts = planned_parts(opened, Path(base) if isinstance(base, str) else None, options, files)
     names = {Path(tensor.pieces[0].source.path).name for tensor in tensors.values() if tensor.pieces}
@@ -74,7 +74,7 @@ def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Part, al
         return []
     mine, theirs = scales(folder, tensors), exported_scales(part.opened, alpha)
     return [
-        finding("different-scale", f"{mine[module]:.6g}, and the run says {scale:.6g}", tensor=module, file="adapter_config.json")
+        finding("different-scale", f"{mine[module]:.6g}, but the run says {scale:.6g}", tensor=module, file="adapter_config.json")
         for module, scale in theirs.items()
         if module in mine and mine[module] != scale
     ]
@@ -132,7 +132,7 @@ def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeO
         made[field.name] = tuple(value) if isinstance(value, list) else value
         if field.name not in said and not _fits(made[field.name], field.default, field.name):
             hint = f"pass --{field.name.replace('_', '-')} yourself" if field.name in SAYABLE else None
-            raise CorruptFile(f"the manifest has no proper option {field.name}", hint=hint)
+            raise CorruptFile(f"the manifest has no valid option {field.name}", hint=hint)
     return MergeOptions(**{**made, **said, "allow_unequal_replicas": True})
 
 
@@ -180,9 +180,9 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
                 found.append(finding("changed-source", error.message, file=source["path"]))
                 continue
             if status is None:
-                found.append(finding("changed-source", "is not where it was", file=source["path"]))
+                found.append(finding("changed-source", "is no longer there", file=source["path"]))
             elif (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
-                found.append(finding("changed-source", "has another size or time than when it was merged", file=source["path"]))
+                found.append(finding("changed-source", "changed in size or time since the merge", file=source["path"]))
     return found
 
 

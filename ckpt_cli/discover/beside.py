@@ -69,7 +69,7 @@ def _extra_state(component: Component) -> list[Note]:
     states = list(dict.fromkeys(leaf.name for leaf in component.leaves if is_extra_state(leaf.name)))
     if not states:
         return []
-    text = f"{few(states, 2)}: extra state of modules (as TransformerEngine keeps it) is no weight, and is left out"
+    text = f"{few(states, 2)}: extra state of modules (as TransformerEngine keeps it) is not a weight and is left out"
     return [Note("info", "extra-state", text)]
 
 
@@ -88,18 +88,18 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     others = [name for name in paths if name not in (*same, *rivals, *copies)]
     notes = []
     if others:
-        text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} no part of them and {_is(others)} left out"
+        text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} not part of them and {_is(others)} left out"
         notes.append(Note("warning", "other-weights", text))
     if rivals:
         read = few([path.name for path in component.files], 1)
-        rival = f"{few(rivals, 3)} beside it could be the model too, with other values, and {_was(rivals)} not read"
+        rival = f"{few(rivals, 3)} beside it could also be the model, with different values, and {_was(rivals)} not read"
         text = f"{read} was read for {place.name}; {rival}"
         notes.append(Note("warning", "other-model", text))
     if copies:
-        text = f"{few(copies, 3)}: the weights of {place.name} once more (samples of all tensors are equal), not read"
+        text = f"{few(copies, 3)}: the same weights as {place.name} (samples of all tensors are equal), not read"
         notes.append(Note("info", "other-weights", text))
     if same:
-        notes.append(Note("info", "other-weights", f"{few(same, 3)}: weights beside those of {place.name}, which were not looked at"))
+        notes.append(Note("info", "other-weights", f"{few(same, 3)}: other weights beside {place.name}, not checked"))
     return notes
 
 

@@ -59,7 +59,7 @@ def disagreement(counters: Mapping[int, int], world: int) -> str | None:
     if len(by_step) < 2:
         return None
     told = [f"{step} ({ranks_of(ranks, world)})" for step, ranks in sorted(by_step.items())]
-    return f"the training states of the ranks are of different steps: {few(told, 4)}; some ranks may be of an older save"
+    return f"the training states of the ranks are from different steps: {few(told, 4)}; some ranks may be from an older save"
 
 
 def notes_of_ranks(place: Place, files: Files) -> list[Note]:
@@ -96,7 +96,7 @@ def nodes_disagree(homes: Sequence[Path]) -> str | None:
     if len(steps) < 2:
         return None
     told = [f"{number} ({path.parent})" for number, path in sorted(steps.items())]
-    return f"trainer_state.json of the folders that were joined say different steps: {few(told, 4)}"
+    return f"trainer_state.json of the joined folders names different steps: {few(told, 4)}"
 
 
 def foreign_step(found: Found, place: Place, said: int, files: Files) -> str | None:
@@ -120,7 +120,7 @@ def foreign_step(found: Found, place: Place, said: int, files: Files) -> str | N
                 return None
     except CkptError:
         return None  # what other folders hold is only looked at for a warning
-    return f"the folder says step {found.step}, and the scheduler in it stands at {said}, the step of {siblings[said].name}"
+    return f"the folder says step {found.step}, but its scheduler is at {said}, the step of {siblings[said].name}"
 
 
 def _of_folder(home: Path, step: Path, files: Files) -> int | None:

@@ -91,7 +91,7 @@ def _check_exists(path: Path) -> None:
         return
     parent = path.parent
     if path.is_symlink():
-        raise NotFound(f"this is a link to {printable(os.readlink(path))}, which is not there", path=path)
+        raise NotFound(f"this is a link to {printable(os.readlink(path))}, which does not exist", path=path)
     hint = None
     try:
         if status_of(parent) is None:
@@ -99,7 +99,7 @@ def _check_exists(path: Path) -> None:
         else:
             there = [entry.name for entry in entries_in(parent) if status_of(entry) is not None]
             close = difflib.get_close_matches(path.name, there, n=1)
-            hint = f"did you mean {parent / close[0]}?" if close else f"nothing in {os.path.abspath(parent)} has a name like this"
+            hint = f"did you mean {parent / close[0]}?" if close else f"nothing in {os.path.abspath(parent)} has a similar name"
     except Unreadable:
         pass  # what else is there is only asked for the hint
     raise NotFound("no such file or folder", path=path, hint=hint)

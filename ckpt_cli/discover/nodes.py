@@ -56,7 +56,7 @@ def node_folders(parent: Path, step: int | None, there: Folders) -> Target | Non
         return None
     if seen > MAX_NODES:
         raise NotRecognised(
-            f"there are more than {MAX_NODES} folders, and some of those that were looked into hold parts of one checkpoint",
+            f"there are more than {MAX_NODES} folders, and some of those examined hold parts of one checkpoint",
             path=parent,
             expected=f"at most {MAX_NODES} folders",
             hint="pass one node's folder, and those of the others with --also",

@@ -110,14 +110,14 @@ def open_checkpoint(
         notes = bare_notes(target, newer)
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
-            notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} is an average by its name, and was taken"))
+            notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
     if not errors:
         raise NotFound("there is no checkpoint", path=path)
     if isinstance(errors[0], MissingShard):
-        none = "; no step of this run is whole" if not any(isinstance(error, NotFound) for error in errors) else ""
+        none = "; no step of this run is complete" if not any(isinstance(error, NotFound) for error in errors) else ""
         errors[0].hint = f"{errors[0].hint or FETCH}{none}"
     raise errors[0]
 
@@ -130,14 +130,14 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
     config = main.assets.config
     notes = [*opened.notes, *extra_notes, *_tracker_notes(opened)]
     if opened.target.steps_inside:
-        text = f"the folder holds weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
+        text = f"the folder has weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
         notes.append(Note("warning", "steps-inside", text))
     for component in opened.components:
         for other in component.place.passed_over:
             text = f"{component.name}: {component.place.match.evidence} was chosen; {other} is there as well"
             notes.append(Note("info", "passed-over", text))
     if opened.target.nodes > 1:
-        notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were taken together as the nodes of one training"))
+        notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were joined as the nodes of one run"))
     return Checkpoint(
         path=str(opened.found.path),
         step=opened.found.step,
@@ -235,7 +235,7 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
 def bare_notes(target: Target, counts: Callable[[int], bool]) -> list[Note]:
     """What is said about step folders without weights, of those whose step ``counts``, and about stray files beside them."""
     bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
-    notes = [Note("warning", "step-skipped", f"{folder.name} is skipped: nothing in it is recognised as weights") for folder in bare]
+    notes = [Note("warning", "step-skipped", f"{folder.name} is skipped: no weights were recognised in it") for folder in bare]
     return [*stray_notes(target), *notes]
 
 
@@ -244,7 +244,7 @@ def stray_notes(target: Target) -> list[Note]:
     if target.stray is None:
         return []
     name, why = target.stray
-    text = f"{name} beside the step folders is not read, since {why}: the steps count; to read it, pass the file itself"
+    text = f"{name} beside the step folders is not read, since {why}: the steps are used; to read it, pass the file itself"
     return [Note("warning", "stray-weights", text)]
 
 

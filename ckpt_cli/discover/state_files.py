@@ -109,7 +109,7 @@ def _check_ranks(files: Sequence[StateFile]) -> None:
     sizes = sorted({file.world_size for file in files if file.world_size is not None})
     if len(sizes) > 1:
         raise MixedWorldSizes(
-            f"states of several world sizes lie in one folder: {' and '.join(map(str, sizes))}",
+            f"states of several world sizes are in one folder: {' and '.join(map(str, sizes))}",
             path=files[0].path.parent,
             expected="files of one save",
             hint="move the files of the older save to another folder",
@@ -120,11 +120,11 @@ def _check_ranks(files: Sequence[StateFile]) -> None:
             f"rank {str(highest)[:20]} cannot be one of {str(sizes[0])[:20] if sizes else 'the'} ranks",
             path=files[0].path.parent,
             expected="files of one save",
-            hint="the file may have been renamed, or be of another save",
+            hint="the file may have been renamed or come from another save",
         )
     seen: dict[tuple[Kind, int | None], StateFile] = {}
     for file in files:
         other = seen.setdefault((file.kind, file.rank), file)
         if other is not file:
             text = f"two files claim to be the same rank: {other.path.name} and {file.path.name}"
-            raise Inconsistent(text, path=file.path.parent, hint="move the one away that does not belong to this save")
+            raise Inconsistent(text, path=file.path.parent, hint="move away the one that does not belong to this save")

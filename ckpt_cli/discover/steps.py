@@ -66,7 +66,7 @@ def with_step(target: Target, step: int | None) -> Target:
     chosen = tuple(found for found in target.checkpoints if found.step == step)
     bare = next((folder for folder in target.bare if step_of(folder) == step), None)
     if bare is not None and not chosen:
-        raise NotFound("nothing in this step folder is recognised as weights", path=bare)
+        raise NotFound("no weights were recognised in this step folder", path=bare)
     if len(chosen) > 1:
         names = ", ".join(found.path.name for found in chosen)
         raise UsageError(f"step {step} is there more than once: {names}", path=target.path, hint="pass the folder itself")

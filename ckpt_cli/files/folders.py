@@ -72,7 +72,7 @@ class Folders:
         try:
             return ask(entry)
         except OSError as error:
-            raise unreadable(error, path, "it cannot be looked at") from error
+            raise unreadable(error, path, "it cannot be accessed") from error
 
     def _status_of(self, path: Path) -> os.stat_result | None:
         if path not in self._status:
@@ -119,7 +119,7 @@ def status_of(path: str | os.PathLike[str]) -> os.stat_result | None:
     except ValueError:
         return None  # no file has a name with NUL in it
     except OSError as error:
-        raise unreadable(error, path, "it cannot be looked at") from error
+        raise unreadable(error, path, "it cannot be accessed") from error
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:

@@ -37,7 +37,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     with reading(path):
         content = parse_json(read_small(path), "the manifest")
         if not _is_ours(content):
-            raise CorruptFile("the manifest is not one of ckpt")
+            raise CorruptFile("the manifest was not written by ckpt")
         listed = content.get("checksums")
         files = listed.get("files") if isinstance(listed, dict) and listed.get("algorithm") == "crc32" else None
         sides = listed.get("side_files") if isinstance(listed, dict) else None
@@ -46,7 +46,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             checksums = {file: {name: int(crc, 16) for name, crc in known.items()} for file, known in (files or {}).items()}
             outputs = {str(name): int(size) for name, size in content["outputs"].items()}
         except (AttributeError, OverflowError, TypeError, ValueError):
-            raise CorruptFile("the manifest lists sizes or checksums that are none") from None
+            raise CorruptFile("the manifest lists invalid sizes or checksums") from None
     side = tuple(name for name in content["side_files"] if isinstance(name, str))
     return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, side_checksums, content)
 

@@ -75,7 +75,7 @@ def as_dict(value: object) -> dict[Any, Any] | None:
         return later
     pairs = list(first.items()) if isinstance(first, dict) else first
     if len(value.args) > 1 or not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
-        raise CorruptFile("an OrderedDict has a form that is not known", expected="pairs of keys and values")
+        raise CorruptFile("an OrderedDict has an unknown form", expected="pairs of keys and values")
     merged = dict(pairs)
     if len(merged) < len(pairs) or merged.keys() & later.keys():
         raise CorruptFile("an OrderedDict has the same key twice")

@@ -42,7 +42,7 @@ def load_pickle(data: bytes | memoryview, start: int = 0) -> tuple[Any, int]:
     except Malformed as error:
         raise CorruptFile(f"damaged pickle: {error} at byte {machine.opcode_at}") from None
     except (IndexError, KeyError, AttributeError, TypeError, ValueError, OverflowError, struct.error, RecursionError):
-        raise CorruptFile(f"damaged pickle: opcode {machine.opcode_name} makes no sense at byte {machine.opcode_at}") from None
+        raise CorruptFile(f"damaged pickle: opcode {machine.opcode_name} is invalid at byte {machine.opcode_at}") from None
     finally:
         if collecting:
             gc.enable()

@@ -214,7 +214,7 @@ class Stack:
     def store(self, index: int) -> None:
         value = self.stack[-1]
         if value is MARK or not 0 <= index <= len(self.data):
-            raise Malformed("a memo index is too large, or there is nothing to keep")
+            raise Malformed("a memo index is too large, or the stack is empty")
         self.memo[index] = value
 
     def op_put_line(self) -> None:
@@ -223,7 +223,7 @@ class Stack:
     def op_put1(self) -> None:
         value, at = self.stack[-1], self.position
         if value is MARK:
-            raise Malformed("there is nothing to keep")
+            raise Malformed("there is nothing to memoize")
         self.memo[self.data[at]] = value
         self.position = at + 1
 
@@ -237,7 +237,7 @@ class Stack:
 
     def fetch(self, index: int) -> None:
         if index not in self.memo:
-            raise Malformed("a memo index is not known")
+            raise Malformed("a memo index is unknown")
         self.push(self.memo[index])
 
     def op_get_line(self) -> None:

@@ -146,7 +146,7 @@ def _entry(name: str, fields: object, begin: int) -> tuple[int, int, Entry]:
     if isinstance(shape, list) and len(shape) > MAX_DIMENSIONS:
         raise Unsupported(f"the tensor has {len(shape)} dimensions", expected=f"at most {MAX_DIMENSIONS}")
     if not _naturals(shape) or not _naturals(span) or len(span) != 2 or not isinstance(code, str):
-        raise CorruptFile("the header entry has no proper dtype, shape and data_offsets")
+        raise CorruptFile("the header entry has no valid dtype, shape and data_offsets")
     if code not in BY_CODE or not BY_CODE[code].storable:
         raise Unsupported(f"dtype {code} is not known")
     dtype, numel = BY_CODE[code], math.prod(shape)

@@ -32,10 +32,10 @@ ABSENT = (FileNotFoundError, NotADirectoryError)
 HINTS = {
     errno.EACCES: "ask its owner, or run as a user who may read it",
     errno.EPERM: "ask its owner, or run as a user who may read it",
-    errno.ELOOP: "links lead round in a circle there: put the file or folder itself in their place",
+    errno.ELOOP: "symbolic links form a loop: replace them with the file or folder itself",
     errno.ENAMETOOLONG: "the name is longer than this file system allows",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ESTALE: "the file system was mounted anew or the file replaced: run the command again",
+    errno.ESTALE: "the file system was remounted or the file replaced: run the command again",
 }
 """What helps against an error of the system. Of EIO and others nobody knows it."""
 
@@ -159,7 +159,7 @@ class FileSource:
                         f"the file ends at byte {offset + done}",
                         path=self.path,
                         expected=f"{self.size} bytes",
-                        hint="it was cut off while it was being read: run the command again when nothing writes there any more",
+                        hint="it was truncated while being read: run the command again when nothing writes to it any more",
                     )
                 done += count
 
@@ -182,7 +182,7 @@ class FileSource:
         except ABSENT as error:
             raise SourceChanged("a source file vanished while it was being read", path=self.path) from error
         except OSError as error:
-            raise unreadable(error, self.path, "a source file cannot be looked at any more") from error
+            raise unreadable(error, self.path, "a source file can no longer be accessed") from error
         if now != self.identity:
             raise SourceChanged(
                 "a source file changed while it was being read",
@@ -308,7 +308,7 @@ def read_small(path: Path, limit: int = 64 << 20) -> bytes:
         raise SourceChanged(
             f"{len(content)} bytes were read of a file that had {identity.size}",
             path=path,
-            hint="is something still writing it? Run the command again when it has ended; a broken disk or mount gives nothing as well",
+            hint="if something is still writing it, run the command again afterwards; a broken disk or mount also ends reads early",
         )
     return content
 

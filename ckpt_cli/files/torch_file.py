@@ -336,7 +336,7 @@ def _is_plain(kind: object) -> bool:
 
 def _nonnegative(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise CorruptFile("a tensor has a size, stride or offset that is no natural number")
+        raise CorruptFile("a tensor has a size, stride or offset that is not a natural number")
     return value
 
 

@@ -18,5 +18,5 @@ def age_notes(sources: Sequence[Source]) -> list[Note]:
     if hours < MAX_HOURS:
         return []
     oldest, newest = (path.rsplit("/", 1)[-1] for path in (times[0][1], times[-1][1]))
-    text = f"{oldest} is {hours:.0f} hours older than {newest}: if they are of different steps, the result is neither"
+    text = f"{oldest} is {hours:.0f} hours older than {newest}: if they are from different steps, the result mixes them"
     return [Note("warning", "written-apart", text)]

@@ -111,7 +111,7 @@ def _check_present(name: str, held: Mapping[int, Local], lacking: Sequence[RankS
             f"rank {min(held)} has this tensor, rank {state.rank} lacks it",
             tensor=name,
             path=state.path,
-            hint="files of two saves may have been mixed",
+            hint="files from two saves may be mixed",
         )
 
 
@@ -125,10 +125,10 @@ def _common_dtype(name: str, held: Mapping[int, Local]) -> Dtype:
         for tensor in stored:
             found.setdefault(tensor.dtype, []).append(rank)
     if len(kinds) > 1:
-        raise Inconsistent("some ranks hold a plain tensor and others a shard", tensor=name, hint="files of two saves may have been mixed")
+        raise Inconsistent("some ranks hold a plain tensor and others a shard", tensor=name, hint="files from two saves may be mixed")
     if len(found) > 1:
         listed = ", ".join(f"{dtype} on rank {ranks[0]}" for dtype, ranks in found.items())
-        raise Inconsistent(f"the ranks disagree about the dtype: {listed}", tensor=name, hint="files of two saves may have been mixed")
+        raise Inconsistent(f"the ranks disagree about the dtype: {listed}", tensor=name, hint="files from two saves may be mixed")
     if not found:
         raise MissingShard("no file holds a shard of this tensor", tensor=name)
     return next(iter(found))
@@ -196,7 +196,7 @@ def _lay_distributed(
             )
             for part in parts
         ]
-        notes["experts"] = Note("info", "expert-blocks", f"experts were cut by hand into {count} blocks on dimension 0; put together again")
+        notes["experts"] = Note("info", "expert-blocks", f"experts were split by hand into {count} blocks on dimension 0; joined again")
     placements = [p for p, size in zip(first.placements, first.mesh.shape, strict=True) if size > 1]
     sizes = [size for size in first.mesh.shape if size > 1]
     strided = any(placement.factor > 1 for placement in placements)
@@ -235,10 +235,10 @@ def _parts_by(
             return Inconsistent(
                 f"rank {rank} should hold a part of shape {list(extent)} by its placements, but the file holds {list(local.stored.shape)}",
                 tensor=name,
-                hint="files of two saves may have been mixed, or the tensor was cut by a rule that placements do not record",
+                hint="files from two saves may be mixed, or the tensor was cut by a rule that placements do not record",
             )
         if math.prod(len(axis) for axis in intervals) > MAX_BOXES:
-            raise CorruptFile("its placements cut the tensor into more blocks than any training does", expected=f"at most {MAX_BOXES}")
+            raise CorruptFile("its placements cut the tensor into too many blocks", expected=f"at most {MAX_BOXES}")
         parts += [Part(rank, local.stored, box, place) for box, place in boxes_of(intervals) if box.numel]
     return parts
 
@@ -259,7 +259,7 @@ def _splits(name: str, local: DistributedLocal, dim: int, nested: bool, order: S
     tp = [i for i in cutting if mesh.names[i] == "tp"]
     if not tp:
         raise Undecidable(
-            f"torch <= 2.4 cut dimension {dim} twice and did not record in which order (mesh {', '.join(mesh.names)})",
+            f"torch <= 2.4 cut dimension {dim} twice and did not record the order (mesh {', '.join(mesh.names)})",
             tensor=name,
             expected="a mesh dimension named tp, which is cut first",
             hint="pass --shard-order left-to-right if the first mesh dimension was cut first",
@@ -277,7 +277,7 @@ def _check_same(name: str, values: Mapping[int, object]) -> None:
             raise Inconsistent(
                 f"the ranks disagree: {_plain(first)} on rank {first_rank}, {_plain(value)} on rank {rank}",
                 tensor=name,
-                hint="files of two saves may have been mixed",
+                hint="files from two saves may be mixed",
             )
 
 
@@ -321,14 +321,14 @@ def tile(name: str, dtype: Dtype, laid: Laid, world_size: int, missing: tuple[in
         raise Overlap(
             f"ranks {first.rank} and {second.rank} both hold {problem.box} of shape {list(laid.shape)}",
             tensor=name,
-            hint="files of two saves may have been mixed",
+            hint="files from two saves may be mixed",
         )
     if problem is not None:
         count = f"{problem.elements:,}".replace(",", " ")
         text = f"{count} elements of shape {list(laid.shape)}, from {problem.box} on"
         if missing:
             raise MissingShard(f"{ranks_of(missing, world_size)} missing")
-        hint = "files of two saves may have been mixed, or those of some ranks may be missing"
+        hint = "files from two saves may be mixed, or files of some ranks may be missing"
         raise Gap(f"no rank holds {text}", tensor=name, hint=hint)
     return Tensor(
         name=name,

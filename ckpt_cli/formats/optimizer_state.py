@@ -68,7 +68,7 @@ def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
         root = root[0] if isinstance(root, list) and len(root) == 1 else root
         entries = as_dict(root)
         if entries is None:
-            raise CorruptFile("the file holds no optimizer's state", expected='a dict with "state" and "param_groups"')
+            raise CorruptFile("the file holds no optimizer state", expected='a dict with "state" and "param_groups"')
         values = ValueReader(file)
         flattened = any(isinstance(key, str) and key.startswith(("state.", "param_groups.")) for key in entries)
         state, groups = _flattened(entries, values) if flattened else _nested(entries, values)
@@ -126,7 +126,7 @@ def _check_parameters(state: Mapping[tuple[Parameter, str], Any], groups: Sequen
 def _nested(entries: Mapping[Any, Any], values: ValueReader) -> tuple[dict[tuple[Parameter, str], Any], list[Group]]:
     state, groups = as_dict(entries.get("state")), entries.get("param_groups")
     if state is None or not isinstance(groups, list):
-        raise CorruptFile("the file holds no optimizer's state", expected='a dict with "state" and "param_groups"')
+        raise CorruptFile("the file holds no optimizer state", expected='a dict with "state" and "param_groups"')
     found: dict[tuple[Parameter, str], Any] = {}
     for parameter, slots in state.items():
         held = as_dict(slots)

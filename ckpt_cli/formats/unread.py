@@ -63,7 +63,7 @@ class Unread(Format):
         return [Match(FORMAT, "model", path, tuple(part.siblings.values()), "a set of files", trouble=error_of(part, there))]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        raise match.trouble or Unsupported("this is not read", path=match.root)
+        raise match.trouble or Unsupported("this format is not read", path=match.root)
 
 
 def refused_tag(folder: Path, there: Folders) -> list[Match]:

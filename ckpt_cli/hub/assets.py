@@ -212,7 +212,7 @@ def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes:
     value_heads = [name for name in shapes if name.split(".")[0] in ("score", "v_head")]
     repaired = repaired_class(config, shapes)
     if repaired:
-        text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: it says {repaired['architectures'][0]} now"
+        text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: it now says {repaired['architectures'][0]}"
         notes.append(Note("info", "class-repaired", text))
     elif value_heads and any(isinstance(a, str) and a.endswith(("ForCausalLM", "ForConditionalGeneration")) for a in architectures):
         text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: load them with the class that trained them"

@@ -106,7 +106,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
         elif original is None:
             plain = _without_base(name)
             if plain in tensors:
-                raise Inconsistent(f"two tensors are {printable(plain)} without the names of PEFT", tensor=old)
+                raise Inconsistent(f"two tensors are {printable(plain)} without PEFT's names", tensor=old)
             tensors[plain] = tensor
     for old, name in names.items():
         original = ORIGINAL.fullmatch(name)
@@ -114,7 +114,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
             tensors[f"{original['module']}.{original['rest']}"] = component[old]
     unknown = [name for name in tensors if re.search(r"(^|\.)(lora_|modules_to_save|token_adapter|ranknum)", name)]
     if unknown:
-        raise Unsupported("this is no tensor of plain LoRA or DoRA", tensor=unknown[0], hint="merge it with PEFT, or pass --lora keep")
+        raise Unsupported("this is not a tensor of plain LoRA or DoRA", tensor=unknown[0], hint="merge it with PEFT, or pass --lora keep")
     if len(adapters) > 1:
         found = few(sorted(adapter or "(without a name)" for adapter in adapters))
         hint = "merge them with PEFT, or pass --lora keep to write the tensors as they are"
@@ -132,10 +132,10 @@ def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
         raise Inconsistent(f"the adapter has no {lacking[0]}", tensor=f"{PREFIX}{path}", expected="both factors of every adapter")
     empty = [part for part in sorted(wanted) if len(parts[part].shape) < 2 or not parts[part].numel]
     if empty:
-        raise Inconsistent(f"{empty[0]} is no matrix", tensor=f"{PREFIX}{path}", expected="two factors of rank 1 or more")
+        raise Inconsistent(f"{empty[0]} is not a matrix", tensor=f"{PREFIX}{path}", expected="two factors of rank 1 or more")
     magnitude = adapter.magnitude
     if magnitude is not None and magnitude.numel != adapter.b.shape[0]:
-        raise Inconsistent(f"the magnitudes are {magnitude.numel}, and lora_B has {adapter.b.shape[0]} outputs", tensor=magnitude.name)
+        raise Inconsistent(f"there are {magnitude.numel} magnitudes, but lora_B has {adapter.b.shape[0]} outputs", tensor=magnitude.name)
     ranks = adapter.a.shape[0], adapter.b.shape[1]
     grouped = len(adapter.b.shape) > 2 and ranks[0] % ranks[1] == 0
     if ranks[0] != ranks[1] and not grouped:
@@ -143,7 +143,7 @@ def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
             f"lora_A has rank {ranks[0]} and lora_B rank {ranks[1]}",
             tensor=f"{PREFIX}{path}",
             expected="two factors of one rank",
-            hint="one of them may be the part of one rank of the training: merge the files of all ranks",
+            hint="one of them may be the shard of a single rank: merge the files of all ranks",
         )
     return adapter
 

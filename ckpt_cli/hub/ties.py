@@ -60,7 +60,7 @@ def differing_notes(differing: Mapping[str, str], written: Container[str]) -> li
         if name in written and partner in written:
             outcome = ": both are written, and a loader will ignore one"
         elif partner in written:
-            outcome = f", and only {printable(partner)} is written: a loader takes it for both"
+            outcome = f", and only {printable(partner)} is written: a loader uses it for both"
         elif name in written:
             outcome = f", and only {printable(name)} is written: a loader looks for the other one"
         else:
@@ -77,7 +77,7 @@ def _not_averaged(tensor: Tensor, name: str, partner: str, live: Live | None) ->
     short = stripped_names(model or {})
     alike = [other for stored, other in (model or {}).items() if _last_two(short[stored]) in ends and other.shape == tensor.shape]
     if not alike:
-        return "not compared with the model's own, which is not here: trainers that average one of the two average that one"
+        return "not compared with the model's own, which is not here: trainers that average only one of the two average that one"
     mine = replace(tensor, alias_of=None)  # aliases name tensors of their own component
     if any(same_after_cast(replace(other, alias_of=None), mine) for other in alike):
         return "this copy is the model's own, so it is not an average"

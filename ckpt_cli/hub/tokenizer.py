@@ -38,7 +38,7 @@ class Beyond:
 
     @property
     def text(self) -> str:
-        return f"{self.count} of {self.total} {self.kind} have ids of {self.rows} and above, and the embedding has {self.rows} rows"
+        return f"{self.count} of {self.total} {self.kind} have ids of {self.rows} and above, but the embedding has {self.rows} rows"
 
 
 def ids_beyond(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[Beyond]:

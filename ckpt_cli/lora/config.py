@@ -89,7 +89,7 @@ class AdapterFacts:
                 return float(value)
         if self.alpha is None:
             raise Undecidable(
-                "nothing says the alpha of these LoRA adapters",
+                "the alpha of these LoRA adapters is unknown",
                 expected=f"lora_alpha in {META} or {CONFIG}; looked in {', '.join(self.looked_in) or 'no file'}",
                 hint="pass --lora-alpha with the value of the training",
             )
@@ -134,8 +134,8 @@ class AdapterFacts:
         else:
             expected = self.rank
         if expected is not None and expected != rank:
-            hint = "the adapter's files may be of two runs"
-            raise Inconsistent(f"the factors have rank {rank}, and {self.origin} says {expected}", tensor=module, hint=hint)
+            hint = "the adapter's files may be from two runs"
+            raise Inconsistent(f"the factors have rank {rank}, but {self.origin} says {expected}", tensor=module, hint=hint)
 
 
 def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object = None) -> AdapterFacts:
@@ -247,11 +247,11 @@ def _matches(pattern: str, module: str) -> bool:
     """Whether a pattern of the config means a module. Expressions that could take for ever are refused, not tried."""
     if not PATTERN.fullmatch(pattern) or pattern.count("*") > 3:
         hint = "merge it with PEFT, or pass --lora keep"
-        raise Undecidable("a pattern of the adapter's config is no simple expression", tensor=pattern[:100], hint=hint)
+        raise Undecidable("a pattern of the adapter's config is not a simple expression", tensor=pattern[:100], hint=hint)
     try:
         return re.match(rf"(.*\.)?({pattern})$", module) is not None
     except re.error:
-        raise CorruptFile("a pattern of the adapter's config is no expression", tensor=pattern) from None
+        raise CorruptFile("a pattern of the adapter's config is not an expression", tensor=pattern) from None
 
 
 def _whole(value: float) -> float | int:

@@ -137,7 +137,7 @@ def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
     found = _candidates(adapter, tensors)
     if not found:
         raise Undecidable(
-            "the weight that this adapter is for is not here",
+            "the weight that this adapter belongs to is not here",
             tensor=f"{PREFIX}{adapter.path}",
             hint="pass --lora export, and fuse it with PEFT",
         )
@@ -190,7 +190,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
             f"factors {_shape(adapter.a)} and {_shape(adapter.b)} do not fit a weight {_shape(weight)}",
             tensor=f"{PREFIX}{adapter.path}",
             expected="the factors of the same module (grouped convolutions are not supported)",
-            hint="the adapters may be of another model",
+            hint="the adapters may belong to another model",
         )
     key = pattern_key(adapter, name, facts)
     facts.check_rank(key, rank)
@@ -251,7 +251,7 @@ def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterF
 def _checked_magnitude(adapter: Adapter, length: int) -> Tensor | None:
     magnitude = adapter.magnitude
     if magnitude is not None and magnitude.numel != length:
-        raise Inconsistent(f"the magnitudes are {magnitude.numel}, and the module has {length} outputs", tensor=magnitude.name)
+        raise Inconsistent(f"there are {magnitude.numel} magnitudes, but the module has {length} outputs", tensor=magnitude.name)
     return magnitude
 
 
@@ -261,7 +261,7 @@ def _add_bias(adapter: Adapter, tensors: dict[str, Tensor], scale: float, dtype:
     if added is None:
         return
     if name not in tensors or tensors[name].shape != added.shape:
-        raise Inconsistent("the adapter has a bias, and its module has none like it", tensor=added.name)
+        raise Inconsistent("the adapter has a bias, but its module has no matching one", tensor=added.name)
     bias = tensors[name]
     update = Update(bias, (added,), lambda: matrix(added, added.numel, 1), _one, scale, bias.numel, 1, layout="bias")
     tensors[name] = fused(update, name, dtype or bias.dtype, kept)

@@ -70,7 +70,7 @@ def check_adapter_files(opened: Adapted, *, keep: bool) -> None:
             return
         raise
     raise Inconsistent(
-        "the adapter's file holds no factor of LoRA",
+        "the adapter's file holds no LoRA factors",
         path=named,
         expected="tensors such as ...lora_A.weight",
         hint="it may have been saved by one rank that held none of them: look for the files of all ranks",
@@ -109,7 +109,7 @@ def with_adapters_fused(
             raise Unsupported(what, path=component.root, hint="fuse them with PEFT, which makes the same change first")
         if base is None:
             raise Undecidable(
-                "these are LoRA adapters without the model that they are for",
+                "these are LoRA adapters without their base model",
                 path=component.root,
                 hint="pass --base with the model that training started from to fuse them, or --lora export to write a PEFT folder",
             )

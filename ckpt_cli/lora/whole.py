@@ -49,7 +49,7 @@ def check_whole(state: PeftState, facts: AdapterFacts, saved: Iterable[str], con
                 lacking.text,
                 tensor=lacking.tensor,
                 expected=f"all that {CONFIG} says was trained",
-                hint=f"look for the adapter's other files; if no more was trained, {lacking.remedy} in {CONFIG}",
+                hint=f"look for the adapter's other files; if nothing else was trained, {lacking.remedy} in {CONFIG}",
             )
         notes.append(Note("warning", "partial-adapter", lacking.text))
     return notes
@@ -69,7 +69,7 @@ def lacking_parts(
     weights = [module for module in _matrices(base) if _is_meant(module, facts, layer_count(config))]
     for target in targets:
         if not any(_ends(module, target) for module in modules) and (not base or any(_ends(module, target) for module in weights)):
-            yield Lacking(f"the config targets {target}, and no factor is for it", None, True, "correct target_modules")
+            yield Lacking(f"the config targets {target}, but there are no factors for it", None, True, "correct target_modules")
     if base:
         yield from _lacking_of_base(modules, weights, targets, facts)
     else:
@@ -89,7 +89,7 @@ def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Ma
             continue
         if entry in OF_THE_TASK and (some or (heads and entry not in heads)):
             continue
-        yield Lacking(f"the config says that {entry} was trained as a whole, and it is not there", None, True, "correct modules_to_save")
+        yield Lacking(f"the config says that {entry} was trained as a whole, but it is missing", None, True, "correct modules_to_save")
 
 
 def _lacking_of_base(modules: Sequence[str], weights: Sequence[str], targets: Sequence[str], facts: AdapterFacts) -> Iterator[Lacking]:
@@ -103,8 +103,8 @@ def _lacking_of_base(modules: Sequence[str], weights: Sequence[str], targets: Se
         sure = bool(targets) or said == "all-linear"
         if isinstance(said, str) and not sure and re.search(r"[0-9\\]", said):
             return
-        text = f"{len(lacking)} modules of the model have no factors, and others of their kind do: {few(lacking, 3)}"
-        text = text if len(lacking) > 1 else f"a module of the model has no factors, and others of its kind do: {few(lacking)}"
+        text = f"{len(lacking)} modules of the model have no factors, but others of their kind do: {few(lacking, 3)}"
+        text = text if len(lacking) > 1 else f"a module of the model has no factors, but others of its kind do: {few(lacking)}"
         yield Lacking(f"{text}{_layers_text(modules, lacking)}", f"{PREFIX}{lacking[0]}", sure, "name its layers as layers_to_transform")
 
 
@@ -128,7 +128,7 @@ def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Conf
     count = layer_count(config)
     numbers = {int(number) for found in layers.values() for number in found if number.isdigit()}
     if count is not None and numbers and max(numbers) < count - 1 and "layer_types" not in config:
-        text = f"there are factors in {_listed(map(str, numbers))}, and the model has {count} layers: a part of the adapter may be missing"
+        text = f"there are factors in {_listed(map(str, numbers))}, but the model has {count} layers: a part of the adapter may be missing"
         yield Lacking(text, None, False)
 
 

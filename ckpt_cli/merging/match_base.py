@@ -46,7 +46,7 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
         else:
             matched[name] = fitted
             if fitted is not tensors[name]:
-                text = f"{printable(name)}: {list(tensors[name].shape)} was turned into the base's {list(target.shape)}"
+                text = f"{printable(name)}: {list(tensors[name].shape)} was converted to the base's {list(target.shape)}"
                 notes.append(Note("info", "reshaped", text))
     if wrong:
         raise Inconsistent(

@@ -94,9 +94,9 @@ class MergeKeywords(TypedDict, total=False):
 def check_options(options: MergeOptions, output: object, base: object) -> None:
     """Raise UsageError for options that contradict each other."""
     if options.in_place and output is not None:
-        raise UsageError("--in-place writes into the checkpoint, so --output says nothing", hint="leave one of them out")
+        raise UsageError("--in-place writes into the checkpoint, so --output does not apply", hint="leave out one of them")
     if options.in_place and options.overwrite:
-        raise UsageError("--in-place never replaces a file, so --overwrite says nothing", hint="leave one of them out")
+        raise UsageError("--in-place never replaces a file, so --overwrite does not apply", hint="leave out one of them")
     check_writing(options.weights_name, options.jobs, options.max_shard_size)
     needing = ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare")
     wants_base = [name for name in needing if getattr(options, name)]
@@ -105,6 +105,6 @@ def check_options(options: MergeOptions, output: object, base: object) -> None:
     if wants_base and base is None:
         raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
     if options.in_place and options.lora == "both":
-        raise UsageError("--in-place has room for one folder, and --lora both makes two", hint="export the adapter on its own")
+        raise UsageError("--in-place writes one folder, but --lora both makes two", hint="export the adapter on its own")
     if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:
-        raise UsageError("--fill-missing-from-base and --drop-extra belong to --match-base", hint="pass --match-base as well")
+        raise UsageError("--fill-missing-from-base and --drop-extra need --match-base", hint="pass --match-base as well")

@@ -100,7 +100,7 @@ def planned_jobs(
             raise UsageError(f"--lora {options.lora}: there are no LoRA adapters in {group[0].name}", hint="leave out --lora")
         if options.lora_alpha is not None and (not adapted or options.lora == "keep"):
             why = "with --lora keep nothing is scaled" if adapted else f"there are no LoRA adapters in {group[0].name}"
-            raise UsageError(f"--lora-alpha says nothing: {why}", hint="leave it out")
+            raise UsageError(f"--lora-alpha does not apply: {why}", hint="leave it out")
         if mode != "export":
             jobs.append(_job(opened, group, target, style, base, rules, options))
         if mode in ("export", "both"):
@@ -191,7 +191,7 @@ def _adapter_part(component: OpenedComponent, base: Base | None, options: MergeO
     made = plan.make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS)
     notes = adapter.notes
     if options.lora is None:
-        text = "adapters without the model that they are for: exported as a PEFT folder; pass --base to fuse them"
+        text = "adapters without their base model: exported as a PEFT folder; pass --base to fuse them"
         notes = (*notes, Note("info", "lora-alone", text))
     return Part(component, selection, made, notes, claim, adapter.info), adapter.config
 
@@ -315,7 +315,7 @@ def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim
     claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=selection.on_purpose, change=selection.change)
     if options.match_base:
         # The base decides what belongs to the model, also where its config has a place for more.
-        text = f"{len(claim.lacking)} of the tensors of {claim.named} are missing in the base as well: {few(list(claim.lacking), 3)}"
+        text = f"{len(claim.lacking)} of the tensors of {claim.named} are also missing in the base: {few(list(claim.lacking), 3)}"
         notes = (*claim.notes, Note("warning", "missing-in-base", text)) if claim.lacking else claim.notes
         return replace(claim, lacking={}, notes=notes)
     return without_allowed(claim, options.allow_missing)

@@ -64,7 +64,7 @@ def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str
                 break
         if new is not None and new in taken:
             text = f"the key map gives {printable(taken[new])} the same new name, {printable(new)}"
-            raise Inconsistent(text, tensor=name, hint="make the rules tell the two apart")
+            raise Inconsistent(text, tensor=name, hint="make the rules distinguish the two")
         if new is not None:
             taken[new] = name
         result[name] = new
@@ -93,7 +93,7 @@ def _rule(entry: Any, number: int) -> Rule:
             if target is not None:
                 pattern.sub(target, "")
     except (re.error, IndexError, OverflowError, RecursionError) as error:
-        raise UsageError(f"rule {number} of the key map is no regular expression: {error}") from None
+        raise UsageError(f"rule {number} of the key map is not a valid regular expression: {error}") from None
     return Rule(pattern, target)
 
 

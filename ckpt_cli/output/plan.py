@@ -217,7 +217,7 @@ def output_dtype(tensor: Tensor, dtype: str, quantised: bool = False) -> Dtype:
         raise UsageError(f"unknown dtype {dtype}", expected=f"keep, {', '.join(CAST_NAMES)}, or base (with --base)")
     if tensor.dtype.kind == "opaque" or quantised:
         raise Unsupported(
-            f"quantised weights cannot be cast to {dtype}" if quantised else f"{tensor.dtype} values mean nothing without their scales",
+            f"quantised weights cannot be cast to {dtype}" if quantised else f"{tensor.dtype} values are meaningless without their scales",
             tensor=tensor.name,
             hint="use --dtype keep",
         )

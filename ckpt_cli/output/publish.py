@@ -79,7 +79,7 @@ class Publication:
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:
     """Raise UsageError for options of writing that make no sense."""
     if weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", weights_name):
-        raise UsageError("the weights name is not a plain name of a safetensors file", expected="something like model.safetensors")
+        raise UsageError("the weights name is not a plain name of a safetensors file", expected="a name such as model.safetensors")
     if jobs is not None and not 1 <= jobs <= 256:
         raise UsageError("--jobs is out of range", expected="1 to 256")
     if max_shard_size is not None and max_shard_size < 1:
@@ -253,7 +253,7 @@ def _refuse_existing(whole: plan.Plan, folder: Path) -> None:
     for name in (*(file.name for file in whole.files), *([whole.index_name] if whole.index_name else []), MANIFEST):
         if os.path.lexists(folder / name):
             hint = "use -o instead of --in-place"
-            raise OutputExists("the checkpoint folder has a file of this name already", path=folder / name, hint=hint)
+            raise OutputExists("the checkpoint folder already has a file of this name", path=folder / name, hint=hint)
 
 
 def class_comparison(claim: Claim) -> ClassComparison | None:

@@ -19,7 +19,7 @@ from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.tensor import Tensor
 
-PEFT = "these are LoRA adapters, which a model class knows nothing of"
+PEFT = "these are LoRA adapters, which are not part of a model class"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def select_tensors(
     kept = {name: tensor for name, tensor in tensors.items() if is_wanted(name, include, exclude)}
     if not kept:
         if not (include or exclude):
-            raise NotFound("the key map leaves out every tensor", expected="one tensor at least")
+            raise NotFound("the key map leaves out every tensor", expected="at least one tensor")
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
     patterns = (*include, *exclude)
     notes += [_unused("pattern", pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
@@ -184,9 +184,9 @@ def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
                 text,
                 tensor=tensor.name,
                 expected="the same values on all ranks (files of one step)",
-                hint=f"pass --allow-unequal-replicas to take those of rank {piece.rank}",
+                hint=f"pass --allow-unequal-replicas to use those of rank {piece.rank}",
             )
-        return [Note("warning", "replicas-differ", f"{printable(tensor.name)}: {text}; those of rank {piece.rank} were taken")]
+        return [Note("warning", "replicas-differ", f"{printable(tensor.name)}: {text}; those of rank {piece.rank} were used")]
     return []
 
 

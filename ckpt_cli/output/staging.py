@@ -99,7 +99,7 @@ class Staging:
             sync_folder(self.target.parent)
         except OSError as error:
             self.withdraw()
-            raise NotWritable(f"the output cannot be made durable: {error.strerror}", path=self.target) from error
+            raise NotWritable(f"the output cannot be synced to disk: {error.strerror}", path=self.target) from error
 
     def publish_into(self, folder: Path) -> None:
         """Move the files into an existing folder, replacing nothing: all of them, or none."""
@@ -113,7 +113,7 @@ class Staging:
             if not isinstance(error, OSError):
                 raise
             if error.errno == errno.EEXIST:
-                raise OutputExists("a file of this name is there already", path=error.filename2 or error.filename or folder) from error
+                raise OutputExists("a file of this name already exists", path=error.filename2 or error.filename or folder) from error
             raise NotWritable(f"the files cannot be moved into place: {error.strerror}", path=folder) from error
 
     def _move(self, path: Path, target: Path) -> None:

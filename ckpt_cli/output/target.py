@@ -25,13 +25,13 @@ def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> N
     for source in sources:
         if _is_inside(target, source):
             raise OutputInsideSource(
-                "the output would lie inside of what is read",
+                "the output would be inside the input",
                 path=target,
                 expected="a folder outside of the checkpoint and the base",
                 hint="choose another -o",
             )
         if _is_inside(source, target):
-            raise OutputInsideSource("the output folder contains what is read", path=target, hint="choose another -o")
+            raise OutputInsideSource("the output folder contains the input", path=target, hint="choose another -o")
     if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
         raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
     try:
@@ -39,7 +39,7 @@ def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> N
             return
         foreign = manifest.foreign_entries(target)
     except Unreadable as error:
-        raise NotWritable(f"what is in the output folder cannot be told: {error.message}", path=error.path) from error
+        raise NotWritable(f"the contents of the output folder cannot be determined: {error.message}", path=error.path) from error
     if foreign is None or foreign:
         what = "was not written by ckpt" if foreign is None else f"holds more than ckpt wrote there ({few(foreign)})"
         raise OutputExists(
@@ -89,7 +89,7 @@ def check_place(target: Path, *, in_place: bool = False) -> None:
     if os.path.ismount(target):
         if in_place:
             hint = "use -o instead of --in-place"
-            raise NotWritable("the checkpoint folder is a mount point, and files are made beside it first", path=target, hint=hint)
+            raise NotWritable("the checkpoint folder is a mount point, but files are first written beside it", path=target, hint=hint)
         raise NotWritable(
             "the output is a mount point, which cannot be replaced by a folder", path=target, hint=f"use -o {target / 'model'}"
         )
@@ -177,4 +177,6 @@ def _is_inside(path: Path, folder: Path) -> bool:
     try:
         return path.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError) as error:
-        raise NotWritable(f"where the output lies cannot be told: {getattr(error, 'strerror', None) or error}", path=path) from error
+        raise NotWritable(
+            f"the location of the output cannot be determined: {getattr(error, 'strerror', None) or error}", path=path
+        ) from error

@@ -71,7 +71,7 @@ def of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedC
     doubtful = unproved(names, [tensor.numel for tensor in chosen], units, lengths, parts, not any(map(is_cut, chosen)))
     if doubtful is not None:
         raise Undecidable(
-            "whether this is in a flat parameter of FSDP1 makes no difference to its padded size",
+            "padded sizes do not show whether this is in a flat parameter of FSDP1",
             tensor=doubtful,
             path=ranks[0].path,
             expected="sizes that prove where every parameter is",
@@ -137,7 +137,7 @@ def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], 
         raise Inconsistent("the ranks disagree about the dtype")
     shape = () if scalar else parameter.shape
     if check_tiling(shape, [piece.box for piece in pieces]) is not None:
-        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files of two saves may have been mixed")
+        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files from two saves may be mixed")
     return Tensor(
         name=key,
         dtype=dtypes.pop(),

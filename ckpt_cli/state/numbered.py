@@ -42,7 +42,7 @@ def check_order(component: Component) -> None:
     """Raise Undecidable for formats that do not keep the order of the model."""
     kept = format_of(component).keeps_order
     if not (kept and component.ordered):
-        why = "the metadata of the model do not tell" if kept else f"{component.format} files do not keep"
+        why = "the metadata of the model does not record" if kept else f"{component.format} files do not record"
         raise Undecidable(
             f"the optimizer numbers its parameters, and {why} their order",
             path=component.root,
@@ -98,7 +98,7 @@ def check_recorded(names: Mapping[int, str], slots: Slots, path: Path, model: Op
         raise Inconsistent(
             f"the optimizer names parameters that the model lacks: {few(unknown)}",
             path=path,
-            hint="the optimizer may be of another model",
+            hint="the optimizer may belong to another model",
         )
     for (name, slot), tensor in slots.items():
         if tensor.shape and shapes[clean[name]] != tensor.shape:
@@ -106,7 +106,7 @@ def check_recorded(names: Mapping[int, str], slots: Slots, path: Path, model: Op
                 f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
                 tensor=f"state.{clean[name]}.{slot}",
                 path=path,
-                hint="the optimizer may be of another model",
+                hint="the optimizer may belong to another model",
             )
 
 

@@ -65,7 +65,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         listed = OptimizerFiles({0: single}, 1)
     if listed is None:
         raise NotFound(
-            "this checkpoint holds no optimizer state that is known",
+            "this checkpoint holds no known optimizer state",
             path=found.path,
             expected="optim_world_size_W_rank_R.pt, optimizer.bin, or an optimizer in a DCP folder",
             hint="leave out --optimizer",
@@ -166,20 +166,20 @@ def _check_groups(ranks: Sequence[RankEntries]) -> list[Note]:
                     f"ranks {first.rank} and {entries.rank} hold different values",
                     tensor=f"state.{key[0]}.{key[1]}",
                     path=entries.path,
-                    hint="files of two saves may have been mixed",
+                    hint="files from two saves may be mixed",
                 )
         numbered = any(isinstance(parameter, int) for parameter in _parameters(first))
         if numbered and [group["params"] for group in entries.groups] != [group["params"] for group in first.groups]:
             raise Inconsistent(
                 f"the parameter groups of ranks {first.rank} and {entries.rank} list different parameters",
                 path=entries.path,
-                hint="files of two saves may have been mixed",
+                hint="files from two saves may be mixed",
             )
     different = [entries.rank for entries in ranks if not _same_options(entries, first)]
     if not different:
         return []
     text = f"the parameter groups of ranks {few([str(rank) for rank in different])} differ from those of rank {first.rank}"
-    return [Note("warning", "param-groups-differ", f"{text}, which were taken")]
+    return [Note("warning", "param-groups-differ", f"{text}, which were used")]
 
 
 def _same_options(entries: RankEntries, first: RankEntries) -> bool:

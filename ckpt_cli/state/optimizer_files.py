@@ -68,7 +68,7 @@ def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
             if highest >= MAX_RANKS or (size is not None and not highest < size <= MAX_RANKS):
                 text = f"rank {str(highest)[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
                 raise MixedWorldSizes(
-                    text, path=next(iter(found.values())).parent, hint="the file may have been renamed, or be of another save"
+                    text, path=next(iter(found.values())).parent, hint="the file may have been renamed or come from another save"
                 )
             ranks = {rank: found[world, rank] for world, rank in sorted(found, key=lambda key: key[1])}
             return OptimizerFiles(ranks, size or max(ranks) + 1, said=size is not None)

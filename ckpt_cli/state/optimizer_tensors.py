@@ -38,7 +38,7 @@ def compared(tensor: Tensor) -> Tensor:
         raise Inconsistent(
             f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas",
             tensor=tensor.name,
-            hint="files of two saves may have been mixed, or experts were cut by hand and have no names here",
+            hint="files from two saves may be mixed, or experts were cut by hand and have no names here",
         )
     return tensor
 

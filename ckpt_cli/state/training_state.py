@@ -171,13 +171,13 @@ def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int |
     if of_weights is not None and of_weights <= MAX_RANKS and by_rank and not said:
         world = max(world, of_weights)
     if of_weights is not None and said - {of_weights}:
-        text = f"the state is of {world} ranks, the weights are of {of_weights}: they may be of different saves"
+        text = f"the state is from {world} ranks, the weights are from {of_weights}: they may be from different saves"
         state.notes.append(Note("warning", "world-sizes-differ", text))
     state.ranks = world
     missing = missing_of(world, there)
     if missing:
-        other = f"; what ranks share is that of rank {min(there)}" if 0 in missing and there else ""
-        text = f"{ranks_of(missing, world)} missing from the training state: None in lists over ranks{other}"
+        other = f"; values that ranks share are those of rank {min(there)}" if 0 in missing and there else ""
+        text = f"{ranks_of(missing, world)} missing from the training state: None in per-rank lists{other}"
         state.notes.append(Note("warning", "missing-rank", text))
     _check_families(listed, set(missing), of_weights, state)
 
@@ -231,7 +231,7 @@ def _merge_schedulers(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, A
     state.extra["lr_scheduler"] = state.scheduler
     different = [rank for rank in sorted(held) if not equal(held[rank], state.scheduler)]
     if different:
-        text = f"the schedulers of ranks {few([str(rank) for rank in different])} differ from that of rank {first}, which was taken"
+        text = f"the schedulers of ranks {few([str(rank) for rank in different])} differ from that of rank {first}, which was used"
         state.notes.append(Note("warning", "scheduler-differs", text))
 
 
@@ -308,7 +308,7 @@ def _merge_rest(by_rank: Mapping[int, dict[str, Any]], shared: Mapping[str, Any]
         if any(not equal(value, first) for value in held.values()):
             state.extra |= {f"{name}_rank_{rank}": value for rank, value in held.items()}
             if name != "rank":
-                text = f"{name} is not the same on all ranks: that of rank {min(held)} is {name}, all are {name}_rank_R"
+                text = f"{name} differs between ranks: {name} is that of rank {min(held)}, all are {name}_rank_R"
                 state.notes.append(Note("info", "ranks-differ", text))
     if loaders:
         state.dataloader = loaders

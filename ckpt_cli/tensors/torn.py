@@ -50,8 +50,8 @@ class Torn:
     def text(self) -> str:
         """What is said of it, without the name of the file."""
         if self.holes:
-            return f"{self.holes} of {self.size} bytes were never written: a download or a copy that did not end looks like this"
-        return f"the last {self.zeros} of {self.size} bytes are zeros, from {self.tensor} on: a copy that did not end looks like this"
+            return f"{self.holes} of {self.size} bytes were never written, as after an interrupted download or copy"
+        return f"the last {self.zeros} of {self.size} bytes are zeros, from {self.tensor} on, as after an interrupted copy"
 
 
 def torn_notes(tensors: Iterable[Tensor]) -> list[Note]:

@@ -152,7 +152,7 @@ def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
     _check_axis(tensor, axis)
     length = tensor.shape[axis]
     if length % 2 and inverse:
-        text = f"dimension {axis} of shape {list(tensor.shape)} has no two halves"
+        text = f"dimension {axis} of shape {list(tensor.shape)} has no two equal halves"
         raise Inconsistent(text, tensor=tensor.name, expected="an even number", hint="the tensors are of another model than the config")
     if not inverse:
         return concatenated([sliced(tensor, axis, start, length, 2) for start in (0, 1)], axis)

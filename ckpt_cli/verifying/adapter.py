@@ -63,7 +63,7 @@ def no_factors(folder: Path) -> list[Finding]:
         return [finding("not-compared", error.message)]
     except CkptError as error:
         return [finding("damaged-adapter", error.message, file=CONFIG)]
-    return [finding("damaged-adapter", "the config describes LoRA, and the weights hold no factor of it", file=CONFIG)]
+    return [finding("damaged-adapter", "the config describes LoRA, but the weights hold no LoRA factors", file=CONFIG)]
 
 
 def scales(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, float]:

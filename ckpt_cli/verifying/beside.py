@@ -47,4 +47,4 @@ def check_changed(folder: Path, checksums: Mapping[str, int]) -> Iterator[Findin
             continue
         with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
             if zlib.crc32(read_small(folder / name, MAX_TEXT)) != wanted:
-                yield finding("changed-side-file", "it is not what was written", file=name)
+                yield finding("changed-side-file", "it changed since it was written", file=name)

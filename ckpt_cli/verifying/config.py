@@ -92,7 +92,7 @@ def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
         return
     code, count = elements.most_common(1)[0]
     if named.removeprefix("torch.") not in BY_TORCH:
-        yield finding("config-dtype", f"config.json says {named}, which is no dtype", file=CONFIG)
+        yield finding("config-dtype", f"config.json says {named}, which is not a dtype", file=CONFIG)
     elif BY_TORCH[named.removeprefix("torch.")].code != code:
         message = f"config.json says {named}, but {count} of {sum(elements.values())} elements are {code}"
         yield finding("config-dtype", message, file=CONFIG, elements=count, of=sum(elements.values()))
@@ -121,10 +121,10 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
             for name, shape in fit.missing.items()
         ]
     for name, (wanted, stored) in fit.reshaped.items():
-        found.append(finding("wrong-shape", f"{shape_text(stored)}, and the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
+        found.append(finding("wrong-shape", f"{shape_text(stored)}, but the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
     patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
     mixed = [name for name in fit.extra if kind.knows(name)]
-    found += [finding("mixed-names", "a name as trained beside those of the hub, or the other way round", tensor=name) for name in mixed]
+    found += [finding("mixed-names", "a name as trained among hub names, or the reverse", tensor=name) for name in mixed]
     for name in [name for name in fit.extra if name not in mixed]:
         if fit.wrapper and VALUE_HEAD.fullmatch(name):
             found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
@@ -132,14 +132,14 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         code = "extra-layer" if kind.has_shapes and pattern_of(name)[0] in patterns else "extra-tensor"
         held = shapes.get(fit.name_in(shapes, name))
         shown = f" (shape {shape_text(held)})" if held is not None else ""
-        what = "the class has none of this name" if kind.has_shapes else "not among the names known of the class"
+        what = "the class has no tensor of this name" if kind.has_shapes else "not among the names known for the class"
         found.append(finding(code, f"{what}{shown}", tensor=name))
     if isinstance(kind.known, Expected) and fit.naming != "native":
         tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub]
         partners = {name: kind.known.tied[name] for name in tied}
         found += [finding("tied-stored", f"the config ties it to {other}", tensor=name, partner=other) for name, other in partners.items()]
     if fit.doubles:
-        text = f"all begin with {fit.doubles} once too often: transformers mends that, engines that take names literally do not"
+        text = f"all begin with {fit.doubles} once too often: transformers corrects that, engines that take names literally do not"
         found.append(finding("doubled-prefix", text))
     return fit, found
 

@@ -26,13 +26,13 @@ AGAIN = "merge again, or copy the folder again"
 
 MOVE = "move it away"
 
-COMPARE = "compare it with the file that it was copied from"
+COMPARE = "compare it with the original file"
 
 KINDS: dict[str, Kind] = {
     # -- headers: names, sizes, headers and JSON; no weight byte is read
-    "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or lies", AGAIN),
+    "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or wrong", AGAIN),
     "empty-file": Kind("error", "headers", "a weights file that holds no tensor", AGAIN),
-    "unread-file": Kind("error", "headers", "a weights file with a dtype or shape that is not understood here: nothing is known of it"),
+    "unread-file": Kind("error", "headers", "a weights file with a dtype or shape that is not supported: its content was not checked"),
     "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
@@ -40,18 +40,16 @@ KINDS: dict[str, Kind] = {
         "error", "headers", "a JSON file of the tokenizer or the processor cannot be read", "get it again from the base"
     ),
     "changed-side-file": Kind(
-        "warning", "headers", "a file beside the weights is not what was written", "merge again, unless it was changed on purpose"
+        "warning", "headers", "a file beside the weights has changed since it was written", "merge again, unless it was changed on purpose"
     ),
-    "lfs-pointer": Kind(
-        "error", "headers", "a Git LFS pointer stands in the place of a file", "git lfs pull, in the repository that it belongs to"
-    ),
+    "lfs-pointer": Kind("error", "headers", "a Git LFS pointer stands in place of a file", "git lfs pull, in its repository"),
     "unreadable-file": Kind(
-        "error", "headers", "the system does not let this file be read: nothing is known of it", "make it readable, then verify again"
+        "error", "headers", "the system does not allow this file to be read: it was not checked", "make it readable, then verify again"
     ),
     "missing-file": Kind("error", "headers", "a file that the index or the manifest names is not there", AGAIN),
-    "missing-index": Kind("error", "headers", "parts of a model without an index: nothing says that they are all", AGAIN),
-    "part-of-set": Kind("error", "headers", "weights that are one part of a set, as names or headers say", "get the whole set"),
-    "changed-size": Kind("error", "headers", "a weights file has another size than when it was written", AGAIN),
+    "missing-index": Kind("error", "headers", "parts of a model without an index: nothing shows that they are complete", AGAIN),
+    "part-of-set": Kind("error", "headers", "weights that are one part of a set, by their names or headers", "get the whole set"),
+    "changed-size": Kind("error", "headers", "the size of a weights file has changed since it was written", AGAIN),
     "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", MOVE),
     "misplaced-tensor": Kind("error", "headers", "index and files disagree about which file holds a tensor", AGAIN),
     "duplicate-tensor": Kind("error", "headers", "two files of one model hold the same tensor", "move the older file away"),
@@ -61,89 +59,97 @@ KINDS: dict[str, Kind] = {
     "sparse-file": Kind(
         "warning",
         "headers",
-        "parts of a weights file were never written: a copy that did not end",
+        "parts of a weights file were never written: an interrupted copy",
         COMPARE,
     ),
-    "index-total": Kind("warning", "headers", "the index names another total size (bytes) than the tensors have"),
-    "missing-tensor": Kind("error", "headers", "the model class has this tensor, and the weights lack it", AGAIN),
-    "wrong-shape": Kind("error", "headers", "a tensor has another shape than the config asks for", "restore config.json from the run"),
+    "index-total": Kind("warning", "headers", "the total size in the index (bytes) is not that of the tensors"),
+    "missing-tensor": Kind("error", "headers", "the model class has this tensor, but the weights lack it", AGAIN),
+    "wrong-shape": Kind("error", "headers", "the shape of a tensor is not the one the config asks for", "restore config.json from the run"),
     "extra-tensor": Kind("info", "headers", "the model class has no place for this tensor: loaders ignore it"),
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
     ),
     "prefixed-names": Kind("error", "headers", "all names begin with a prefix that the class does not have: loaders find no tensor", AGAIN),
     "unknown-names": Kind("error", "headers", "no tensor has a name that the model class knows", "rename them: ckpt merge --key-map"),
-    "doubled-prefix": Kind("warning", "headers", "all names have the prefix of the base model once too often", AGAIN),
+    "doubled-prefix": Kind("warning", "headers", "all names have the prefix of the base model one time too many", AGAIN),
     "not-proved": Kind(
         "warning", "headers", "a tensor that the class usually has is not there; with transformers installed, verify can tell"
     ),
     "mixed-names": Kind("error", "headers", "names of two kinds in one model, such as fused and single experts: loaders fail", AGAIN),
     "uneven-layers": Kind("warning", "headers", "a layer lacks tensors that most layers of its stack have"),
-    "odd-count": Kind("warning", "headers", "config.json counts layers with something else than a whole number", "correct config.json"),
+    "odd-count": Kind("warning", "headers", "config.json gives a number of layers that is not a whole number", "correct config.json"),
     "other-model-type": Kind("warning", "headers", "config.json names a class of another model_type: loaders choose by the type"),
-    "no-scales": Kind("warning", "headers", "config.json says that weights are quantised, and there are no scales"),
+    "no-scales": Kind("warning", "headers", "config.json says that weights are quantised, but there are no scales"),
     "odd-dtype": Kind("warning", "headers", "weights that are integers, complex numbers or 8-bit codes where a model has floats"),
     "missing-layers": Kind(
         "error", "headers", "layers or experts that config.json counts are not there, or tensors that one layer alone lacks", AGAIN
     ),
     "extra-layers": Kind("warning", "headers", "more layers than config.json counts", "restore config.json from the run"),
     "extra-experts": Kind("warning", "headers", "more experts than config.json counts", "restore config.json from the run"),
-    "vocabulary-rows": Kind("warning", "headers", "the embedding has other rows than vocab_size says", "correct config.json"),
-    "no-prediction-layers": Kind("warning", "headers", "config.json says multi-token prediction, and its layers are not there"),
-    "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) of which there is no tensor"),
+    "vocabulary-rows": Kind("warning", "headers", "the embedding does not have vocab_size rows", "correct config.json"),
+    "no-prediction-layers": Kind("warning", "headers", "config.json asks for multi-token prediction, but its layers are missing"),
+    "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) for which there are no tensors"),
     "left-out": Kind(
-        "info", "headers", "the class has this tensor, and it was left out on purpose (filters, a key map, --intersect, --allow-missing)"
+        "info", "headers", "the class has this tensor, but it was left out on purpose (filters, a key map, --intersect, --allow-missing)"
     ),
-    "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not belong together", "export the adapter again"),
+    "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not match", "export the adapter again"),
     "partial-adapter": Kind(
         "warning",
         "headers",
         "layers without LoRA factors, and nothing says that they were left out",
         "look for the adapter's other files",
     ),
-    "expert-layout": Kind("warning", "headers", "nothing says how Unsloth laid out lora_B of fused experts: the shapes are equal"),
+    "expert-layout": Kind("warning", "headers", "nothing says how Unsloth laid out lora_B of fused experts, and shapes cannot tell"),
     "config-dtype": Kind(
-        "error", "headers", "config.json names another dtype than most weights have: loaders cast to it", "correct the dtype in config.json"
+        "error",
+        "headers",
+        "config.json names a dtype that most weights do not have: loaders cast to it",
+        "correct the dtype in config.json",
     ),
-    "vocabulary": Kind("error", "headers", "the tokenizer makes ids for which the embedding has no row", "take both from one model"),
+    "vocabulary": Kind("error", "headers", "the tokenizer produces ids for which the embedding has no row", "take both from one model"),
     "added-tokens": Kind("info", "headers", "added tokens of the tokenizer have ids beyond the rows of the embedding"),
     "tied-stored": Kind("info", "headers", "a tensor is stored although the config ties it to another"),
     "other-weights": Kind("info", "headers", "weights beside the model that belong to no index"),
     "other-model": Kind(
-        "warning", "headers", "another weights file could be the model too: other values, by samples or unknown", "move one of them away"
+        "warning",
+        "headers",
+        "another weights file could also be the model: samples of its values differ, or it was not compared",
+        "move one of them away",
     ),
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
-    "not-compared": Kind("info", "headers", "the tensors that the model class has are not known, and why"),
+    "not-compared": Kind("info", "headers", "the tensors of the model class are unknown; the message says why"),
     # -- full: every byte is read
-    "non-finite": Kind("error", "full", "a tensor holds NaN or infinite values", "find out where they come from: --against its source"),
+    "non-finite": Kind(
+        "error", "full", "a tensor holds NaN or infinite values", "find out where they come from: use --against with the source"
+    ),
     "all-zero": Kind("warning", "full", "all elements of a matrix are zero: it may never have been loaded or trained"),
     "zero-tail": Kind(
         "warning",
         "full",
-        "what a file holds of a matrix ends in zeros: a copy that did not end",
+        "a file's part of a matrix ends in zeros: an interrupted copy",
         COMPARE,
     ),
     "zero-rows": Kind("info", "full", "the last rows of an embedding or a head are zero, as padding is"),
     "zeros": Kind("info", "full", "all elements of a vector or a bias are zero, or of a matrix that is zero in the source too"),
-    "constant": Kind("info", "full", "all elements of a tensor are the same, as those of norms are when training begins"),
+    "constant": Kind("info", "full", "all elements of a tensor are equal, as in norms when training begins"),
     "wrong-checksum": Kind("error", "full", "the bytes of a tensor are not those that were written", AGAIN),
     "replicas-differ": Kind(
-        "error", "full", "ranks hold different values of what should be replicas", "find out which files are not of this save"
+        "error", "full", "ranks hold different values of what should be replicas", "find out which files are from another save"
     ),
     "tied-differ": Kind("warning", "full", "the config ties two tensors whose values differ: a loader ignores one of them"),
     # -- against: every byte is compared with the source
     "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),
     "different-shape": Kind("error", "against", "a tensor has another shape than in the source", AGAIN),
-    "different-dtype": Kind("error", "against", "a tensor has another dtype than was asked for, or one that no cast leads to", AGAIN),
-    "different-scale": Kind("error", "against", "adapter_config.json scales LoRA otherwise than the run did", "export the adapter again"),
-    "changed-source": Kind("info", "against", "a file that the output was made from has another size or time now, or is gone"),
-    "lost-tensor": Kind("error", "against", "the source has this tensor, and the output lacks it", AGAIN),
+    "different-dtype": Kind("error", "against", "the dtype of a tensor is not the requested one, or not one that a cast gives", AGAIN),
+    "different-scale": Kind("error", "against", "adapter_config.json scales LoRA differently from the run", "export the adapter again"),
+    "changed-source": Kind("info", "against", "a file that the output was made from has changed in size or time, or is gone"),
+    "lost-tensor": Kind("error", "against", "the source has this tensor, but the output lacks it", AGAIN),
     "unproved-tensor": Kind(
         "error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"
     ),
     # -- base: differences are no findings, but for those that are no numbers, and a base of another model
     "other-base": Kind(
-        "error", "base", "the base is another model: names and shapes are not its", "pass the model that training started from"
+        "error", "base", "the base is another model: its names and shapes differ", "pass the model that training started from"
     ),
     "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
     "not-a-number": Kind("warning", "base", "a difference is NaN or infinite: one side holds such values", "pass --full, which finds them"),

@@ -88,7 +88,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
                 headers[file] = _entries(folder / file, files, found)
         found += list(_index_findings(mapping, headers)) or _total_findings(index, mapping, headers)
         for file in unlisted_parts(mapping.values()):
-            found.append(finding("part-of-set", f"the index does not list {file}, of which other names speak", file=index.name))
+            found.append(finding("part-of-set", f"the index does not list {file}, which other names imply", file=index.name))
         used = sorted({file for file in mapping.values() if file in headers})
         complete = set(mapping.values()) <= set(headers)
         name = _name_of(used[0] if len(used) == 1 else index.name, SUFFIX if len(used) == 1 else INDEX_SUFFIX)
@@ -153,20 +153,20 @@ def _in_other_formats(folder: Path, main: WeightSet, manifest: Manifest | None, 
             continue
         rival = could_be_model(name)
         if rival and is_copy_of(path, main.tensors, files):
-            yield finding("other-weights", "the model once more: samples of all tensors are equal", file=name)
+            yield finding("other-weights", "the same model again: samples of all tensors are equal", file=name)
         elif rival:
             yield finding("other-model", _rival(main), file=name)
         else:
-            yield finding("other-weights", "weights in another format, which were not looked at", file=name)
+            yield finding("other-weights", "weights in another format, not checked", file=name)
     if indexed and is_copy_of(folder / TORCH_INDEX, main.tensors, files):
-        yield finding("other-weights", "the model once more: samples of all tensors are equal", file=TORCH_INDEX)
+        yield finding("other-weights", "the same model again: samples of all tensors are equal", file=TORCH_INDEX)
     elif indexed:
         yield finding("other-model", _rival(main), file=TORCH_INDEX)
 
 
 def _rival(main: WeightSet) -> str:
     read = main.index.name if main.index is not None else few([path.name for path in main.files], 1)
-    return f"this could be the model too, with other values: {read} was checked"
+    return f"this could also be the model, with different values: {read} was checked"
 
 
 def _count(member: str) -> int:
@@ -192,7 +192,7 @@ def _manifest(folder: Path, found: list[Finding]) -> Manifest | None:
         if status is None or not stat.S_ISREG(status.st_mode):
             found.append(finding("missing-file", f"the manifest lists it with {size} bytes", file=name))
         elif (now := status.st_size) != size:
-            found.append(finding("changed-size", f"{now} bytes, and {size} were written", file=name, bytes=now, expected=size))
+            found.append(finding("changed-size", f"{now} bytes, but {size} were written", file=name, bytes=now, expected=size))
     absent = [name for name in manifest.side_files if not stays_inside(name) or not is_file(folder / name)]
     found += [finding("missing-file", "the manifest lists it", file=name) for name in absent]
     return manifest
@@ -296,7 +296,7 @@ def _set(
     for member in members:
         for key, tensor in (headers[member] or {}).items():
             if index is None and key in tensors:
-                found.append(finding("duplicate-tensor", f"{members[0]} or another part holds it as well", tensor=key, file=member))
+                found.append(finding("duplicate-tensor", f"{members[0]} or another part also holds it", tensor=key, file=member))
             tensors.setdefault(key, tensor)
     readable = complete and all(headers[member] is not None for member in members)
     return WeightSet(name, index, tuple(folder / member for member in members), tensors, readable)

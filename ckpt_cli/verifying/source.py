@@ -90,12 +90,12 @@ def compare_with_source(
 def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int], None]) -> Finding | None:
     source = wanted.tensor
     if output.shape != source.shape:
-        return finding("different-shape", f"{shape_text(output.shape)}, and {shape_text(source.shape)} in the source", tensor=name)
+        return finding("different-shape", f"{shape_text(output.shape)}, but {shape_text(source.shape)} in the source", tensor=name)
     target = wanted.dtype or output.dtype
     castable = source.dtype == output.dtype or source.dtype.kind == output.dtype.kind == "float"
     if output.dtype != target or not castable:
         right = target if castable else source.dtype
-        return finding("different-dtype", f"{output.dtype}, and {right} was asked for (the source has {source.dtype})", tensor=name)
+        return finding("different-dtype", f"{output.dtype}, but {right} was requested (the source has {source.dtype})", tensor=name)
     seen = _Difference()
     for piece in source.pieces:
         for block in _blocks(piece, source.grid, max(source.dtype.itemsize, output.dtype.itemsize)):
@@ -249,7 +249,7 @@ def damaged_records(
         shown.advance(_length(tensor, piece), tensor.name)
         if now == piece.crc:
             return None
-        message = f"damaged in the source: CRC-32 is {now:08x}, and {piece.crc:08x} was saved"
+        message = f"damaged in the source: CRC-32 is {now:08x}, but {piece.crc:08x} was saved"
         return finding("wrong-checksum", message, tensor=tensor.name, file=Path(piece.source.path).name, damaged="source")
 
     try:

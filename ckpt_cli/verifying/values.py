@@ -102,7 +102,7 @@ def check_weights_beside(folder: Path, checksums: Mapping[str, int], files: File
             now = crc_of(source, 0, source.size)
             read, compared = read + source.size, compared + 1
             if now != wanted:
-                found.append(finding("wrong-checksum", f"CRC-32 is {now:08x}, and {wanted:08x} was written", file=name))
+                found.append(finding("wrong-checksum", f"CRC-32 is {now:08x}, but {wanted:08x} was written", file=name))
     return ValueCheck(tuple(found), read, compared)
 
 
@@ -135,7 +135,7 @@ def _check(
             stored = crc if whole else crc_of(piece.source, piece.offset, _length(piece, tensor), lambda: advance(0))
             compared += 1
             if stored != piece.crc:
-                message = f"CRC-32 is {stored:08x}, and {piece.crc:08x} was saved"
+                message = f"CRC-32 is {stored:08x}, but {piece.crc:08x} was saved"
                 found.append(finding("wrong-checksum", message, tensor=name, file=Path(piece.source.path).name))
     if sample is None:
         found += _replicas(name, tensor, crcs)
@@ -143,7 +143,7 @@ def _check(
             compared += 1
             now = combined((crcs[id(p)], _length(p, tensor)) for p in sorted(tensor.pieces, key=lambda p: p.box.offset))
             if now != wanted:
-                message = f"CRC-32 is {now:08x}, and {wanted:08x} was written"
+                message = f"CRC-32 is {now:08x}, but {wanted:08x} was written"
                 found.append(finding("wrong-checksum", message, tensor=name, file=_file(tensor)))
     found += _judged(name, tensor, seen)
     if not seen.zero:

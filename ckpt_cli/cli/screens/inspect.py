@@ -52,7 +52,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
         next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
     else:
         session.say(f"warning: it cannot be merged: {printable(result.problem)}", "yellow")
-        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says more about it)")
+        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says more)")
 
 
 def inspect_result(result: InspectResult, session: Session, *, show_all: bool = False) -> None:

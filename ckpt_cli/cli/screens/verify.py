@@ -121,13 +121,13 @@ def _other_source(result: VerifyResult) -> str | None:
     """What to do where a folder differs from what it was perhaps not made from: then nothing is wrong with the folder itself."""
     made_from = os.path.realpath(result.made_from) if result.made_from is not None else None
     if made_from is None:
-        return "check that --against names what the folder was made from"
+        return "check that --against names the source of this folder"
     made_of = result.made_of.split("+") if result.made_of is not None else []
     if any(os.path.realpath(source.source) != made_from or (made_of and source.component not in made_of) for source in result.against):
         what = f"what it was merged from: {result.made_of}" if result.made_of is not None else "what it was merged from"
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}   ({what})"
     if any(item.code == "changed-source" for item in result.findings):
-        return "find out why the source has changed since it was merged: the folder may be right"
+        return "find out why the source changed after the merge: the folder may be right"
     return None
 
 
@@ -140,11 +140,11 @@ def _next(result: VerifyResult) -> str:
             if other is not None:
                 return other
             if item.numbers.get("damaged") == "source":
-                return f"get {item.file} again: it is the source that is damaged, and what is made of it is too"
+                return f"get {item.file} again: the source is damaged, so anything made from it is too"
             if advice == AGAIN and result.made_by:
                 return " ".join(text.argument(word) for word in result.made_by)
             if advice == AGAIN:
-                return "get the folder again from where it came"
+                return "get the folder again from its origin"
             return f"move {item.file} away" if advice == MOVE and item.file else advice
     if result.made_from is not None and not result.against:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}"

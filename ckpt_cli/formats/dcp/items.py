@@ -32,7 +32,7 @@ def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
                 raise Inconsistent(
                     f"the item at {box.offset} is {tensor.dtype} {list(tensor.shape)}, the metadata says {entry.dtype} {list(box.extent)}",
                     path=reader.path(stored.file),
-                    hint="the metadata may be of another save, or may record wrong chunks (as of FSDP2 with tensor parallelism)",
+                    hint="the metadata may be from another save, or record wrong chunks (as of FSDP2 with tensor parallelism)",
                 )
             parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
     kind, layout = cut_layout(entry.shape, entry.chunks)

@@ -97,14 +97,14 @@ def metadata_files(folders: Sequence[Path], files: Files) -> list[Path]:
     whole = [folder / METADATA for folder in folders if is_file(folder / METADATA)]
     for other in whole[1:]:
         if _content(other, files) != _content(whole[0], files):
-            raise Inconsistent(f"{other} is of another save", path=whole[0], hint="take folders of one save together only")
+            raise Inconsistent(f"{other} is from another save", path=whole[0], hint="join only folders of one save")
     if whole:
         return whole[:1]
     found: dict[int, Path] = {}
     for path in (path for folder in folders for path in entries_in(folder)):
         fields = RANK_METADATA.fullmatch(path.name)
         if fields and found.setdefault(int(fields["rank"]), path) != path:
-            raise Inconsistent(f"{path.name} is in two folders", path=path, hint="take folders of one save together only")
+            raise Inconsistent(f"{path.name} is in two folders", path=path, hint="join only folders of one save")
     return [found[rank] for rank in sorted(found)]
 
 
@@ -179,7 +179,7 @@ def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
             for name in (*(name for name in paths if name in entries), *(name for name in entries if name not in paths)):
                 entry = entries[name]
                 if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.target, Global):
-                    raise CorruptFile("an entry of the metadata makes no sense")
+                    raise CorruptFile("an entry of the metadata is invalid")
                 keys = _keys(name, paths.get(name))
                 nested = tuple(str(key) for key in keys)
                 with reading(path, tensor=name):
@@ -205,7 +205,7 @@ def _add_tensor(
     dtype, shape = _dtype(fields.get("properties")), dimensions(fields.get("size"))
     tensor = tensors.setdefault(name, CatalogTensor(name, path, dtype, shape))
     if (tensor.dtype, tensor.shape) != (dtype, shape):
-        raise Inconsistent("the metadata of two ranks disagree about dtype or shape", hint="files of two saves may have been mixed")
+        raise Inconsistent("the metadata of two ranks disagree about dtype or shape", hint="files from two saves may be mixed")
     chunks = fields.get("chunks")
     if not isinstance(chunks, list):
         raise CorruptFile("the metadata lists no chunks")
@@ -229,17 +229,17 @@ def _places(storage_data: object) -> dict[tuple[str, Shape | None], Stored]:
     found: dict[tuple[str, Shape | None], Stored] = {}
     for index, info in (as_dict(storage_data) or {}).items():
         if not isinstance(index, Call) or not isinstance(info, Call):
-            raise CorruptFile("the metadata does not say where its data are")
+            raise CorruptFile("the metadata does not say where its data is")
         key, place = attributes(index.state), attributes(info.state)
         name, offset = key.get("fqn"), key.get("offset")
         if not isinstance(name, str):
-            raise CorruptFile("the metadata does not say where its data are")
+            raise CorruptFile("the metadata does not say where its data is")
         begin, length = place.get("offset"), place.get("length")
         if type(begin) is not int or type(length) is not int or not (0 <= begin < 1 << 62 and 0 <= length < 1 << 62):
-            raise CorruptFile("an offset or a length is no natural number", tensor=name)
+            raise CorruptFile("an offset or a length is not a natural number", tensor=name)
         transforms = place.get("transform_descriptors") or ()
         if not isinstance(transforms, (list, tuple)) or not all(isinstance(t, str) for t in transforms):
-            raise CorruptFile("the transforms of an item make no sense", tensor=name)
+            raise CorruptFile("the transforms of an item are invalid", tensor=name)
         stored = Stored(_inside(place.get("relative_path"), name), begin, length, tuple(transforms))
         found[name, None if offset is None else dimensions(offset)] = stored
     return found
@@ -255,11 +255,11 @@ def _inside(file: object, name: str) -> str:
 def _dtype(properties: object) -> Dtype:
     """The dtype of TensorProperties: its state is a tuple that begins with it (an attribute dict in old versions)."""
     if not isinstance(properties, Call):
-        raise CorruptFile("the metadata does not tell the dtype")
+        raise CorruptFile("the metadata does not record the dtype")
     state = properties.state
     dtype = state[0] if isinstance(state, tuple) and state else attributes(state).get("dtype")
     if not isinstance(dtype, Global) or dtype.module != "torch":
-        raise CorruptFile("the metadata does not tell the dtype")
+        raise CorruptFile("the metadata does not record the dtype")
     if dtype.name not in BY_TORCH:
         raise Unsupported(f"dtype {dtype} is not known")
     return BY_TORCH[dtype.name]

@@ -142,23 +142,23 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
             if not stray:
                 file = thing.stored.file if thing.stored else None
                 raise MissingShard(
-                    "the file of this entry is missing, so that nothing tells whether it holds tensors",
+                    "the file of this entry is missing, so it is unknown whether it holds tensors",
                     path=root,
                     tensor=name,
                     expected=str(root / file) if file else "a place for it in the metadata",
                     hint="copy it from the node that wrote it, or pass that node's folder with --also",
                 )
-            notes.append(Note("warning", "object-missing", f"{printable(name)} is no tensor, and its file is missing"))
+            notes.append(Note("warning", "object-missing", f"{printable(name)} is not a tensor, and its file is missing"))
         elif reader.holds_tensors(thing.stored):
             if not stray:
                 raise Unsupported(
-                    "this entry is no tensor but holds tensors",
+                    "this entry is not a tensor but holds tensors",
                     path=root,
                     tensor=name,
                     expected="a dict of tensors",
-                    hint="save what is in it as entries of their own",
+                    hint="save its contents as separate entries",
                 )
-            text = f"{printable(name)} is no tensor but holds tensors, which are not written"
+            text = f"{printable(name)} is not a tensor but holds tensors, which are not written"
             notes.append(Note("warning", "object-with-tensors", text))
     return notes
 
@@ -181,7 +181,7 @@ def origin_notes(catalog: Catalog, root: Path) -> list[Note]:
     for origin in catalog.origins:
         said = nearest_step(PurePosixPath(origin))
         if step is not None and said not in (None, step):
-            text = f"the folder says step {step}, and its metadata were written for {printable(origin)}: they may be of different saves"
+            text = f"the folder says step {step}, but its metadata was written for {printable(origin)}: they may be from different saves"
             notes.append(Note("warning", "step-differs", text))
     return notes
 
@@ -240,7 +240,7 @@ def _refuse_permuted(catalog: Catalog, group: Group, root: Path) -> None:
                 f"torch <= 2.4 recorded the chunks of FSDP2 with {what} in a wrong order",
                 path=root,
                 tensor=name,
-                expected="a save by torch >= 2.5, or files of ranks, which say how they were cut",
+                expected="a save by torch >= 2.5, or rank files, which record how tensors were cut",
                 hint="load it with the torch version that saved it, on the same mesh, and save the full state dict",
             )
 

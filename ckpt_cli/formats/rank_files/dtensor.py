@@ -102,7 +102,7 @@ class LocalReader:
         try:
             return self._read(node)
         except (TypeError, ValueError, AttributeError, LookupError, RecursionError, OverflowError):
-            raise CorruptFile("the description of the tensor makes no sense") from None
+            raise CorruptFile("the description of the tensor is invalid") from None
 
     def _read(self, node: object) -> Local | None:
         if not isinstance(node, Call):
@@ -167,7 +167,7 @@ class LocalReader:
             ranks = self._own_row(axes, rank_map)
             outside = self._outside(fields.get("_root_mesh"), axes, rank_map)
         if not all(0 <= rank < MAX_RANKS for rank in ranks):
-            raise CorruptFile("a mesh has ranks that no training has", expected=f"ranks from 0 to {MAX_RANKS - 1}")
+            raise CorruptFile("a mesh has impossible ranks", expected=f"ranks from 0 to {MAX_RANKS - 1}")
         if len(set(ranks)) != len(ranks) or self.rank not in ranks:
             raise Inconsistent(
                 f"the file says that rank {self.rank} is not part of the mesh of its tensors, which has ranks {_brief(ranks)}",
@@ -202,7 +202,7 @@ class LocalReader:
         for size, stride in pairs:
             sizes, strides = _flat_ints(size), _flat_ints(stride)
             if len(sizes) != len(strides) or any(n < 1 for n in sizes) or any(n < 0 for n in strides):
-                raise CorruptFile("a mesh layout makes no sense")
+                raise CorruptFile("a mesh layout is invalid")
             axes.append(list(zip(sizes, strides, strict=True)))
         return axes, rank_tensor.read_ints()
 
@@ -274,7 +274,7 @@ def _shard_metadata(node: object, shape: Shape) -> tuple[int, Box]:
     placement = fields.get("placement")
     rank = attributes(placement.state).get("_rank") if isinstance(placement, Call) else None
     if type(rank) is int and not -1 <= rank < MAX_RANKS:
-        raise CorruptFile("a shard is of a rank that no training has", expected=f"ranks from 0 to {MAX_RANKS - 1}")
+        raise CorruptFile("a shard has an impossible rank", expected=f"ranks from 0 to {MAX_RANKS - 1}")
     return rank if type(rank) is int else -1, box
 
 
@@ -288,13 +288,13 @@ def _placement(node: object, rank: int, most: int) -> Placement:
     if name not in ("Shard", "_StridedShard"):
         if "Partial" in name:
             raise Unsupported(
-                f"the tensor has a {name} placement: each rank holds a summand, not a part",
+                f"the tensor has a {name} placement: each rank holds a partial sum, not a shard",
                 hint="it was saved in the middle of a reduction; save after redistributing to Shard or Replicate",
             )
         raise Unsupported(f"placement {node.target} is not known")
     dim, factor = fields.get("dim", node.args[0] if node.args else None), fields.get("split_factor", 1)
     if type(dim) is not int or type(factor) is not int or not -rank <= dim < rank or not 1 <= factor <= most:
-        raise CorruptFile(f"a {name} placement makes no sense")
+        raise CorruptFile(f"a {name} placement is invalid")
     return Placement(name, dim % rank, factor)
 
 
@@ -305,7 +305,7 @@ def _shard_order(node: object) -> dict[int, tuple[int, ...]] | None:
     for entry in node:
         args = entry.args if isinstance(entry, Call) else entry
         if not isinstance(args, tuple) or len(args) != 2 or type(args[0]) is not int:
-            raise CorruptFile("a shard order makes no sense")
+            raise CorruptFile("a shard order is invalid")
         order[args[0]] = tuple(_flat_ints(args[1]))
     return order
 

@@ -42,7 +42,7 @@ def expert_blocks(
         raise Undecidable(
             f"{len(meshes)} groups of ranks hold a tensor of this name: they are replicas or different experts",
             tensor=name,
-            expected="a config.json that tells the number of experts",
+            expected="a config.json that states the number of experts",
             hint=None if has_config else "pass --base with the folder of the model that training started from",
         )
     if shape[0] == experts:

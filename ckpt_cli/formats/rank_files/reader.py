@@ -182,7 +182,7 @@ def check_rank_files(states: list[RankState], world_size: int) -> None:
                 f"the file of rank {state.rank} was written by {mesh.size} ranks, not {world_size}",
                 path=state.path,
                 expected=f"a mesh of at most {world_size} ranks",
-                hint="files of two saves may have been mixed, or those of some ranks may be missing",
+                hint="files from two saves may be mixed, or files of some ranks may be missing",
             )
     _check_ranks(states)
 
@@ -215,7 +215,7 @@ def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Map
     if len(sizes) > 1:
         listed = " and ".join(f"{s} ({len(found[s])} files)" for s in sorted(sizes, key=lambda s: s or 0))
         trouble = MixedWorldSizes(
-            f"shards of several world sizes lie in one folder: {listed}",
+            f"shards of several world sizes are in one folder: {listed}",
             path=root,
             expected="files of one save",
             hint="move the files of the older save to another folder",
@@ -223,7 +223,7 @@ def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Map
     twice = next((paths for paths in found[size].values() if len(paths) > 1), None)
     if twice:
         text = f"two files claim to be the same rank: {' and '.join(path.name for path in twice)}"
-        trouble = Inconsistent(text, path=root, hint="move the one away that does not belong to this save")
+        trouble = Inconsistent(text, path=root, hint="move away the one that does not belong to this save")
     ranks = {rank: paths[0] for rank, paths in found[size].items()}
     if max(ranks) >= MAX_RANKS or (size is not None and not max(ranks) < size <= MAX_RANKS):
         text = f"rank {str(max(ranks))[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"

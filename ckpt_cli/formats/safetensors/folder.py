@@ -63,7 +63,7 @@ class HubFolder(Format):
         if named:
             parts, index = [entry for entry, _ in named], f"{named[0][1].stem}{INDEX_SUFFIX}"
             trouble: IncompleteError = MissingShard(
-                f"{index} is missing; {len(parts)} parts without it prove nothing",
+                f"{index} is missing, so nothing shows that the {len(parts)} parts are complete",
                 path=path / index,
                 hint="copy the index from where the model came from",
             )
@@ -101,7 +101,7 @@ class HubFolder(Format):
                 if (part := safetensors_part(entry.name)) is not None and part.stem == stem and entry.name not in names
             ]
             if unlisted:
-                hint = "move it away if it is of an older save"
+                hint = "move it away if it is from an older save"
                 raise Inconsistent(f"the index does not mention {few(unlisted)}", path=first, hint=hint)
             entries = []
             for name in names:

@@ -21,7 +21,7 @@ def check_members(mapping: Mapping[str, str], file: str, inside: Iterable[str]) 
             raise Inconsistent("the index says that this tensor is in the file, but it is not", tensor=name)
     for name in held:
         if mapping.get(name) != file:
-            hint = "files of two models may have been mixed"
+            hint = "files from two models may be mixed"
             raise Inconsistent("the file holds a tensor that the index does not assign to it", tensor=name, hint=hint)
 
 
@@ -43,7 +43,7 @@ def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
         unlisted = unlisted_parts(names)
         if unlisted:
             raise PartOfSet(
-                f"the index lists {len(names)} files and not {few(unlisted)}, of which their names speak",
+                f"the index lists {len(names)} files but not {few(unlisted)}, which their names imply",
                 expected="the index of the whole model",
                 hint="get the index again from where the model came from",
             )

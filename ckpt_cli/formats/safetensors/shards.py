@@ -47,7 +47,7 @@ class HubShards(Format):
         trouble = f"files of shard {', '.join(map(str, absent))} are missing" if absent else None
         counts = {int(fields["parts"]) for fields in names}
         if len(counts) > 1:
-            trouble = trouble or f"files of saves with {' and '.join(map(str, sorted(counts)))} parts lie in one folder"
+            trouble = trouble or f"files of saves with {' and '.join(map(str, sorted(counts)))} parts are in one folder"
         lost = _absent({int(fields["part"]) for fields in names}, max(counts))
         if lost:
             trouble = trouble or f"no file holds part {lost[0]} of {max(counts)}"
@@ -81,7 +81,7 @@ class HubShards(Format):
         note = Note(
             "warning",
             "unproven-end",
-            "these files record no whole shapes: if those of the last ranks were lost, it would not show; compare with --base",
+            "these files do not record whole shapes: missing files of the last ranks would go unnoticed; compare with --base",
         )
         world = max((part.rank for held in parts.values() for part in held), default=0) + 1
         return Component(
@@ -121,7 +121,7 @@ def _lost_part(names: list[re.Match[str]]) -> str | None:
 
 def _assemble(name: str, held: list[Part]) -> Tensor:
     if len({part.stored.dtype for part in held}) > 1 or len({len(part.box.offset) for part in held}) > 1:
-        raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files of two saves may have been mixed")
+        raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files from two saves may be mixed")
     dims = range(len(held[0].box.offset))
     shape = tuple(max(part.box.offset[d] + part.box.extent[d] for part in held) for d in dims)
     kind, layout = cut_layout(shape, (part.box for part in held))
@@ -133,7 +133,7 @@ def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) 
     if corner is None:
         corner = [0] * len(entry.shape)
     if not isinstance(corner, list) or len(corner) != len(entry.shape) or any(type(n) is not int or not 0 <= n < 1 << 60 for n in corner):
-        raise CorruptFile("the offsets of a shard make no sense")
+        raise CorruptFile("the offsets of a shard are invalid")
     return Part(rank, stored_entry(entry, source), Box(tuple(corner), entry.shape), (0,) * len(entry.shape))
 
 

@@ -103,7 +103,7 @@ def _refuse_deepspeed(file: TorchFile, entries: Mapping[Any, Any], path: Path) -
     declared = dict(_declared(entries))
     for name in (*declared, *(empty if len(empty) > len(shapes) // 2 else ())):
         if name in empty or shapes.get(name) != declared[name]:
-            text = "this file holds no weights but their placeholders: ZeRO-3 cuts them over the files of all ranks"
+            text = "this file holds only placeholders of the weights: ZeRO-3 spreads these over the files of all ranks"
             raise PartOfSet(text, path=path, tensor=name, expected="the files of all ranks", hint=hint)
 
 
@@ -128,7 +128,7 @@ def refuse_shard(metadata: Mapping[str, str]) -> None:
             raise PartOfSet(
                 f"this is one shard of a DCP save in safetensors ({SHARDING}), under another name",
                 tensor=name,
-                expected="all files, as they were called (shard-*-model-*-of-*.safetensors)",
+                expected="all files, under their original names (shard-*-model-*-of-*.safetensors)",
                 hint="get them again from where they were saved",
             )
 

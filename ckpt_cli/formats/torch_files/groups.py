@@ -124,7 +124,7 @@ def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGrou
         notes.append(Note("info", "other-components", f"{name} also holds {few([other.title for other in groups[1:]])}"))
     passed = passed_over(way, groups, group)
     if passed:
-        notes.append(Note("warning", "beside-weights", f"left out, since they lie beside the state dict: {few(passed)}"))
+        notes.append(Note("warning", "beside-weights", f"left out, since they are beside the state dict: {few(passed)}"))
     return notes
 
 
@@ -216,7 +216,7 @@ def _swapped(entries: Mapping[Any, Any], averages: Mapping[str, Any]) -> list[Fi
     else:
         return None
     beside = {name: node for name, node in entries.items() if name not in ("state_dict", key)}
-    why = f"state_dict holds averaged weights ({who}); those that training goes on with are in {key}: --type current"
+    why = f"state_dict holds averaged weights ({who}); those that training continues with are in {key}: --type current"
     model = FileGroup("model", "state_dict", average, beside, why=why)
     current = averaged_alone(as_dict(entries[key]) or {})
     return [model, FileGroup("ema", "state_dict", average, beside), FileGroup("current", key, current, beside)]

@@ -62,7 +62,7 @@ class TorchFiles(Format):
             found = [entry for entry in listed if entry.name == ADAPTER]
         if parts:
             unproven: IncompleteError = MissingShard(
-                f"{INDEX} is missing; {len(parts)} parts without it prove nothing",
+                f"{INDEX} is missing, so nothing shows that the {len(parts)} parts are complete",
                 path=path / INDEX,
                 hint="copy the index from where the model came from",
             )

@@ -43,15 +43,15 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
             unknown = _unknown_tensor(node)
             if unknown is not None:
                 raise Unsupported(
-                    f"this entry is a tensor that is built by {unknown}, which is not known",
+                    f"this entry is a tensor built by {unknown}, which is unknown",
                     expected="tensors of torch, as state_dict() gives them",
                     hint="save it again as a plain tensor; a newer version of ckpt may read it",
                 )
             if search.holds(node):
                 raise Unsupported(
-                    f"this entry is no tensor but holds tensors: {describe(node)}",
+                    f"this entry is not a tensor but holds tensors: {describe(node)}",
                     expected="a flat dict of tensors",
-                    hint="save the state dict that is in it on its own",
+                    hint="save the state dict inside it on its own",
                 )
         leaves.append(Leaf(checked, describe(node), _is_array(node)))
     _refuse_flat_parameters(held)
@@ -122,4 +122,4 @@ def left_out_notes(leaves: Iterable[Leaf]) -> tuple[Note, ...]:
     names = list(dict.fromkeys(leaf.name for leaf in leaves if leaf.holds_data))
     if not names:
         return ()
-    return (Note("warning", "left-out", f"{few(names)}: no tensors of torch but arrays or bytes, which are not written"),)
+    return (Note("warning", "left-out", f"{few(names)}: arrays or bytes, not torch tensors, are not written"),)

@@ -90,7 +90,7 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
         raise Undecidable(
             f"several groups of tensors could be the model: {few([str(key) for key in groups])}",
             expected="one of them",
-            hint="save the one that is meant on its own",
+            hint="save the right one on its own",
         )
     return next(iter(groups), None)
 

@@ -89,14 +89,14 @@ def claim_for(
     if foreign:
         kinds = few(_grouped(foreign))
         if not kind.has_shapes:
-            text = f"{len(foreign)} names are not among those known of {printable(kind.kind)}: {kinds}"
+            text = f"{len(foreign)} names are not among those known for {printable(kind.kind)}: {kinds}"
             notes.append(Note("warning", "unknown-names", f"{text}; they were not compared: {kind.unknown}"))
         else:
             plural = "tensor has" if len(foreign) == 1 else "tensors have"
             text = f"{len(foreign)} {plural} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
             notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
     old, new = map(printable, change)
-    done = f", {old} was taken away from every name" if old else f", {new} was put in front of every name" if new else ""
+    done = f", {old} was removed from every name" if old else f", {new} was prepended to every name" if new else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
     return Claim(text, replace(fit, extra=(*fit.extra, *mixed, *beyond)), tuple(notes), lacking, printable(kind.kind), mixed)
 
@@ -107,9 +107,9 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
         return made
     let_go = [name for name in made.lacking if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)]
     unused = [pattern for pattern in allowed if not any(fnmatch.fnmatchcase(name, pattern) for name in made.lacking)]
-    notes = [Note("warning", "unused-pattern", f"--allow-missing {printable(p)} matches nothing that is missing") for p in unused]
+    notes = [Note("warning", "unused-pattern", f"--allow-missing {printable(p)} matches no missing tensor") for p in unused]
     if let_go:
-        text = f"missing, as --allow-missing says: {few(_grouped(let_go))} of {made.named}"
+        text = f"missing, as --allow-missing permits: {few(_grouped(let_go))} of {made.named}"
         notes.append(Note("warning", "missing-allowed", text))
     lacking = {name: what for name, what in made.lacking.items() if name not in let_go}
     return replace(made, notes=(*made.notes, *notes), lacking=lacking)
@@ -122,18 +122,18 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
     """
     if made.mixed:
         raise Inconsistent(
-            f"{len(made.mixed)} tensors have names of another kind than the rest: as trained beside those of the hub, of {made.named}",
+            f"{len(made.mixed)} tensors have names of another kind than the rest: names as trained mixed with hub names, of {made.named}",
             tensor=made.mixed[0],
-            expected="one kind of names; no loader takes fused and single experts together",
+            expected="one kind of names; no loader accepts fused and single experts together",
             hint="leave one kind out with --exclude",
         )
     if made.fit is not None and len(made.fit.reshaped) > made.fit.fitting:
         (name, (wanted, held)) = next(iter(made.fit.reshaped.items()))
         raise Inconsistent(
-            f"config.json is of another model: {len(made.fit.reshaped)} of {made.fit.expected} tensors have other shapes than it asks for",
+            f"config.json is for another model: {len(made.fit.reshaped)} of {made.fit.expected} tensors have other shapes than it says",
             tensor=name,
             expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",
-            hint="put the config.json of this model in its place; if it came from --base, pass the model that training started from",
+            hint="replace it with the config.json of this model; if it came from --base, pass the model that training started from",
         )
     if not made.lacking:
         return
@@ -208,7 +208,7 @@ def _unproved(absent: Mapping[str, Shape], kind: KnownClass) -> list[Note]:
     wanted = [name.replace("{}", "*") for name in absent if not name.endswith("bias")]
     if not wanted:
         return []
-    text = f"{printable(kind.kind)} usually has tensors that are not here: {few(wanted)}; nothing proves it: {kind.unknown}"
+    text = f"{printable(kind.kind)} usually has tensors that are not here: {few(wanted)}; this is not proved: {kind.unknown}"
     return [Note("warning", "missing-kinds", text)]
 
 
@@ -216,7 +216,7 @@ def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
     if fit.reshaped:
         (name, (wanted, held)), *others = fit.reshaped.items()
         more = f" ({len(others)} more tensors differ)" if others else ""
-        text = f"{printable(name)} is {shape_text(held)}, and {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
+        text = f"{printable(name)} is {shape_text(held)}, but {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
         yield Note("warning", "other-shapes", f"{text}: correct config.json, or loading fails")
 
 

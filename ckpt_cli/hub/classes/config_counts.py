@@ -72,14 +72,14 @@ def _types(config: Config) -> Iterator[Mismatch]:
     kind, model_type = architecture(config), config.get("model_type")
     others = types_of(kind) if kind is not None else []
     if others and model_type not in others and not config.get("auto_map"):
-        text = f"config.json says model_type {printable(model_type)}, and {printable(kind)} is a class of {few(others, 3)}"
+        text = f"config.json says model_type {printable(model_type)}, but {printable(kind)} is a class of {few(others, 3)}"
         yield Mismatch("other-model-type", text)
 
 
 def _quantised(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     """Quantised weights have scales beside them, under one name or another."""
     if config.get("quantization_config") and not any(SCALE.search(name) for name in shapes):
-        yield Mismatch("no-scales", "config.json says that weights are quantised, and no tensor has the name of a scale")
+        yield Mismatch("no-scales", "config.json says that weights are quantised, but no tensor is named like a scale")
 
 
 def _prediction(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
@@ -92,7 +92,7 @@ def _prediction(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatc
         beyond = type(layers) is int and any(int(match["number"]) >= layers for match in map(STACK.match, shapes) if match)
         if not beyond and not any(MTP_PART.search(name) for name in shapes):
             plural = "" if level[key] == 1 else "s"
-            text = f"config.json says {level[key]} layer{plural} of multi-token prediction ({key}), and there is none"
+            text = f"config.json says {level[key]} layer{plural} of multi-token prediction ({key}), but none is there"
             yield Mismatch("no-prediction-layers", text)
         return
 
@@ -114,7 +114,7 @@ def _layers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     named = next((level for level in levels(config) if isinstance(level.get("num_hidden_layers"), (int, float, str))), {})
     wanted = layer_count(config) or _whole(named.get("num_hidden_layers"))
     if named and wanted is None:
-        text = f"config.json says num_hidden_layers {printable(named['num_hidden_layers'])!r}, which is no number of layers"
+        text = f"config.json says num_hidden_layers {printable(named['num_hidden_layers'])!r}, which is not a number of layers"
         yield Mismatch("odd-count", text)
     counted = models[0] if len(models) == 1 and wanted is not None else None
     predicted = any(MTP_PART.search(name) for name in shapes)
@@ -147,10 +147,10 @@ def _length(stack: str, layers: Mapping[int, set[str]], wanted: int, *, exact: b
     absent = [*_holes(layers), *range(last + 1, min(wanted, last + 1 + LISTED))]
     if absent and last < wanted and _is_block(layers, last):
         listed = few([str(number) for number in absent], 3)
-        text = f"config.json says {wanted} layers, and {stack} has {len(layers)}: {listed} missing"
+        text = f"config.json says {wanted} layers, but {stack} has {len(layers)}: {listed} missing"
         yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in absent))
     elif exact and last + 1 > wanted:
-        yield Mismatch("extra-layers", f"config.json says {wanted} layers, and {stack} ends with layer {last}")
+        yield Mismatch("extra-layers", f"config.json says {wanted} layers, but {stack} ends with layer {last}")
 
 
 def _uneven(stack: str, layers: Mapping[int, set[str]], config: Config) -> Iterator[Mismatch]:
@@ -236,7 +236,7 @@ def _experts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
         if lost:
             yield Mismatch("missing-layers", f"{few(lost, 3)}: other experts have it", tuple(lost[:LISTED]))
         if wanted is not None and last + 1 > wanted:
-            yield Mismatch("extra-experts", f"config.json says {wanted} experts, and {stack} has {last + 1}")
+            yield Mismatch("extra-experts", f"config.json says {wanted} experts, but {stack} has {last + 1}")
 
 
 def _holes(numbered: Mapping[int, object]) -> list[int]:
@@ -252,7 +252,7 @@ def _holes(numbered: Mapping[int, object]) -> list[int]:
 def _missing(stack: str, numbers: list[int], there: int) -> Iterator[Mismatch]:
     if numbers:
         first = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
-        text = f"{stack} has {there} modules, and lacks {first}"
+        text = f"{stack} has {there} modules, but lacks {first}"
         yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in numbers))
 
 
@@ -263,10 +263,10 @@ def _rows(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     rows = {name: shape[0] for name, shape in shapes.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(shape) == 2}
     if wanted is not None and rows and max(rows.values()) < wanted:
         name = max(rows, key=lambda name: rows[name])
-        yield Mismatch("vocabulary-rows", f"{name} has {rows[name]} rows, and config.json says vocab_size {wanted}")
+        yield Mismatch("vocabulary-rows", f"{name} has {rows[name]} rows, but config.json says vocab_size {wanted}")
 
 
 def _towers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     for key, words in TOWERS.items():
         if isinstance(config.get(key), Mapping) and config[key] and not any(words.search(name) for name in shapes):
-            yield Mismatch("no-tower", f"config.json has a {key}, and no tensor has a name of such a part")
+            yield Mismatch("no-tower", f"config.json has a {key}, but no tensor is named like such a part")

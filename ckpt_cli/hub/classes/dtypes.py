@@ -64,7 +64,7 @@ def _text(dtype: Dtype, names: list[str], tensors: Mapping[str, Tensor], config:
     if any(SCALE.search(other.rpartition(".")[2]) and other.rpartition(".")[0] in modules for other in tensors.keys() - set(names)):
         what = "config.json has no quantization_config, without which loaders ignore the scales"
         return f"{text}, and {what}" if config else None
-    return f"{text}; without scales such codes mean nothing"
+    return f"{text}; without scales such codes are meaningless"
 
 
 SCALES = re.compile(

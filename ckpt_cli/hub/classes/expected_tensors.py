@@ -42,7 +42,7 @@ def expected_tensors(config: Config) -> Expected | str:
         return "transformers is not installed"
     huge = huge_number(config)
     if huge is not None:
-        return f"config.json asks for {huge}, which nobody builds"
+        return f"config.json asks for {huge}, more than any model has"
     answer = asked_child("tensors", config, SCHEMA)
     if answer is None:
         return f"transformers {version} could not be asked about {printable(kind)}: its process failed"

@@ -113,7 +113,7 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
     A config that names no class means the one of its model type whose tensors fit; that of a critic the class with its head.
     """
     if "quantization_config" in config:
-        return "the config says that weights are quantised: names and shapes are those of the method"
+        return "the config says that weights are quantised: names and shapes depend on the method"
     chosen = None
     if config and architecture(config) is None and not config.get("auto_map"):
         chosen = fitting_class(config, shapes)
@@ -252,6 +252,6 @@ def claim(fit: Fit) -> str:
     others = f", {len(fit.extra)} others" if fit.extra else ""
     whose = f"those of TRL, behind {fit.wrapper.removesuffix('.')}" if fit.wrapper else NAMINGS[fit.naming]
     if fit.expected is None:
-        known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known of {kind} ({fit.origin})"
+        known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known for {kind} ({fit.origin})"
         return f"{whose}: {known}, shapes not compared: {fit.unknown}"
     return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"

@@ -63,16 +63,16 @@ def check_plot(path: str | os.PathLike[str], *, overwrite: bool = False) -> str:
     """
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
-        raise UsageError("the plot has no format that can be drawn", path=path, expected=f"a name that ends in {', '.join(FORMATS)}")
+        raise UsageError("the name of the plot has no supported format", path=path, expected=f"a name that ends in {', '.join(FORMATS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UsageError("drawing needs matplotlib, which is not installed", hint="pip install 'unshard[plot]'") from None
     if os.path.isdir(path) or (os.path.lexists(path) and not overwrite):
-        raise OutputExists("something of this name is there already", path=path, hint="choose another name for the plot")
+        raise OutputExists("a file of this name already exists", path=path, hint="choose another name for the plot")
     folder = Path(os.path.abspath(path)).parent
     if not os.path.isdir(folder):
-        raise NotWritable("there is no folder for the plot", path=path, hint=f"make {folder} first")
+        raise NotWritable("there is no folder for the plot", path=path, hint=f"create {folder} first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise NotWritable(f"no permission to write in {folder}", path=path, hint="choose another place for it")
     return suffix
@@ -101,7 +101,7 @@ def _publish(content: bytes, path: Path, overwrite: bool) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except FileExistsError as error:
-        raise OutputExists("something of this name is there already", path=path, hint="choose another name for the plot") from error
+        raise OutputExists("a file of this name already exists", path=path, hint="choose another name for the plot") from error
     except OSError as error:
         raise NotWritable(f"the plot cannot be written: {error.strerror}", path=path, hint="choose another place for it") from error
 

@@ -1,4 +1,4 @@
-"""`merge`: from shards to a model folder. `merge_plan` decides names, dtypes, assets and place; `execute` does the writing."""
+"""`merge`: from shards to a model folder. `merging.plan` decides names, dtypes, assets and place; `output.publish` writes."""
 
 from __future__ import annotations
 

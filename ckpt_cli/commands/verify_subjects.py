@@ -13,7 +13,7 @@ from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.formats.safetensors.folder import FORMAT
+from ckpt_cli.formats.safetensors.folder import FORMAT, INDEX_SUFFIX
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone
@@ -22,7 +22,7 @@ from ckpt_cli.merging.plan import planned_parts
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.verifying.folder import INDEX_SUFFIX, SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder, wanted_index
+from ckpt_cli.verifying.folder import SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder, wanted_index
 
 STATE = "extract-state"
 

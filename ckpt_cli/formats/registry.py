@@ -1,15 +1,15 @@
 """The formats that ckpt reads, in the order in which they are asked.
 
-==================  =============================================================================
-module              reads
-==================  =============================================================================
-`rank_shards`       one ``torch.save`` file per rank: verl, EasyR1, SkyRL, lmms-engine, accelerate, BAGEL forks
-`dcp`               torch DCP folders: accelerate, Lightning, torchtitan, OLMo-core, composer, ...
-`hub_shards`        sharded safetensors of torch's HuggingFaceStorageWriter
-`hub_folder`        safetensors, single or with an index: Hugging Face model folders
-`torch_files`       single files of ``torch.save``, also ``pytorch_model.bin`` with an index
-`unread`            nothing: DeepSpeed's and Megatron's folders and unknown sets, which are refused by name
-==================  =============================================================================
+====================  =============================================================================
+module                reads
+====================  =============================================================================
+`rank_files`          one ``torch.save`` file per rank: verl, EasyR1, SkyRL, lmms-engine, accelerate, BAGEL forks
+`dcp`                 torch DCP folders: accelerate, Lightning, torchtitan, OLMo-core, composer, ...
+`safetensors/shards`  sharded safetensors of torch's HuggingFaceStorageWriter
+`safetensors/folder`  safetensors, single or with an index: Hugging Face model folders
+`torch_files`         single files of ``torch.save``, also ``pytorch_model.bin`` with an index
+`unread`              nothing: DeepSpeed's and Megatron's folders and unknown sets, which are refused by name
+====================  =============================================================================
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names that training state has: of files, and of keys in files and DCP folders. Elsewhere nobody lists such names.
+"""Names that training state has: of files, and of keys in files and DCP folders, where models are looked for.
 
 Names only say where no model is looked for first. A dict that holds a matrix is told wherever it is, unless it is an optimizer's or a
 dataloader's.

@@ -15,6 +15,7 @@ from ckpt_cli.discover.folder_style import FolderStyle, style_of
 from ckpt_cli.discover.open import Opened, OpenedComponent
 from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.safetensors.folder import INDEX
 from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
@@ -40,7 +41,6 @@ from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
 
-INDEX = "model.safetensors.index.json"
 MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
 """Assets that make a folder a model."""
 

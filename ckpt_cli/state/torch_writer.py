@@ -1,4 +1,4 @@
-"""Plain values as a file of ``torch.save`` that ``torch.load(weights_only=True)`` reads. The only module that imports torch."""
+"""Plain values as a file of ``torch.save`` that ``torch.load(weights_only=True)`` reads. Nothing else in this process imports torch."""
 
 from __future__ import annotations
 

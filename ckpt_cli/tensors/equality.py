@@ -1,4 +1,4 @@
-"""The only place where values are compared before a merge: copies of plain tensors, and tied heads.
+"""Whether tensors are equal, before a merge: replicas and tied heads.
 
 Cheap first: the CRC-32 that torch stored with each record when it was saved (damage done later is for `verify` to find).
 Then the bytes, through two small buffers. What is compared is

@@ -1,4 +1,4 @@
-"""Placing and casting: from stored pieces to a tile of the output, through bounded buffers.
+"""Placing: from stored pieces to a tile of the output, through bounded buffers.
 
 A *tile* is a box of the tensor that is one contiguous range of the output. It is assembled from the slabs of all pieces that
 meet it; a slab that is contiguous in both file and tile is read straight into place.

@@ -19,7 +19,7 @@ from ckpt_cli.files.safetensors_file import parse_json, read_header
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.formats.safetensors.folder import EMA, INDEX, SINGLE, described_entry, safetensors_part
+from ckpt_cli.formats.safetensors.folder import EMA, INDEX, INDEX_SUFFIX, SINGLE, described_entry, safetensors_part
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
 from ckpt_cli.formats.sets.names import part_error, part_name, unlisted_parts
@@ -32,7 +32,6 @@ from ckpt_cli.verifying.beside import check_beside, check_changed
 from ckpt_cli.verifying.findings import finding, unread
 
 SUFFIX = ".safetensors"
-INDEX_SUFFIX = ".safetensors.index.json"
 OTHER_FORMAT = re.compile(r"pytorch_model.*\.bin|tf_model\.h5|.*\.gguf|flax_model\.msgpack|consolidated.*\.pth", re.ASCII)
 
 

@@ -21,7 +21,7 @@ from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable
 
-Naming = Literal["hub", "native", "older"]
+FitNaming = Literal["hub", "native", "older"]
 
 WORDS = {"gamma": "weight", "beta": "bias"}
 """TensorFlow's words for a norm's parameters, in files of BERT's time."""
@@ -86,7 +86,7 @@ class Fit:
 
     kind: str
     origin: str
-    naming: Naming
+    naming: FitNaming
     fitting: int
     expected: int | None
     missing: Mapping[str, Shape] = field(default_factory=dict)
@@ -173,7 +173,7 @@ def changed_prefix(name: str, change: tuple[str, str]) -> str:
     return new + name.removeprefix(old) if name.startswith(old) else name
 
 
-def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Naming] = ("hub", "native", "older")) -> Fit:
+def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[FitNaming] = ("hub", "native", "older")) -> Fit:
     """Differences to the tensors of a class, under those of the ``namings`` that fit best.
 
     TRL's prefix is looked past, and its value head has no place in the class.
@@ -187,7 +187,7 @@ def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Na
     return replace(best, extra=(*best.extra, *heads), wrapper=TRL) if wrapped else best
 
 
-def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Iterator[Fit]:
+def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Iterator[Fit]:
     if naming == "older":
         older = shapes if kind.rules is None else renamed_for_hub(shapes, kind.rules)
         yield from _older_fits(older, kind)
@@ -195,7 +195,7 @@ def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Iter
         yield _fit(shapes, kind, naming)
 
 
-def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Fit:
+def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     known = kind.known
     if isinstance(known, ClassNames):
         wanted = known.native if naming == "native" else known.hub
@@ -243,7 +243,7 @@ def _matches(expressions: tuple[str, ...], name: str) -> bool:
     return any(re.search(expression, name) for expression in expressions)
 
 
-NAMINGS: Mapping[Naming, str] = {"hub": "those of the hub", "native": "as trained", "older": "those of an older version"}
+NAMINGS: Mapping[FitNaming, str] = {"hub": "those of the hub", "native": "as trained", "older": "those of an older version"}
 
 
 def claim(fit: Fit) -> str:

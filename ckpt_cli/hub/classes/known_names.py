@@ -1,6 +1,6 @@
 """The names that the tensors of each class of transformers have, as the package ships them: what is known without asking transformers.
 
-``class_names.json`` is made by `ckpt_cli.hub.classes.compile` from the default config of every class, so that numbers of layers and shapes
+``known_names.json`` is made by `ckpt_cli.hub.classes.compile` from the default config of every class, so that numbers of layers and shapes
 are not in it, and a name that only other settings bring along (a bias, a norm) may be absent.
 """
 

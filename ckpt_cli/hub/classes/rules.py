@@ -1,6 +1,6 @@
 """The rules that turn the names and layouts of a model in memory into those on the hub, and where they come from.
 
-They are transformers' own conversion tables, reverted (see `ckpt_cli.hub.classes.compile`): ``hub_rules.json`` has those of every
+They are transformers' own conversion tables, reverted (see `ckpt_cli.hub.classes.compile`): ``rules.json`` has those of every
 architecture that the transformers of its first line can build; others are compiled in a child process, once, and kept in
 the user's cache.
 """

@@ -54,6 +54,9 @@ EMPTY = "an unset shell variable expands to an empty string; nothing was read or
 FLAGS = {"everything": "--all", "begin": "--from", "end": "--to", "normalize": "--no-normalize"}
 """How the command line calls fields whose names differ."""
 
+LEAST_BARE = 1_000
+"""Bytes. A size in text without a unit below this is one whose unit was forgotten."""
+
 SUFFIXES = {"": 1, "B": 1} | {
     name: factor
     for letter, power in (("K", 1), ("M", 2), ("G", 3), ("T", 4))
@@ -226,6 +229,8 @@ def parse_size(text: str) -> int:
         number = -1.0
     if suffix not in SUFFIXES or not 0 < number * SUFFIXES.get(suffix, 0) < 1 << 62:
         raise UsageError(f"{text!r} is not a size", expected="a size such as 5GB, 512MiB or 1000000000")
+    if not suffix and number < LEAST_BARE:
+        raise UsageError(f"{text} bytes is hardly what was meant", expected="a size with its unit", hint=f"did you mean {text}GB?")
     return int(number * SUFFIXES[suffix])
 
 

@@ -390,13 +390,13 @@ class TestMergeOptions:
         commit = "0" * 40
         snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / commit
         snapshot.mkdir(parents=True)
-        (snapshot / "merges.txt").write_text("from the base")
+        (snapshot / "NOTICE").write_text("from the base")
         refs = snapshot.parent.parent / "refs"
         refs.mkdir()
         (refs / "main").write_text(commit)
         outcome = ckpt("merge", run, "-o", tmp_path / "out", "--base", "some/model", HF_HUB_CACHE=str(tmp_path / "hub"))
         assert outcome.code == 0, outcome
-        assert (tmp_path / "out" / "merges.txt").read_text() == "from the base"
+        assert (tmp_path / "out" / "NOTICE").read_text() == "from the base"
         assert_told(ckpt("merge", run, "--base", "other/model", HF_HUB_CACHE=str(tmp_path / "hub")), 3, "not-found", "other/model")
 
     def test_dry_run_writes_nothing(self, run: Path) -> None:

@@ -47,3 +47,10 @@ def test_what_the_example_says(folder: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained("tiny-ema"), AutoTokenizer.from_pretrained("tiny-ema")
     said = tokenizer.decode(model.generate(**tokenizer("A checkpoint is", return_tensors="pt"), max_new_tokens=40, do_sample=False)[0])
     assert said.removesuffix("<end>") == "A checkpoint is a set of named tensors, and a tensor is a list of pieces."
+
+
+def test_the_lines_of_python_run(folder: Path) -> None:
+    (block,) = re.findall(r"```python\n(import ckpt_cli\n.*?)```", README, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block, names)
+    assert sorted(path.name for path in folder.iterdir() if path.name in ("averaged", "merged", "state")) == ["averaged", "merged", "state"]

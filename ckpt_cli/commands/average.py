@@ -102,7 +102,7 @@ def average(
         outputs=tuple(outputs),
         dry_run=chosen.dry_run,
         seconds=time.monotonic() - started,
-        notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(snapshots.notes)),
+        notes=tuple(note for note in map(NoteInfo.of, dict.fromkeys(snapshots.notes)) if note not in newest.notes),
     )
 
 

@@ -48,7 +48,7 @@ def inflated(source: Source, start: int, length: int, transforms: Sequence[str],
         import zstandard
     except ImportError:
         raise Unsupported(
-            "the items are compressed with zstd", expected="the Python package zstandard", hint="pip install 'unshard[zstd]'"
+            "the items are compressed with zstd", expected="the Python package zstandard", hint="pip install zstandard"
         ) from None
 
     def fresh() -> Inflater:

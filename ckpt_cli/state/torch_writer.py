@@ -23,7 +23,7 @@ def torch_bytes(value: Any) -> bytes:
         if importlib.util.find_spec("torch") is not None:
             text = f"writing .pt files needs torch, which cannot be imported: {error}"
             raise Unsupported(text, hint="install torch again; its CPU build is enough") from None
-        hint = "pip install 'unshard[torch]', or torch alone: its CPU build is enough"
+        hint = "install torch; its CPU build is enough"
         raise Unsupported("writing .pt files needs torch, which is not installed", hint=hint) from None
     buffer = io.BytesIO()
     torch.save(_with_tensors(value, torch), buffer)

@@ -14,7 +14,8 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
         described.append(f"mesh {info.mesh}")
     if checkpoint.step is not None:
         described.append(f"step {checkpoint.step}")
-    files = f"{info.files} of {info.world_size} rank files, " if info.world_size else f"{text.plural(info.files, 'file')}, "
+    one_each = info.world_size is not None and info.files + len(info.missing_ranks) == info.world_size
+    files = f"{info.files} of {info.world_size} rank files, " if one_each else f"{text.plural(info.files, 'file')}, "
     counted = ", ".join(f"{count.tensors} {kind}" for kind, count in info.kinds.items())
     dtypes = "   ".join(
         f"{code} {text.params(count.elements)}" + (f" ({text.plural(count.tensors, 'tensor')})" if len(info.dtypes) > 1 else "")

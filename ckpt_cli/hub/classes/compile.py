@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.errors import memory_limits
 from ckpt_cli.name_patterns import pattern_of
 
 
@@ -241,10 +242,13 @@ def main(arguments: list[str]) -> None:
     else:
         try:
             content = ANSWERS[arguments[0]](json.loads(Path(arguments[1]).read_text()))
-        except (ImportError, MemoryError, OSError):
+        except (ImportError, MemoryError, OSError, SystemError):
             # Nothing that the config is to blame for, so that there is no answer to keep.
             raise
-        except Exception as error:  # noqa: BLE001 - whatever transformers says of a config: it has no answer
+        except Exception as error:
+            if memory_limits():
+                # Lack of memory has many names in compiled code.
+                raise
             content = {"error": type(error).__name__}
         sys.stdout.write(json.dumps(versioned(content)) + "\n")
 

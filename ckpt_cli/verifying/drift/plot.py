@@ -67,7 +67,7 @@ def check_plot(path: str | os.PathLike[str], *, overwrite: bool = False) -> str:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError("drawing needs matplotlib, which is not installed", hint="pip install 'unshard[plot]'") from None
+        raise UsageError("drawing needs matplotlib, which is not installed", hint="pip install matplotlib") from None
     if os.path.isdir(path) or (os.path.lexists(path) and not overwrite):
         raise OutputExists("a file of this name already exists", path=path, hint="choose another name for the plot")
     folder = Path(os.path.abspath(path)).parent

@@ -539,7 +539,7 @@ class TestAdapterFilesWithoutFactors:
         save_file(tensors, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["m"]}))
         for given in (folder, folder / "adapter_model.safetensors"):
-            with pytest.raises(CkptError, match=r"no tensor|no factor"):
+            with pytest.raises(CkptError, match=r"no tensor|no LoRA factors"):
                 ckpt_cli.merge(given, tmp_path / "out")
             for full in (False, True):
                 assert ckpt_cli.verify(given, full=full).exit_code == 1

@@ -148,7 +148,7 @@ def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
 
 
 def _met_notes(job: Job, written: Written) -> list[Note]:
-    """What is said about values that were met while writing, where they are allowed."""
+    """Notes about values found while writing, if they are allowed."""
     strange = [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, job.used)]
     return [*overflow_notes(written), *strange]
 

@@ -1,4 +1,4 @@
-"""Whether weights that lie beside step folders are a model of their own: what training wrote at its end, or a stray file."""
+"""Whether weights beside step folders are a model of their own: the final model of a training, or a stray file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From what the user typed to files: run -> checkpoint (step) -> component.
 
-A *run* holds checkpoints in step folders, a *checkpoint* holds components. Names alone are looked at here, and every folder is listed
+A *run* holds checkpoints in step folders, a *checkpoint* holds components. Only names are used here, and every folder is listed
 once; with ``--step`` only that step's.
 """
 
@@ -24,10 +24,10 @@ from ckpt_cli.names import few, printable
 
 
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = (), *, steps: bool = False) -> Target:
-    """Find out what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
+    """Determine what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
 
-    ``steps``: steps are asked for, so that a model that lies beside them is not what is meant.
-    Raises NotFound or NotRecognised, with what is there and what might have been meant.
+    ``steps``: steps are requested, so a model beside them is not meant.
+    Raises NotFound or NotRecognised, with what is there and a suggestion.
     """
     there = Folders()
     parts = [_locate(Path(path), step, steps, there)]
@@ -86,7 +86,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
 
 
 def _check_exists(path: Path) -> None:
-    """Raise NotFound, with what was perhaps meant, if nothing is there; Unreadable if that cannot be told."""
+    """Raise NotFound, with a suggestion, if nothing is there; Unreadable if that cannot be determined."""
     if status_of(path) is not None:
         return
     parent = path.parent

@@ -99,7 +99,7 @@ def joined_targets(first: Target, second: Target) -> Target:
 
 
 def doubted(target: Target, parts: Sequence[Target]) -> Target:
-    """With trouble for steps that only some of several folders have, where the files do not tell how many ranks there were."""
+    """Adds an error to steps that only some of several folders have, if the files do not record the number of ranks."""
     checkpoints: list[Found] = []
     for found in target.checkpoints:
         holders = sum(any(other.step == found.step for other in part.checkpoints) for part in parts)

@@ -45,7 +45,7 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stored tensor of one rank and the box of the whole tensor that it (or a block of it, at ``place``) is."""
+    """A stored tensor of one rank, and its box (or that of a block of it, at ``place``) in the whole tensor."""
 
     rank: int
     stored: StoredTensor
@@ -88,7 +88,7 @@ def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, .
 def _refuse_unseen_ranks(states: Sequence[RankState], world_size: int, missing: tuple[int, ...]) -> None:
     """A missing rank that some tensor's meshes leave out may have held tensors of its own (another pipeline stage).
 
-    Files of plain tensors alone have no meshes: nothing says what another rank held, a replica or a part that was cut by hand.
+    Files of plain tensors alone have no meshes: another rank may have held a replica, or a part that was split by hand.
     """
     if all(isinstance(local, StoredTensor) for state in states for local in state.locals.values()):
         raise MissingShard(f"{ranks_of(missing, world_size)} missing, and nothing in the other files says what it held")
@@ -151,7 +151,7 @@ def _lay(
 
 
 def _lay_plain(name: str, held: Mapping[int, StoredTensor], world_size: int) -> Laid:
-    """A plain tensor is a replica on every rank; the probe compares the copies."""
+    """A plain tensor is a replica on every rank; the probe compares the replicas."""
     first = next(iter(held.values()))
     _check_same(name, {rank: local.shape for rank, local in held.items()})
     parts = [Part(rank, stored, whole(stored.shape), (0,) * len(stored.shape)) for rank, stored in held.items()]
@@ -212,7 +212,7 @@ def _lay_distributed(
 
 
 def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: ShardOrder, notes: dict[str, Note]) -> list[Part]:
-    """The boxes of every rank, by the first rule whose local shapes are those that the files hold on *all* ranks."""
+    """The boxes of every rank, by the first rule whose local shapes match the files of *all* ranks."""
     first = next(iter(held.values()))
     strided = any(placement.factor > 1 for placement in first.placements)
     found = _parts_by(name, held, strided, order, notes)
@@ -226,7 +226,7 @@ def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: S
 def _parts_by(
     name: str, held: Mapping[int, DistributedLocal], nested: bool, order: ShardOrder, notes: dict[str, Note]
 ) -> list[Part] | Inconsistent:
-    """The boxes of every rank by one rule, or what contradicts it."""
+    """The boxes of every rank by one rule, or the error that contradicts it."""
     parts: list[Part] = []
     for rank, local in held.items():
         intervals = [split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)]
@@ -305,7 +305,7 @@ def stored_entry(entry: Entry, source: Source) -> StoredTensor:
 
 
 def tile(name: str, dtype: Dtype, laid: Laid, world_size: int, missing: tuple[int, ...]) -> Tensor:
-    """Tell pieces from copies (the same box again) and prove that the pieces tile the tensor."""
+    """Separate pieces from replicas (the same box again) and prove that the pieces tile the tensor."""
     pieces: dict[Box, Piece] = {}
     copies: list[Piece] = []
     for part in sorted(laid.parts, key=lambda part: part.rank):

@@ -1,4 +1,4 @@
-"""Which trainer wrote a checkpoint, as far as folder and file names tell. One row per trainer, the first that fits wins."""
+"""Which trainer wrote a checkpoint, judged by folder and file names. One row per trainer; the first match wins."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ckpt_cli.formats.base import Match
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A trainer and its signs; all signs that are given must be there.
+    """A trainer and its signs; all given signs must be present.
 
     ``root``, ``folder`` and ``run`` are expressions for the names of the folder with the data, of the checkpoint and of the
     run; ``beside``, ``inside`` and ``in_run`` are files (or folders) in the checkpoint, beside the data, and in the run;
-    ``evidence`` is what the reader says about the file names.
+    ``evidence`` is what the format reports about the file names.
     """
 
     name: str

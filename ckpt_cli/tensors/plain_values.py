@@ -67,7 +67,7 @@ class TorchName:
 
 @dataclass(frozen=True, slots=True)
 class Unrepresented:
-    """Something that only its own class could make sense of; ``what`` says what the pickle would have built."""
+    """Something that only its own class could interpret; ``what`` says what the pickle would have built."""
 
     what: str
 

@@ -12,7 +12,7 @@ from ckpt_cli.tensors.tensor import Piece, Tensor
 
 
 def _check_grid(*tensors: Tensor) -> None:
-    """Boxes of a reshaped tensor are no boxes of its dimensions, so that it cannot be re-cut by them. Raises Undecidable."""
+    """Boxes of a reshaped tensor are not boxes of its dimensions, so it cannot be re-cut by them. Raises Undecidable."""
     for tensor in tensors:
         if tensor.own_grid is not None:
             raise Undecidable(
@@ -161,7 +161,7 @@ def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
 
 
 def merged(tensor: Tensor, axis: int) -> Tensor:
-    """A dimension and the next one as one, as ``torch.flatten(axis, axis + 1)``. A piece becomes several if it is no rows of both."""
+    """A dimension and the next one as one, as ``torch.flatten(axis, axis + 1)``. A piece that does not span whole rows becomes several."""
     _check_grid(tensor)
     _check_axis(tensor, axis, more=1)
     inner = tensor.shape[axis + 1]

@@ -1,4 +1,4 @@
-"""Header level of `verify`: whether config.json, tokenizer and weights belong together. Names, shapes and dtypes only."""
+"""Header level of `verify`: whether config.json, tokenizer and weights match. Names, shapes and dtypes only."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from ckpt_cli.verifying.findings import finding, unread
 
 @dataclass(frozen=True, slots=True)
 class ConfigCheck:
-    """``expected`` is how many tensors the model class has (None: not known), ``naming`` with whose names they were compared.
+    """``expected`` is how many tensors the model class has (None: not known), ``naming`` with which names they were compared.
 
-    ``names`` says what came of that in a line.
+    ``names`` is the result in one line.
     """
 
     config: Config
@@ -75,7 +75,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
 
 
 def without_config(tensors: Mapping[str, Tensor]) -> ConfigCheck:
-    """What can be said where there is no config.json."""
+    """The finding if there is no config.json."""
     odd = odd_dtypes(tensors, {}, "there is no config.json")
     return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), finding("no-config", "names and shapes were not compared")))
 
@@ -151,7 +151,7 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
 
 
 def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Every id that the tokenizer makes needs a row of the embedding; some models leave added tokens without one."""
+    """Every id that the tokenizer produces needs a row of the embedding; some models leave added tokens without one."""
     embedding = next((t for name, t in tensors.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(t.shape) == 2), None)
     if embedding is None:
         return
@@ -165,7 +165,7 @@ def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding
 
 
 def _tokens(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Ids of a tokenizer.json: those of its model, and of tokens that were added. What is wrong with the file is found elsewhere."""
+    """Ids of a tokenizer.json: those of its model, and of tokens that were added. Problems of the file itself are found elsewhere."""
     path = folder / "tokenizer.json"
     try:
         content: Any = parse_json(read_small(path)) if is_file(path) else {}

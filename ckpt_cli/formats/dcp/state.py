@@ -85,7 +85,7 @@ def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:
 
 
 def _with_lists(value: Any) -> Any:
-    """What goes through numbers becomes the list that it was; items that no rank saved are None."""
+    """Numbered keys become lists again; items that no rank saved are None."""
     if not isinstance(value, dict):
         return value
     plain = {key: _with_lists(item) for key, item in value.items()}

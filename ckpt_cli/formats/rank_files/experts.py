@@ -1,4 +1,4 @@
-"""Experts that were cut by hand before FSDP saw them, so that placements do not show it.
+"""Experts that were split by hand before FSDP saw them, so placements do not show it.
 
 verl's VeOmni engine gives each expert-parallel rank its block of experts and shards the block over a sub-mesh: every
 file then reports the global shape ``[experts / ep, ...]``, and files of different ep ranks hold *different* tensors under

@@ -1,7 +1,7 @@
 """Shards of ``HuggingFaceStorageWriter`` (torch >= 2.8, transformers >= 5): safetensors files whose metadata say which part they are.
 
 Every file has ``DCP_SHARDING_INFO`` = ``{name: {"saved_offsets": [...]}}``. There is neither index nor ``.metadata``: the
-shape of a tensor is what its shards span. So a missing last shard cannot be seen in one tensor, only in the numbering of the
+shape of a tensor is what its shards span. So a missing last shard cannot be seen in a single tensor, only in the numbering of the
 files or in a tensor whose parts leave a hole.
 """
 
@@ -109,7 +109,7 @@ def _rank(path: Path) -> int:
 
 
 def _lost_part(names: list[re.Match[str]]) -> str | None:
-    """Every shard has all parts: without those of the last one, tensors would only look shorter."""
+    """Every shard must have all parts: without those of the last shard, tensors would only look shorter."""
     held = {(int(fields["rank"]), int(fields["part"])) for fields in names}
     parts = {part for _, part in held}
     for fields in names:

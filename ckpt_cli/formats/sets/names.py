@@ -1,7 +1,7 @@
 """Names of files that are one part of a set: ``model-00002-of-00003.safetensors``, ``zero_pp_rank_0_...``, ``rank0.pt``.
 
-A part alone is a well-formed file of weights; only its name, its siblings, or its content tell that it is no model. Here are
-the names; `set_contents` is about what a file says itself.
+A part alone is a well-formed weights file; only its name, its siblings or its content show that it is not a model. This module has
+the names; `sets.contents` reads what a file itself says.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Part:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The first numbers that are nowhere, as far as names tell: a few more than are shown."""
+        """The first missing numbers, by names: a few more than are shown."""
         if self.kind.unit in ("layer", "parameter") or self.kind.regex is RANK_FOLDER:
             # Layers without weights have no file, and of folders only one was looked at.
             return ()
@@ -173,7 +173,7 @@ def part_of(path: Path, there: Folders) -> Part | None:
                              neighbour with a file of the same name
     =======================  ===============================================  =========================================
 
-    A neighbour has number 0 or the next one in either direction. What a file says itself comes after its name (`set_contents`).
+    A neighbour has number 0 or the next one in either direction. The content of a file comes after its name (`sets.contents`).
     """
     folder = path.parent
     if UNIVERSAL.fullmatch(path.name) and folder.parent.name == "zero":
@@ -217,7 +217,7 @@ def _part_of_folders(path: Path, there: Folders) -> Part | None:
 
 
 def part_error(path: Path, there: Folders) -> CkptError | None:
-    """Why a file alone is no model, by names, its own or that which a link points to; None if nothing says so."""
+    """Why a file alone is not a model, by its own name or that of a link's target; None if nothing says so."""
     part = part_of(path, there)
     if part is None and os.path.islink(path):
         part = part_of(Path(os.path.realpath(path)), there)
@@ -225,7 +225,7 @@ def part_error(path: Path, there: Folders) -> CkptError | None:
 
 
 def error_of(part: Part, there: Folders) -> PartOfSet:
-    """What there is to say about a part: the set, what is missing, what to do."""
+    """The error for a part: the set, what is missing, what to do."""
     name, unit = part.path.name, part.kind.unit
     if unit == "parameter":
         message = f"{part.path.parent.name}/{name} is one parameter of {part.kind.writer}"
@@ -254,7 +254,7 @@ def index_beside(path: Path, there: Folders) -> Path | None:
 
 
 def unlisted_parts(files: Iterable[str]) -> list[str]:
-    """Parts that names such as "x-00001-of-00003.bin" speak of and that are not among the files; of each set the first one."""
+    """Parts that names such as "x-00001-of-00003.bin" imply and that are not among the files; the first one of each set."""
     sets: dict[tuple[str, str, int, int], set[int]] = {}
     for name in {file.rpartition("/")[2] for file in files}:
         for fields in _counts(name):
@@ -324,7 +324,7 @@ def _sibling_name(part: Part, number: int) -> str:
 
 
 def _hint(part: Part, missing: Sequence[str], there: Folders) -> str:
-    """What to do next; every hint says only what was looked at."""
+    """What to do next; every hint states only what was checked."""
     index = index_beside(part.path, there)
     if index is not None:
         absent = [file for file in sorted(_indexed(index)) if not there.is_file(index.parent / file)]

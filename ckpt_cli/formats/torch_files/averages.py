@@ -1,4 +1,4 @@
-"""Averages of a model's weights that trainers keep: where they are, what they are called, and the tensors in them.
+"""Averages of a model's weights that trainers keep: their places, names and tensors.
 
 =================================  ======================================================================================
 who                                where the average is
@@ -62,7 +62,7 @@ def is_average(key: object, node: Any) -> bool:
 
 
 def named_tensors(node: Any) -> tuple[Mapping[Any, Any] | None, dict[Any, Any]]:
-    """The named tensors of an average, and what stands beside them; None if there are no names."""
+    """The named tensors of an average, and what is beside them; None if there are no names."""
     around: dict[Any, Any] = {}
     for _ in range(MAX_DEPTH):
         entries = as_dict(node)

@@ -1,6 +1,6 @@
 """The rules that turn the names and layouts of a model in memory into those on the hub, and where they come from.
 
-They are transformers' own conversion tables, reverted (see `ckpt_cli.hub.classes.compile`): ``hub_rules.json`` has those of every
+They are transformers' own conversion tables, reverted (see `ckpt_cli.hub.classes.compile`): ``rules.json`` has those of every
 architecture that the transformers of its first line can build; others are compiled in a child process, once, and kept in
 the user's cache.
 """
@@ -88,7 +88,7 @@ def rules_for(config: Config) -> HubRules | None:
 
 
 def knows(model_type: object, name: str) -> bool:
-    """Whether transformers has a class of this name for a model type, as far as the shipped file tells."""
+    """Whether transformers has a class of this name for a model type, by the shipped file."""
     return f"{model_type}/{name}" in _shipped()["models"]
 
 

@@ -142,7 +142,7 @@ class Uncovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubled:
+class Overlapping:
     """Two boxes (by position in the list) that hold the same elements."""
 
     first: int
@@ -150,7 +150,7 @@ class Doubled:
     box: Box
 
 
-def check_tiling(shape: Shape, boxes: Sequence[Box]) -> Uncovered | Doubled | None:
+def check_tiling(shape: Shape, boxes: Sequence[Box]) -> Uncovered | Overlapping | None:
     """None if the boxes hold every element of the grid exactly once; otherwise the first problem.
 
     Boxes must lie inside the grid and be non-empty. Disjoint boxes tile exactly if their volumes add up, so only the
@@ -163,9 +163,9 @@ def check_tiling(shape: Shape, boxes: Sequence[Box]) -> Uncovered | Doubled | No
     return Uncovered(_first_hole(whole(shape), boxes), missing) if missing else None
 
 
-def _first_overlap(shape: Shape, boxes: Sequence[Box]) -> Doubled | None:
+def _first_overlap(shape: Shape, boxes: Sequence[Box]) -> Overlapping | None:
     if not shape:
-        return Doubled(0, 1, boxes[0]) if len(boxes) > 1 else None
+        return Overlapping(0, 1, boxes[0]) if len(boxes) > 1 else None
     axis = max(range(len(shape)), key=lambda d: len({box.offset[d] for box in boxes}))
     order = sorted(range(len(boxes)), key=lambda i: (boxes[i].offset[axis], boxes[i].offset))
     active: list[int] = []
@@ -175,7 +175,7 @@ def _first_overlap(shape: Shape, boxes: Sequence[Box]) -> Doubled | None:
         for j in active:
             common = boxes[i].intersect(boxes[j])
             if common is not None:
-                return Doubled(min(i, j), max(i, j), common)
+                return Overlapping(min(i, j), max(i, j), common)
         active.append(i)
     return None
 

@@ -22,7 +22,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.formats.trainers import framework_of
+from ckpt_cli.formats.trainers import trainer_of
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.publish import Order, SideFiles, Target, check_writing, publish
@@ -108,7 +108,7 @@ def extract_state(
         check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
         if optimizer is not None:
             state.lost += optimizer.lost
-        framework = framework_of(place.match, found.path, None)
+        framework = trainer_of(place.match, found.path, None)
         side = state_files(state, framework)
         whole = plan.Plan((), None, None)
         if optimizer is not None:

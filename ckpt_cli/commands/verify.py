@@ -240,13 +240,13 @@ def _report(
         naming=config.naming,
         names=config.names,
         wrapped=config.wrapped,
-        findings=tuple(sorted(_told_once(found), key=lambda item: ("error", "warning", "info").index(item.severity))),
+        findings=tuple(sorted(_without_repeats(found), key=lambda item: ("error", "warning", "info").index(item.severity))),
         seconds=time.monotonic() - started,
         **measured,
     )
 
 
-def _told_once(found: Sequence[Finding]) -> list[Finding]:
+def _without_repeats(found: Sequence[Finding]) -> list[Finding]:
     """Drops "file changed" findings for files that are known to be damaged."""
     damaged = {item.file for item in found if item.severity == "error" and item.tensor is None}
     return [item for item in found if item.code != "changed-side-file" or item.file not in damaged]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import NotFound, Unreadable
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.trainers import framework_of
+from ckpt_cli.formats.trainers import trainer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Found:
 
     def trainer(self, run: Path | None) -> str:
         """The name of the trainer that wrote it; ``run`` is the folder of its steps."""
-        return framework_of(self.places[0].match, self.path, run)
+        return trainer_of(self.places[0].match, self.path, run)
 
     def known_place(self, name: str) -> Place:
         """The place of a component. Raises NotFound if there is none of that name."""

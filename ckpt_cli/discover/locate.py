@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.final_model import stray_files
 from ckpt_cli.discover.found import Target
-from ckpt_cli.discover.nodes import doubted, joined_targets, node_folders
+from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_refused, inside_checkpoint, places_in
 from ckpt_cli.discover.steps import RUN_FOLDERS, step_folders, steps_beneath, steps_in, tracker_hints, with_step
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
@@ -38,7 +38,7 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
             raise UsageError(f"--also names the folder itself: {other}", hint="leave it out")
         parts.append(_locate(other, step, steps, there))
         target = joined_targets(target, parts[-1])
-    return doubted(target, parts) if target.run is not None else target
+    return mark_partial_steps(target, parts) if target.run is not None else target
 
 
 def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) -> Target:

@@ -17,7 +17,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import Entry, parse_json, read_header
 from ckpt_cli.files.source import Files, FileSource
-from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
+from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.sets.contents import SHARDING as INFO
@@ -125,7 +125,7 @@ def _assemble(name: str, held: list[Part]) -> Tensor:
     dims = range(len(held[0].box.offset))
     shape = tuple(max(part.box.offset[d] + part.box.extent[d] for part in held) for d in dims)
     kind, layout = cut_layout(shape, (part.box for part in held))
-    return tile(name, held[0].stored.dtype, Laid(shape, held, kind, layout, check_copies=True), 0, ())
+    return tile(name, held[0].stored.dtype, PlacedTensor(shape, held, kind, layout, check_copies=True), 0, ())
 
 
 def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) -> Part:

@@ -57,11 +57,11 @@ class KnownClass:
 
     def count(self, shapes: Mapping[str, Shape]) -> int:
         """How many of these names the class knows, in memory or on the hub, in this or older versions of transformers."""
-        strange = [name for name in shapes if not self.knows(name)]
-        if not strange or self.rules is None:
-            return len(shapes) - len(strange)
+        unknown = [name for name in shapes if not self.knows(name)]
+        if not unknown or self.rules is None:
+            return len(shapes) - len(unknown)
         native = native_names(shapes, self.rules)
-        return len(shapes) - sum(not self.knows(native[name]) for name in strange)
+        return len(shapes) - sum(not self.knows(native[name]) for name in unknown)
 
     def knows(self, name: str) -> bool:
         """Whether a tensor of the class has this name, in memory or on the hub."""

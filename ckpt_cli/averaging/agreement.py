@@ -80,7 +80,7 @@ def agree(
             raise DifferentTensors(
                 f"{tensors[-1].dtype} values are not averaged, and those of {labels[differing]} and {labels[-1]} differ",
                 tensor=name,
-                hint=f"without --strict those of {labels[-1]} are taken",
+                hint=f"without --strict those of {labels[-1]} are used",
             )
         newest.append(name)
     if differences and not combinations:

@@ -44,7 +44,7 @@ class StepChoice:
         if self.last is not None and self.last < 2:
             raise UsageError("--last is out of range", expected="2 or more")
         if self.begin is not None and self.end is not None and self.begin > self.end:
-            raise UsageError(f"no steps lie in the range from {self.begin} to step {self.end}", expected="--from no larger than --to")
+            raise UsageError(f"no steps lie in the range from {self.begin} to {self.end}", expected="--from no larger than --to")
         if self.every is not None and self.every < 1:
             raise UsageError("--every is out of range", expected="1 or more steps")
         if len(set(self.steps)) < len(self.steps):

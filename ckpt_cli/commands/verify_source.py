@@ -34,7 +34,7 @@ UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "check
 """Options that do not change what is written."""
 
 SAYABLE = frozenset({"names", "key_map", "include", "exclude", "lora_alpha"})
-"""Options that `verify` has as well."""
+"""Options that `verify` also has."""
 
 
 def planned_source(

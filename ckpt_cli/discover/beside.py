@@ -38,7 +38,7 @@ MODEL = re.compile(
     r"|consolidated([._-].*)?\.bin",
     re.ASCII | re.IGNORECASE,
 )
-"""Names of files that could be the model itself, also of another step."""
+"""Names of files that could be the model itself, including that of another step."""
 
 WEIGHTS = re.compile(
     r"(consolidated|pytorch_model|tf_model|flax_model|rust_model|model|diffusion_pytorch_model)([._-].*)?\.[a-z0-9_]+|.*\.(gguf|onnx|h5|msgpack|ot)",

@@ -30,7 +30,7 @@ SCHEDULERS = tuple(f"{prefix}scheduler{suffix}" for prefix in ("lr_", "") for su
 """What trainers call the state of the learning rate schedule."""
 
 MAX_BYTES = 1 << 20
-"""What a state file may have to be looked at by commands that only want weights: schedulers and random states have some kilobytes."""
+"""The size up to which commands that only need weights read a state file: schedulers and random states have some kilobytes."""
 
 MAX_SIBLINGS = 3
 

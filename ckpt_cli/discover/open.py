@@ -134,7 +134,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
         notes.append(Note("warning", "steps-inside", text))
     for component in opened.components:
         for other in component.place.passed_over:
-            text = f"{component.name}: {component.place.match.evidence} was chosen; {other} is there as well"
+            text = f"{component.name}: {component.place.match.evidence} was chosen; {other} is also there"
             notes.append(Note("info", "passed-over", text))
     if opened.target.nodes > 1:
         notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were joined as the nodes of one run"))

@@ -87,7 +87,7 @@ class ZipMap:
         if end[:4] != END:
             raise CorruptFile(
                 "the file is cut off or damaged: it does not end with a zip directory",
-                expected=f"a zip archive of which these {size} bytes are the whole",
+                expected=f"a complete zip archive of {size} bytes",
                 hint=INTERRUPTED,
             )
         disk, first_disk, here, count, length, start, comment = struct.unpack("<4H2IH", end[4:])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 MAX_RANKS = 1 << 20
-"""More ranks than any training has: what names or files say beyond that is damaged or a lie, and is never counted through."""
+"""More ranks than any training has: larger numbers in names or files are damaged or false, and never looped over."""
 
 
 def missing_of(world_size: int, there: Container[int]) -> tuple[int, ...]:

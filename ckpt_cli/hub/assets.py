@@ -122,7 +122,7 @@ def resolve_base(base: str) -> Path:
     folder = Path(base)
     if is_folder(folder):
         return folder.resolve() if ".." in folder.parts else folder
-    hint = "pass the folder that the file lies in" if is_there(folder) else "check the path: nothing is there"
+    hint = "pass the folder of the file" if is_there(folder) else "check the path: nothing is there"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
         # As huggingface_hub finds it: variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
         home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")

@@ -123,7 +123,7 @@ def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Conf
         siblings = set().union(*(found for other, found in layers.items() if other.rpartition(".")[0] == kind.rpartition(".")[0]))
         others = [name for name in _names(said) if name.count(".") and NUMBER.search(f".{name}.")]
         if siblings - own and not others:
-            text = f"{kind.rpartition('.')[2]} has factors in {_listed(own)}, modules beside it in {_listed(siblings - own)} as well"
+            text = f"{kind.rpartition('.')[2]} has factors in {_listed(own)}, modules beside it also in {_listed(siblings - own)}"
             yield Lacking(f"{text}: a part of the adapter may be missing", None, False)
     count = layer_count(config)
     numbers = {int(number) for found in layers.values() for number in found if number.isdigit()}

@@ -40,7 +40,7 @@ DEVICES = tuple(RANDOM_NAMES)[3:]
 DATALOADERS = ("dataloader", "train_dataloader", "data_loader")
 EPOCHS = ("epoch", "current_epoch")
 COUNTING = ("train_state", "trainer_state", "progress", "timestamp")
-"""Where trainers keep counters, besides the top level. What a config says is no state."""
+"""Keys under which trainers keep counters, besides the top level. Configs are not state."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from ckpt_cli.tensors.reading import read_tile
 
 MAX_BYTES = 64 << 20
 SPARE, SPREAD = 64, 16
-"""A list may be so much longer than its items that are there; what has higher numbers is no list."""
+"""How much longer a list may be than its existing items; with higher numbers it is not a list."""
 
 ROOTS = ("state", "app")
 """Keys that composer and prime-rl put around everything."""

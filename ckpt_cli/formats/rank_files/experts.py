@@ -60,7 +60,7 @@ def expert_blocks(
     raise Inconsistent(
         f"the config has {experts} experts, but {len(meshes)} groups of ranks hold {shape[0]} each",
         tensor=name,
-        hint="the config may be of another model, or files of some ranks may be missing",
+        hint="the config may belong to another model, or files of some ranks may be missing",
     )
 
 

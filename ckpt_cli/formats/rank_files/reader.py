@@ -135,7 +135,7 @@ class RankShards(Format):
             way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader)
             group = chosen_group(groups, match.group)
             if group.name != main:
-                raise Inconsistent(f"the file of rank {rank} holds no {main}, which that of another rank holds", path=path)
+                raise Inconsistent(f"the file of rank {rank} holds no {main}, but that of another rank does", path=path)
             held, leaves = read_state(group.entries, reader, path)
             beside = tuple(Leaf(str(key), describe(value)) for key, value in group.beside.items())
             notes = notes_of_group("the file of each rank", way, groups, group)

@@ -29,7 +29,7 @@ MAX_DIGITS = 12
 MAX_PARTS = 1 << 20
 SHOWN = 5
 SMALL = 8
-"""Numbers below are those of ranks, alone as well: what else is called a rank (of a decomposition) is mostly larger."""
+"""Numbers below this are ranks even without a neighbour: other kinds of rank (of a decomposition) are mostly larger."""
 
 
 WHOLE_NAMES = (
@@ -46,10 +46,10 @@ OF = set_kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a mo
 COUNTER = re.compile(
     r"(?<![a-z])(epochs?|steps?|folds?|seeds?|runs?|iter(ation)?s?|rounds?|checkpoints?|ckpts?|trials?|best|top)[-_. ]?", re.IGNORECASE
 )
-"""Words before "N of M" that make it a place in time or among equals, each of which is whole."""
+"""Words before "N of M" that make it a count of complete files (epochs, runs), not of parts."""
 
 NUMBERED = re.compile(r"-\d{5}-of-\d{5}(?!\d)", re.ASCII)
-"""How transformers and accelerate number parts, whatever stands before."""
+"""How transformers and accelerate number parts, whatever comes before."""
 
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,60})-of-(?P<parts>\d{1,60})(?P<suffix>\.safetensors|\.bin)", re.ASCII)
 RANK = set_kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
@@ -74,7 +74,7 @@ RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", 
 """``mp_rank_00_001``, ``tp_rank_00_pp_rank_000``: where Megatron and NeMo put the file of one rank."""
 
 BY_CONTENT = frozenset({"model_optim_rng.pt"})
-"""Names whose content says everything, so that their folder need not."""
+"""Names of files whose content is enough, so their folder is not considered."""
 
 UNIVERSAL = re.compile(r"(fp32|exp_avg|exp_avg_sq|step)\.pt", re.ASCII)
 """What a DeepSpeed universal checkpoint has per parameter: ``zero/<parameter>/fp32.pt``."""
@@ -82,7 +82,7 @@ UNIVERSAL = re.compile(r"(fp32|exp_avg|exp_avg_sq|step)\.pt", re.ASCII)
 
 ONE_WRITER = re.compile(r"world[-_]?size[-_]?0*1(?!\d)", re.ASCII | re.IGNORECASE)
 OF_PROCESSES = re.compile(r"(?<![a-z])(tp|pp|dp|ep|cp|sp|mp|ddp|fsdp|zero|local|global|world)[-_]rank[-_. ]?$", re.IGNORECASE)
-"""Ranks that are no decomposition's."""
+"""Ranks of parallelism, not of a decomposition."""
 
 ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
 """In names of adapters, "rank32" is mostly the rank of the factors."""

@@ -30,7 +30,7 @@ from ckpt_cli.formats.training_state_names import is_state_key
 
 MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict_ema")
-"""What is looked for first; others that speak of an EMA follow in the order of the file."""
+"""Keys tried first; other keys that name an EMA follow in the order of the file."""
 
 AVERAGE = re.compile(
     r"(\w+_)?ema(_[\w.]+|[0-9.]+)?|(\w+_)?swa(_\w+)?|(model_)?(avg|averaged?)(_model|_weights)?(_state(_dict)?)?", re.IGNORECASE

@@ -122,7 +122,7 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
     """
     if made.mixed:
         raise Inconsistent(
-            f"{len(made.mixed)} tensors have names of another kind than the rest: names as trained mixed with hub names, of {made.named}",
+            f"{len(made.mixed)} tensors have another kind of names than the rest: names as trained mixed with hub names, of {made.named}",
             tensor=made.mixed[0],
             expected="one kind of names; no loader accepts fused and single experts together",
             hint="leave one kind out with --exclude",

@@ -24,7 +24,7 @@ BLOCK = 4
 """Tensors that the smallest layer of a transformer has; a stack of less may be linear layers with activations between."""
 
 LONG = 6
-"""Layers of the shortest stack of which one may be called unlike all others: necks of four layers are each what they are."""
+"""The shortest stack in which one layer may be reported as unlike all others: in necks of four layers, each may differ."""
 
 PLACE = re.compile(r"layer|period|interval|every|freq|offset|stride|step|pattern|skip|first|start|ind(ex|ices)|idx|_at$", re.IGNORECASE)
 """In keys of a config, words for places of layers."""

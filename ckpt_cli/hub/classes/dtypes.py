@@ -17,7 +17,7 @@ from ckpt_cli.tensors.tensor import Tensor
 COUNTS = re.compile(
     r"num_batches_tracked|relative_position_index|(.+_)?(position|token_type)_ids|tid2eid|.*_num_updates|.*idxs?|.*ind(ex|ices)|.*mask"
 )
-"""Last parts of names of what classes count and look up with: the only tensors of theirs that are no floats, but for masks."""
+"""Last parts of names of counters and lookup tables: the only tensors of classes that are not floats, except masks."""
 
 MASK_DIMENSIONS = 4
 """GPT-2 and its like keep the causal mask as ``attn.bias``, [1, 1, n, n]."""

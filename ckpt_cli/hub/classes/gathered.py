@@ -14,11 +14,11 @@ JOINING = ("Concatenate", "MergeModulelist")
 """Operations that make one tensor of several."""
 
 MAX_PARTS = 1 << 16
-"""Into so many parts (experts, heads, shards) a tensor may be cut; what asks for more is no model."""
+"""The largest number of parts (experts, heads, shards) of a tensor; no model has more."""
 
 BOTH = "the checkpoint holds one tensor in two forms: drop one of them with --key-map"
 NATIVE = "pass --names native to write the tensors that are there under the names of training"
-MODEL = "the config is of another model than the tensors; pass --names native to write them as trained"
+MODEL = "config and tensors belong to different models; pass --names native to write them as trained"
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from ckpt_cli.hub.config import Config, architecture
 
 FILE = Path(__file__).with_name("rules.json")
 SCHEMA = 2
-"""Of a compiled rule set; kept ones of another schema are not used."""
+"""Version of compiled rule sets; cached ones of another version are not used."""
 
 
 @dataclass(frozen=True, slots=True)

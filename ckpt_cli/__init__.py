@@ -1,4 +1,4 @@
-"""ckpt: look into sharded training checkpoints, merge and average them into Hugging Face folders.
+"""ckpt: inspect sharded training checkpoints, merge and average them into Hugging Face folders.
 
     >>> import ckpt_cli
     >>> result = ckpt_cli.merge("run", dtype="bf16")          # doctest: +SKIP

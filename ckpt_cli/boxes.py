@@ -1,4 +1,4 @@
-"""Boxes: where the part of one rank lies in the whole tensor. Pure integers, no I/O.
+"""Boxes: where one rank's part lies in the whole tensor. Pure integers, no I/O.
 
 A *box* is an ``offset`` and an ``extent`` inside a C-ordered *grid* (usually the tensor's shape). Along one dimension a
 rank may hold several *intervals* (``_StridedShard``); a rank's part of a tensor is then the product of its interval
@@ -29,7 +29,7 @@ class Box:
         return math.prod(self.extent)
 
     def intersect(self, other: Box) -> Box | None:
-        """The common part, or None where there is none."""
+        """The common part, or None if there is none."""
         offset = tuple(map(max, self.offset, other.offset))
         stop = tuple(min(a + n, b + m) for a, n, b, m in zip(self.offset, self.extent, other.offset, other.extent, strict=True))
         extent = tuple(b - a for a, b in zip(offset, stop, strict=True))
@@ -142,7 +142,7 @@ class Uncovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubled:
+class Overlapping:
     """Two boxes (by position in the list) that hold the same elements."""
 
     first: int
@@ -150,8 +150,8 @@ class Doubled:
     box: Box
 
 
-def check_tiling(shape: Shape, boxes: Sequence[Box]) -> Uncovered | Doubled | None:
-    """None if the boxes hold every element of the grid exactly once; otherwise the first thing that is wrong.
+def check_tiling(shape: Shape, boxes: Sequence[Box]) -> Uncovered | Overlapping | None:
+    """None if the boxes hold every element of the grid exactly once; otherwise the first problem.
 
     Boxes must lie inside the grid and be non-empty. Disjoint boxes tile exactly if their volumes add up, so only the
     pairs that could touch are compared: a sweep along the dimension with the most cuts.
@@ -163,9 +163,9 @@ def check_tiling(shape: Shape, boxes: Sequence[Box]) -> Uncovered | Doubled | No
     return Uncovered(_first_hole(whole(shape), boxes), missing) if missing else None
 
 
-def _first_overlap(shape: Shape, boxes: Sequence[Box]) -> Doubled | None:
+def _first_overlap(shape: Shape, boxes: Sequence[Box]) -> Overlapping | None:
     if not shape:
-        return Doubled(0, 1, boxes[0]) if len(boxes) > 1 else None
+        return Overlapping(0, 1, boxes[0]) if len(boxes) > 1 else None
     axis = max(range(len(shape)), key=lambda d: len({box.offset[d] for box in boxes}))
     order = sorted(range(len(boxes)), key=lambda i: (boxes[i].offset[axis], boxes[i].offset))
     active: list[int] = []
@@ -175,7 +175,7 @@ def _first_overlap(shape: Shape, boxes: Sequence[Box]) -> Doubled | None:
         for j in active:
             common = boxes[i].intersect(boxes[j])
             if common is not None:
-                return Doubled(min(i, j), max(i, j), common)
+                return Overlapping(min(i, j), max(i, j), common)
         active.append(i)
     return None
 
@@ -208,7 +208,7 @@ def _joined(intervals: list[Interval]) -> list[Interval]:
 
 
 def shape_text(shape: Shape) -> str:
-    """A shape as messages say it: 37 x 10."""
+    """A shape as shown in messages: 37 x 10."""
     return " x ".join(map(str, shape)) or "scalar"
 
 

@@ -1,4 +1,4 @@
-"""Every way in which ckpt says no.
+"""The errors of ckpt.
 
     CkptError
     ├── UsageError            2  usage                options that contradict each other
@@ -6,21 +6,21 @@
     │   ├── NotFound             not-found            the path, step or component is not there
     │   ├── NotRecognised        not-recognised       no reader knows this folder or file
     │   ├── Unreadable           unreadable           permissions, I/O errors, not a regular file
-    │   ├── CorruptFile          corrupt-file         truncated, damaged or lying bytes
-    │   ├── LfsPointer           lfs-pointer          the stand-in of Git LFS, not the file itself
+    │   ├── CorruptFile          corrupt-file         truncated, damaged or inconsistent bytes
+    │   ├── LfsPointer           lfs-pointer          a Git LFS pointer, not the file itself
     │   ├── Unsupported          unsupported          understood, but deliberately not read
     │   ├── NoMemory             no-memory            the process may not use as much memory as it needs
     │   └── SourceChanged        source-changed       a source file changed while it was being read
     ├── IncompleteError       4
     │   ├── MissingShard         missing-shard        files of some ranks are not there
-    │   ├── PartOfSet            part-of-set          one file of a set, which is no model alone
+    │   ├── PartOfSet            part-of-set          one file of a set, which is not a model alone
     │   ├── MixedWorldSizes      mixed-world-sizes    shards of two saves in one folder
     │   ├── Gap                  gap                  elements that no shard holds
     │   ├── Overlap              overlap              elements that two shards hold
     │   ├── Inconsistent         inconsistent         ranks contradict each other
-    │   ├── MissingTensors       missing-tensors      tensors that the model class needs and nobody has
+    │   ├── MissingTensors       missing-tensors      tensors that the model class needs and that are nowhere
     │   ├── DifferentTensors     different-tensors    checkpoints that should hold the same tensors do not
-    │   └── Undecidable          undecidable          the files do not say how to put the tensor together
+    │   └── Undecidable          undecidable          the files do not say how to merge the tensor
     ├── OutputError           5
     │   ├── OutputExists         output-exists
     │   ├── OutputInsideSource   output-inside-source
@@ -29,10 +29,10 @@
     └── FindingsError         1
         ├── Warned               strict               warnings, where --strict asks for none
         ├── CastOverflow         cast-overflow        finite values that the requested dtype cannot hold
-        └── NonFinite            non-finite           NaN or infinite values in what should be averaged
+        └── NonFinite            non-finite           NaN or infinite values in tensors to be averaged
 
-A message is one line in lower case. ``expected`` says what should have been there, ``hint`` what to do next: only where it was
-checked that this helps, for a wrong hint is worse than none.
+A message is one line in lower case. ``expected`` says what should have been there, ``hint`` what to do next, only if it was
+checked that this helps: a wrong hint is worse than none.
 Texts that come from files are escaped when they are shown, never here.
 """
 
@@ -50,10 +50,10 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 SHOWN = 20
-"""How many of its details the text of an error has."""
+"""How many details the text of an error shows."""
 
 INTERRUPTED = "the save or the copy may have been interrupted: get the file again from where it was written"
-"""The hint for files that are shorter than they say."""
+"""The hint for truncated files."""
 
 
 class CkptError(Exception):
@@ -66,7 +66,7 @@ class CkptError(Exception):
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
     usual_hint: ClassVar[str | None] = None
-    """What to do next where the place that raises knows nothing better: only for kinds where it always helps."""
+    """The default hint: only for kinds of errors where it always helps."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class CkptError(Exception):
         self.details = tuple(details)
 
     def __str__(self) -> str:
-        """All that is known, a line each: what a traceback or a log shows to those who call ckpt from Python."""
+        """Everything known, one line each: shown in tracebacks and logs of Python callers."""
         from ckpt_cli.names import printable
 
         where = {"tensor": self.tensor, "path": self.path, "expected": self.expected, "hint": self.advice}
@@ -109,7 +109,7 @@ class UsageError(CkptError):
 
 
 class InputError(CkptError):
-    """Something to be read is not there, not readable or not recognised."""
+    """An input is missing, unreadable or not recognised."""
 
     code = "input"
     exit_code = 3
@@ -132,7 +132,7 @@ class CorruptFile(InputError):
 
 
 class LfsPointer(InputError):
-    """A text file of three lines stands where Git LFS should have put the content."""
+    """A three-line pointer file in place of the content that Git LFS should have fetched."""
 
     code = "lfs-pointer"
     usual_hint = "run `git lfs pull` in its repository"
@@ -154,7 +154,7 @@ class SourceChanged(InputError):
 
 
 class IncompleteError(CkptError):
-    """The checkpoint was read, and it is not whole or contradicts itself."""
+    """The checkpoint was read, but it is incomplete or contradicts itself."""
 
     code = "incomplete"
     exit_code = 4
@@ -254,7 +254,7 @@ class NonFinite(FindingsError):
 
 @contextmanager
 def reading(path: object = None, *, tensor: str | None = None) -> Iterator[None]:
-    """Attach the file and the tensor to any error of ours that passes through without them."""
+    """Attach the file and the tensor to any CkptError that passes through without them."""
     try:
         yield
     except CkptError as error:
@@ -266,7 +266,7 @@ def reading(path: object = None, *, tensor: str | None = None) -> Iterator[None]
 
 
 def within_memory(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """A command whose lack of memory is an error of ours: NoMemory."""
+    """Turns a MemoryError of a command into NoMemory."""
 
     @wraps(command)
     def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -282,7 +282,7 @@ def within_memory(command: Callable[Parameters, Result]) -> Callable[Parameters,
 
 
 def _take_buffers() -> None:
-    """OpenBLAS ends the process where it finds no memory for its buffers, so under a limit it gets them first."""
+    """OpenBLAS ends the process if it finds no memory for its buffers, so under a limit they are allocated first."""
     limits = memory_limits()
     if not limits:
         return

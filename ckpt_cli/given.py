@@ -1,6 +1,6 @@
-"""What callers give: paths, sizes, dtypes and options, checked and brought into one form before anything else happens.
+"""The arguments of callers: paths, sizes, dtypes and options, checked and normalised before anything else happens.
 
-The command line and Python come through here alike. What is empty is refused: in a script it is a variable that is not set.
+The command line and Python both use this module. Empty values are refused: in a script they come from an unset variable.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def boundary(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """A public function, of which every error about a file is one of ours, also those that nobody foresaw."""
+    """Makes every error about a file that a public function raises a CkptError, even unforeseen ones."""
 
     @functools.wraps(function)
     def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
@@ -85,7 +85,7 @@ def boundary(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 
 def path_of(value: object, option: str = "PATH", *, output: bool = False) -> Path:
-    """A path, with a leading ``~/`` or ``~user/`` expanded. Raises UsageError for what is empty, an address, or no path at all."""
+    """A path, with a leading ``~/`` or ``~user/`` expanded. Raises UsageError for an empty text, an address, or no path."""
     return Path(path_text(value, option, output=output))
 
 
@@ -168,7 +168,7 @@ def _refuse_address(text: str, option: str, output: bool) -> None:
 
 
 def text_of(value: object, option: str) -> str | None:
-    """A text that says something, or None. Raises UsageError."""
+    """A text that is not empty, or None. Raises UsageError."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -191,7 +191,7 @@ def int_of(value: object, option: str) -> int | None:
 
 
 def progress_of(value: Progress | None) -> Progress | None:
-    """Something that can be told how far work is, or None. Raises UsageError."""
+    """A progress display, or None. Raises UsageError."""
     if value is not None and not all(callable(getattr(value, name, None)) for name in ("start", "advance", "finish")):
         raise _wrong(value, "progress", "an object with the methods start, advance and finish")
     return value
@@ -243,7 +243,7 @@ def parse_share(value: str) -> float:
 
 
 def parse_list(text: str | None, kind: Callable[[str], Number], option: str) -> tuple[Number, ...] | None:
-    """Numbers with commas between them; None stays None. Raises UsageError that names the option."""
+    """Numbers separated by commas; None stays None. Raises UsageError that names the option."""
     if text is None:
         return None
     try:
@@ -258,7 +258,7 @@ def parse_list(text: str | None, kind: Callable[[str], Number], option: str) -> 
 def options_of(kind: type[Options], given: Mapping[str, Any]) -> Options:
     """The options of a command (a dataclass) from keyword arguments, each checked against the type of its field.
 
-    Where several may be given, one alone is as good as a list of it; sizes, shares and lists may be texts as on the command line.
+    If several values are allowed, a single one is accepted too; sizes, shares and lists may be texts as on the command line.
     Raises UsageError for unknown options and for values of another type.
     """
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]

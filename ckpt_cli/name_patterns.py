@@ -1,4 +1,4 @@
-"""Names by their pattern: what differs between layers and experts is a number between dots."""
+"""Patterns of names: between layers and experts, a number between dots differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor names: which are acceptable, and which prefixes of training wrappers go away."""
+"""Tensor names: which are valid, and which prefixes of training wrappers are removed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_name(name: object) -> str:
 
 
 def is_extra_state(name: object) -> bool:
-    """Whether an entry is extra state of a module, such as TransformerEngine's scales of fp8: whatever it holds, it is no weight.
+    """Whether an entry is extra state of a module, such as TransformerEngine's scales of fp8: whatever it holds, it is not a weight.
 
     >>> is_extra_state("decoder.layers.0.mlp.linear_fc1._extra_state")
     True
@@ -49,7 +49,7 @@ def is_extra_state(name: object) -> bool:
 
 
 def strip_wrappers(name: str) -> str:
-    """The name without what training wrappers put between its parts.
+    """The name without the parts that training wrappers insert.
 
     >>> strip_wrappers("_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight")
     'model.layers.0.mlp.weight'
@@ -58,7 +58,7 @@ def strip_wrappers(name: str) -> str:
 
 
 def stripped_names(names: Iterable[str]) -> dict[str, str]:
-    """Old name -> name without wrappers; "module." goes only if every name begins with it (DistributedDataParallel).
+    """Old name -> name without wrappers; "module." is removed only if every name begins with it (DistributedDataParallel).
 
     Raises Inconsistent if two names become one.
     """
@@ -81,7 +81,7 @@ FOREIGN = (
 
 
 def foreign_names(names: Iterable[str]) -> str | None:
-    """The trainer whose own naming this is, None if nothing speaks for one."""
+    """The trainer whose own names these are, None if there is no sign of one."""
     listed = list(names)
     return next((trainer for trainer, regex in FOREIGN if any(regex.fullmatch(name) for name in listed)), None)
 

@@ -1,4 +1,4 @@
-"""How long work tells about itself: an interface that the core calls and the command line implements."""
+"""Reporting progress: an interface that the core calls and the command line implements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Tells nothing."""
+    """Shows nothing."""
 
     def start(self, total_bytes: int, label: str) -> None:
         pass

@@ -301,7 +301,7 @@ class TestOtherShapes:
         saved, _ = saved_by(tmp_path, vocab_size=67)
         result = ckpt_cli.merge(saved, tmp_path / "out")
         assert (
-            "model.embed_tokens.weight is 64 x 32, and Qwen2ForCausalLM with this config.json has 67 x 32" in notes(result)["other-shapes"]
+            "model.embed_tokens.weight is 64 x 32, but Qwen2ForCausalLM with this config.json has 67 x 32" in notes(result)["other-shapes"]
         )
         assert "wrong-shape" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings if item.severity == "error"}
 

@@ -196,7 +196,7 @@ class TestPosthocEma:
 
     def test_refuses_averages_that_are_too_much_alike(self) -> None:
         error = refused("posthoc-ema", steps=(100, 100, 200), sigma_rel=0.1, source_sigma_rel=0.2)
-        assert "too much alike" in error.message
+        assert "too similar" in error.message
         assert error.hint == "choose fewer that are further apart: --every N"
 
 

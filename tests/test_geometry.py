@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ckpt_cli.boxes import (
     Box,
-    Doubled,
     Interval,
+    Overlapping,
     Shape,
     Split,
     Uncovered,
@@ -291,7 +291,7 @@ class TestCheckTiling:
         extent = tuple(data.draw(st.integers(1, n - a)) for a, n in zip(offset, shape, strict=True))
         boxes.insert(data.draw(st.integers(0, len(boxes))), Box(offset, extent))
         problem = check_tiling(shape, boxes)
-        assert isinstance(problem, Doubled)
+        assert isinstance(problem, Overlapping)
         assert problem.first < problem.second
         common = boxes[problem.first].intersect(boxes[problem.second])
         assert common is not None
@@ -306,7 +306,7 @@ class TestCheckTiling:
         i, j = data.draw(st.sampled_from(pairs))
         boxes[i] = boxes[j]
         problem = check_tiling(shape, boxes)
-        assert isinstance(problem, Doubled)
+        assert isinstance(problem, Overlapping)
         assert {problem.first, problem.second} == {i, j}
 
     @given(shape=st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple).filter(lambda shape: 0 in shape))
@@ -318,13 +318,13 @@ class TestCheckTiling:
         scalar = Box((), ())
         assert check_tiling((), [scalar]) is None
         assert check_tiling((), []) == Uncovered(scalar, 1)
-        assert check_tiling((), [scalar, scalar]) == Doubled(0, 1, scalar)
+        assert check_tiling((), [scalar, scalar]) == Overlapping(0, 1, scalar)
 
     def test_one_element_needs_exactly_one_box(self) -> None:
         element = Box((0,), (1,))
         assert check_tiling((1,), [element]) is None
         assert check_tiling((1,), []) == Uncovered(element, 1)
-        assert check_tiling((1,), [element, element]) == Doubled(0, 1, element)
+        assert check_tiling((1,), [element, element]) == Overlapping(0, 1, element)
 
     def test_numbers_far_beyond_any_array_stay_exact(self) -> None:
         side = 1 << 40

@@ -251,7 +251,7 @@ CASES = (
     Case(
         "a file as base",
         lambda p: merge(p.hub("m"), p, base=p.hub("m") / "model.safetensors"),
-        r"pass the folder that the file lies in",
+        r"pass the folder of the file",
         lambda p: merge(p.hub("m"), p, base=p.hub("m")),
     ),
     Case("a Hub ID that is not here", lambda p: merge(p.run(), p, base="nobody/nothing"), r"download it first; ckpt never does"),

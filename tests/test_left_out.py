@@ -632,7 +632,7 @@ def test_what_is_left_out_is_on_the_screen(tmp_path: Path) -> None:
         out = " ".join(ckpt(*command, "-o", tmp_path / str(command[0])).out.split())
         assert "left out" in out
         assert "a._extra_state: extra state of modules" in out
-        assert "consolidated.safetensors: weights beside those of model" in out
+        assert "consolidated.safetensors: other weights beside model, not checked" in out
 
 
 def test_an_empty_config_stays_a_config(tmp_path: Path) -> None:

@@ -539,7 +539,7 @@ class TestAdapterFilesWithoutFactors:
         save_file(tensors, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["m"]}))
         for given in (folder, folder / "adapter_model.safetensors"):
-            with pytest.raises(CkptError, match=r"no tensor|no factor"):
+            with pytest.raises(CkptError, match=r"no tensor|no LoRA factors"):
                 ckpt_cli.merge(given, tmp_path / "out")
             for full in (False, True):
                 assert ckpt_cli.verify(given, full=full).exit_code == 1
@@ -651,7 +651,7 @@ class TestPartsOfAnAdapter:
         adapter = self.adapter(tmp_path / "adapter", ["0 q", "0 v", "1 v"])
         (note,) = (note for note in ckpt_cli.merge(adapter, tmp_path / "out").outputs[0].notes if note.code == "partial-adapter")
         assert note.level == "warning"
-        assert "q_proj has factors in layer 0, modules beside it in layer 1 as well" in note.text
+        assert "q_proj has factors in layer 0, modules beside it also in layer 1" in note.text
         assert "partial-adapter" in {finding.code for finding in ckpt_cli.verify(adapter).findings}
 
     def test_of_a_model_with_more_layers_are_a_warning(self, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ class TestEveryLayout:
 class TestWhatIsNotWhole:
     def test_full_weights_without_an_order_do_not_name_numbers(self, layouts: Path, tmp_path: Path) -> None:
         """BAGEL as published: safetensors beside flat optimizer states."""
-        with pytest.raises(Undecidable, match="do not keep their order"):
+        with pytest.raises(Undecidable, match="do not record their order"):
             ckpt_cli.extract_state(layouts / "bagel-runs" / "official", tmp_path / "out", optimizer=True)
         assert list(tmp_path.iterdir()) == []
 

@@ -210,7 +210,7 @@ class TestRefusals:
         assert error.hint == "ckpt merge writes a single one"
 
     def test_of_a_range_that_ends_before_it_begins(self, run: Path) -> None:
-        assert refused(run, begin=30, end=10).message == "no steps lie in the range from 30 to step 10"
+        assert refused(run, begin=30, end=10).message == "no steps lie in the range from 30 to 10"
 
     def test_of_a_range_without_steps_list_those_that_are_there(self, run: Path) -> None:
         for choice in ({"begin": 11, "end": 12}, {"begin": 1000, "end": 5000, "every": 1000}):

@@ -636,7 +636,7 @@ class TestStatesOfAnotherStep:
         (note,) = out.result.notes
         assert (note.level, note.code) == ("warning", "step-differs")
         assert "step 20" in note.text
-        assert "stands at 10" in note.text
+        assert "is at 10" in note.text
 
     @pytest.mark.parametrize(("kind", "number"), [("torch", "scheduler.pt"), ("accelerate", "scheduler.bin")])
     def test_of_one_file_as_well(self, tmp_path: Path, extract: Extract, kind: str, number: str) -> None:

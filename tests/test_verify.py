@@ -639,7 +639,7 @@ class TestWhatIsSaid:
         source.symlink_to(source)
         found = ckpt_cli.verify(out, against=moved).findings
         assert {item.code for item in found} == {"changed-source"}
-        assert all("cannot be looked at" in item.message for item in found)
+        assert all("cannot be accessed" in item.message for item in found)
 
     def test_of_a_flipped_bit_says_how_many_elements_and_where(self, out: Path, run: Path) -> None:
         change(owner(out, QUERY), lambda held: held[QUERY][5, 7].add_(1.0))

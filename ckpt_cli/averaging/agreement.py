@@ -1,4 +1,4 @@
-"""Whether checkpoints hold the same tensors, and which of these are averaged, copied, or not to be mixed at all."""
+"""Whether checkpoints hold the same tensors, and which of these are averaged, copied or refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpt_cli.tensors.weighted_sum import BITS, Formula
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """Tensors of the output (those of the newest checkpoint), how those that are averaged come about, and what was left out."""
+    """Tensors of the output (those of the newest checkpoint), how averaged ones are computed, and what was left out."""
 
     tensors: dict[str, Tensor]
     combinations: dict[str, Combination]
@@ -34,7 +34,7 @@ def agree(
     strict: bool = False,
     quantised: bool = False,
 ) -> Agreed:
-    """Decide about every tensor that the checkpoints ``held`` (name -> tensor, old to new) have in common.
+    """Decide about every tensor that the checkpoints ``held`` (name -> tensor, old to new) share.
 
     Floating tensors are averaged; others are copied if they are equal, integers that differ are the newest's (``strict``:
     refused), quantised weights that differ are refused. Raises DifferentTensors if names, shapes or dtypes differ, unless
@@ -80,7 +80,7 @@ def agree(
             raise DifferentTensors(
                 f"{tensors[-1].dtype} values are not averaged, and those of {labels[differing]} and {labels[-1]} differ",
                 tensor=name,
-                hint=f"without --strict those of {labels[-1]} are taken",
+                hint=f"without --strict those of {labels[-1]} are used",
             )
         newest.append(name)
     if differences and not combinations:
@@ -94,7 +94,7 @@ def agree(
 
 
 def _differences(held: Sequence[Mapping[str, Tensor]], labels: Sequence[str]) -> dict[str, str]:
-    """Name -> what is not the same everywhere, in the order of the newest checkpoint."""
+    """Name -> what differs between checkpoints, in the order of the newest one."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(name for tensors in reversed(held) for name in tensors):
         lacking = [label for label, tensors in zip(labels, held, strict=True) if name not in tensors]
@@ -113,15 +113,15 @@ def _differences(held: Sequence[Mapping[str, Tensor]], labels: Sequence[str]) ->
 
 
 def _castable(name: str, held: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Whether a tensor is the same everywhere but for its floating dtype, which a merge can change."""
+    """Whether a tensor differs only in its floating dtype, which a merge can change."""
     found = [tensors[name] for tensors in held if name in tensors]
     return len(found) == len(held) and len({tensor.shape for tensor in found}) == 1 and all(t.dtype.kind == "float" for t in found)
 
 
 def _quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
-    """Names that must stay together: quantised weights and what they are scaled with.
+    """Names that must stay together: quantised weights and their scales.
 
-    A module is quantised if it holds a tensor of a dtype that means nothing alone, or integers of at most 32 bits beside
+    A module is quantised if it holds a tensor of a dtype that is meaningless alone, or integers of at most 32 bits beside
     scales (or such integers at all, if the config says that weights are ``quantised``).
     """
     modules: dict[str, list[str]] = {}

@@ -1,10 +1,10 @@
-"""How much each checkpoint weighs in an average: one formula per method, from old to new.
+"""The weight of each checkpoint in an average: one formula per method, from old to new.
 
 =============  ===================================================================================================
 method         weights of N checkpoints at steps t_1 < ... < t_N
 =============  ===================================================================================================
 uniform        1 each, divided by N (SWA, LAWA 2306.03241, model soups 2203.05482, PMA 2505.12082)
-weighted       what the user says, divided by their sum unless that is not wanted
+weighted       what the user says, divided by their sum unless normalisation is off
 linear         1, 2, ..., N, divided by their sum (WMA of PMA 2505.12082)
 ema            E_1 = x_1, E_k = decay E_(k-1) + (1 - decay) x_k: decay^(N-1), then (1 - decay) decay^(N-k); with a half-life in
                steps, the decay of each is 0.5^((t_k - t_(k-1)) / half-life)
@@ -56,7 +56,7 @@ def formula(
     """The weights of ``count`` checkpoints, old to new, and the divisor of their sum.
 
     ``steps`` are their training steps, None if they are not known; ``decay`` is per checkpoint, ``half_life`` in steps;
-    ``sigma_rel`` are relative widths as EDM2 defines them: of the average that is wanted and of those that were saved. Raises
+    ``sigma_rel`` are relative widths as EDM2 defines them: of the target average and of the saved ones. Raises
     UsageError for what a method cannot work with.
     """
     owners = {
@@ -90,7 +90,7 @@ def formula(
 
 
 def _noticeable(weights: tuple[float, ...]) -> tuple[float, ...]:
-    """The weights, with zero for those that no value could make noticeable."""
+    """The weights, with zero for those too small to change any result."""
     return tuple(weight if abs(weight) >= SMALLEST else 0.0 for weight in weights)
 
 
@@ -174,9 +174,9 @@ def gamma_of(sigma_rel: float) -> float:
 
 
 def posthoc_ema(steps: Sequence[int], source_sigma_rel: float, sigma_rel: float) -> tuple[float, ...]:
-    """Weights of saved averages that come closest to an average of another width at the last step (EDM2, algorithm 3).
+    """Weights of saved averages that best approximate an average of another width at the last step (EDM2, algorithm 3).
 
-    Raises UsageError where the saved averages are too much alike to tell them apart.
+    Raises UsageError if the saved averages are too similar to tell apart.
     """
     import numpy
 

@@ -17,7 +17,7 @@ from ckpt_cli.names import Naming
 class AverageOptions:
     """The options of `average`, with the meaning that ``ckpt average --help`` gives them.
 
-    ``begin`` and ``end`` are ``--from`` and ``--to``; ``max_shard_size`` is in bytes; see `coefficients.formula` for what
+    ``begin`` and ``end`` are ``--from`` and ``--to``; ``max_shard_size`` is in bytes; see `coefficients.formula` for which options
     belongs to which ``method`` (None: uniform, or what the other options imply).
     """
 
@@ -57,7 +57,7 @@ class AverageOptions:
 
     @property
     def implied_method(self) -> Method:
-        """The method that was asked for, by name or by an option that only one has."""
+        """The requested method, by name or by an option that only one method has."""
         if self.method is not None:
             return self.method
         if self.weights is not None:

@@ -1,4 +1,4 @@
-"""What an average will write: the same component of all checkpoints, compared, combined and planned before anything is written."""
+"""The plan of an average: the same component of all checkpoints, compared, combined and planned before anything is written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ IRRELEVANT = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One component of one checkpoint in an average; ``label`` is how messages call it."""
+    """One component of one checkpoint in an average; ``label`` is its name in messages."""
 
     label: str
     path: Path
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def used(self) -> list[Source]:
-        """The sources that enter the sum: those without weight are only compared."""
+        """The sources that enter the sum: those with weight zero are only compared."""
         return [source for source, weight in zip(self.sources, self.formula.weights, strict=True) if weight]
 
 
@@ -228,12 +228,12 @@ def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, opti
 
 
 def _dropped(newest: Selection, agreed: Agreed) -> dict[str, str]:
-    """What was left out of the newest checkpoint, and why: what is tied to a tensor that --intersect leaves out goes with it."""
+    """What was left out of the newest checkpoint, and why: tensors tied to one that --intersect leaves out are left out too."""
     return {name: agreed.dropped.get(newest.tied.get(name, ""), why) for name, why in newest.dropped.items()}
 
 
 def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    """With the tied output head of every checkpoint where that of one has values of its own."""
+    """Adds the tied output head of every checkpoint if one of the heads has its own values."""
     heads = {head: partner for source in sources for head, partner in source.selection.tied.items()}
     own = {head: partner for head, partner in heads.items() if any(head in source.selection.tensors for source in sources)}
     result = []
@@ -260,7 +260,7 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
 
 
 def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list[str]:
-    """Steps where these tell the checkpoints apart, paths otherwise."""
+    """Steps if they tell the checkpoints apart, otherwise paths."""
     steps = snapshots.steps
     runs = {opened.found.path.parent for opened in snapshots.opened}
     if steps is not None and len(set(steps)) == len(steps) and len(runs) == 1:
@@ -269,7 +269,7 @@ def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list
 
 
 def _config_notes(sources: Sequence[Source]) -> list[Note]:
-    """Where the model's description changed on the way, the average is hardly what was meant."""
+    """Notes about configs that differ: such an average is hardly intended."""
     newest = sources[-1].opened.assets.config
     for source in sources[:-1]:
         config = source.opened.assets.config

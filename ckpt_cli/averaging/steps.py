@@ -1,4 +1,4 @@
-"""Which checkpoints go into an average: those that paths name, or steps of runs, from old to new."""
+"""Which checkpoints are averaged: those that paths name, or steps of runs, from old to new."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StepChoice:
         if self.last is not None and self.last < 2:
             raise UsageError("--last is out of range", expected="2 or more")
         if self.begin is not None and self.end is not None and self.begin > self.end:
-            raise UsageError(f"no steps lie in the range from {self.begin} to step {self.end}", expected="--from no larger than --to")
+            raise UsageError(f"no steps lie in the range from {self.begin} to {self.end}", expected="--from no larger than --to")
         if self.every is not None and self.every < 1:
             raise UsageError("--every is out of range", expected="1 or more steps")
         if len(set(self.steps)) < len(self.steps):
@@ -61,14 +61,14 @@ class StepChoice:
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """The checkpoints of an average from old to new, and what was passed over."""
+    """The checkpoints of an average from old to new, and what was skipped."""
 
     opened: tuple[Opened, ...]
     notes: tuple[Note, ...]
 
     @property
     def steps(self) -> list[int] | None:
-        """Their steps, None if some do not say it."""
+        """Their steps, None if some are unknown."""
         known = [opened.found.step for opened in self.opened]
         return [step for step in known if step is not None] if None not in known else None
 
@@ -83,7 +83,7 @@ def open_snapshots(
     also: tuple[Path, ...],
     shard_order: ShardOrder,
 ) -> Snapshots:
-    """Open every checkpoint that ``paths`` and ``choice`` mean; incomplete steps that were not asked for by number are passed over.
+    """Open every checkpoint that ``paths`` and ``choice`` mean; incomplete steps that were not requested by number are skipped.
 
     Raises UsageError if that is fewer than two, and what `open_checkpoint` raises.
     """
@@ -126,7 +126,7 @@ def open_snapshots(
 
 
 def _choices_of(checkpoints: Sequence[Found]) -> str | None:
-    """How steps that are there may be chosen; None if there are not two."""
+    """How the existing steps can be chosen; None if there are fewer than two."""
     steps = sorted({found.step for found in checkpoints if found.step is not None})
     if len(steps) < 2:
         return None
@@ -135,7 +135,7 @@ def _choices_of(checkpoints: Sequence[Found]) -> str | None:
 
 
 def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
-    """Without a step whose components are not those of most others: one that is being written may have its EMA only so far."""
+    """Leaves out a step whose components differ from most others: a step being written may have only its EMA so far."""
     names = [tuple(component.name for component in opened.components) for opened in found]
     usual = max(dict.fromkeys(reversed(names)), key=names.count, default=())
     for opened, own in zip(found, names, strict=True):
@@ -190,7 +190,7 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
 
 
 def _of_older(found: Sequence[Opened]) -> list[Note]:
-    """What was said about the checkpoints but the newest, with the name of each."""
+    """Notes about all checkpoints except the newest, each with its name."""
     said = [(opened.found.path.name, note) for opened in found[:-1] for note in opened.notes if note.code != "step-skipped"]
     return [Note(note.level, note.code, f"{name}: {note.text}") for name, note in said]
 

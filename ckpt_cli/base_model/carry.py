@@ -16,7 +16,7 @@ BASE = "base"
 
 
 def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str]) -> tuple[dict[str, Tensor], list[Note]]:
-    """The tensors of the base that ``globs`` name and that are not ``there``, and what is to be said of them.
+    """The tensors of the base that ``globs`` name and that are not ``there``, and notes about them.
 
     ``there`` are names that are written or were left out on purpose. Raises NotFound for a glob that no tensor of the base matches.
     """
@@ -35,9 +35,9 @@ def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: S
 
 
 def dtypes_of_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> tuple[dict[str, Dtype], list[Note]]:
-    """The dtype of each tensor that the base has as well, for ``--dtype base``; others keep theirs, which is reported.
+    """The dtype of each tensor that the base also has, for ``--dtype base``; others keep theirs, which is reported.
 
-    Raises Inconsistent where no cast leads from one to the other.
+    Raises Inconsistent if no cast converts one into the other.
     """
     dtypes: dict[str, Dtype] = {}
     for name in tensors.keys() & base.keys():

@@ -1,4 +1,4 @@
-"""The base model: its folder, weights and config, and its tensors under the names that a run's have."""
+"""The base model: its folder, weights and config, and its tensors under the names of the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckpt_cli.tensors.tensor import Tensor
 class Base:
     """The base model: its folder, its weights if it has any, and its config (empty without one).
 
-    ``trouble`` is why weights that it has cannot be read, where nothing needs them.
+    ``trouble`` is why its weights cannot be read, if nothing needs them.
     """
 
     folder: Path
@@ -47,21 +47,21 @@ def open_base(folder: Path, files: Files, *, needed: bool) -> Base:
 
 
 def _weights_match(folder: Path) -> Match | None:
-    """The weights of a base model: the model's before an average's, and whole ones before those with some trouble."""
+    """The weights of a base model: the model's before an average's, and complete ones before those with an error."""
     matches = recognise(folder)
     models = [match for match in matches if match.component == "model"] or matches
     return next((match for match in models if match.trouble is None), models[0] if models else None)
 
 
 def named_alike(base: Mapping[str, Tensor], kind: KnownClass | str, naming: Naming, config: Config) -> Mapping[str, Tensor]:
-    """The tensors of a base under the names of the hub, where the tensors of a class have these (``naming``)."""
+    """The tensors of a base under hub names, if the tensors of a class have these (``naming``)."""
     if naming != "hub" or isinstance(kind, str) or kind.rules is None:
         return base
     return hub_tensors(base, kind.rules, config)
 
 
 def base_unread(base: Base) -> tuple[Note, ...]:
-    """A word about weights of a base that cannot be read, so that nothing was compared with them."""
+    """A note about weights of a base that cannot be read, so nothing was compared with them."""
     if base.trouble is None:
         return ()
     return (Note("warning", "base-unread", f"nothing was compared with the weights of the base: {base.trouble.message}"),)

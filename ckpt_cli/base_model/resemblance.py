@@ -1,6 +1,6 @@
 """Whether a base is the model that training started from: how many names both have, and how many of these in one shape.
 
-Both sides are compared under the names of the hub, as far as their configs tell these.
+Both sides are compared under hub names, if their configs determine these.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermedi
 class Resemblance:
     """Tensors of a model and of its base in numbers: ``common`` names, ``alike`` in shape too; ``renamed``: other names, the same shapes.
 
-    ``doubt`` says what speaks against the base although names and shapes fit.
+    ``doubt`` is a reason against the base although names and shapes fit.
     """
 
     mine: int
@@ -56,14 +56,14 @@ class Resemblance:
 
     @property
     def same_model(self) -> bool:
-        """Whether the base may be what training started from."""
+        """Whether the base may be the model that training started from."""
         smaller = min(self.mine, self.base)
         near = self.alike > 0 and smaller - self.alike <= FEW
         return not self.comparable or (self.doubt is None and (near or self.alike >= ENOUGH * smaller))
 
     @property
     def why(self) -> str:
-        """What speaks against the base, with numbers."""
+        """The reason against the base, with numbers."""
         return self.numbers if self.doubt is None else f"{self.doubt} ({self.numbers})"
 
     @property
@@ -76,9 +76,9 @@ class Resemblance:
 def resemblance(
     mine: Mapping[str, Tensor], base: Mapping[str, Tensor], config: Config, base_config: Config, *, kinds_known: bool = True
 ) -> Resemblance:
-    """Compare names and shapes of a model with those of a base; a side without a config has that of the other.
+    """Compare names and shapes of a model with those of a base; a side without a config uses that of the other.
 
-    ``kinds_known``: both configs are of the sides that they are given for, so that what they say counts.
+    ``kinds_known``: both configs belong to their own sides, so they can be compared.
     """
     own, others = config or base_config, base_config or config
     held: dict[str, Shape] = {name: tensor.shape for name, tensor in mine.items()}
@@ -112,7 +112,7 @@ def checked_base(
     by_name: bool = False,
     unfiltered: Mapping[str, Tensor] | None = None,
 ) -> tuple[Note, ...]:
-    """Notes about the base of what is written. Raises Inconsistent if it is another model and anything is ``taken`` from it.
+    """Notes about the base of an output. Raises Inconsistent if it is another model and anything is ``taken`` from it.
 
     ``by_name``: tensors or dtypes are taken from it by name, which needs names that mean the same on both sides.
     ``own_config``: the config is the run's own, not the base's; ``unfiltered``: all tensors, where filters left some out.
@@ -143,7 +143,7 @@ def checked_base(
 
 
 def _other_kind(config: Config, base_config: Config, found: Resemblance) -> tuple[Note, ...]:
-    """A word about a base of another type whose tensors fit: a language model inside of a larger one, or one that was converted."""
+    """A note about a base of another type whose tensors fit: a language model inside a larger model, or a converted one."""
     kinds = config.get("model_type"), base_config.get("model_type")
     if not found.comparable or not all(isinstance(kind, str) for kind in kinds) or kinds[0] == kinds[1]:
         return ()
@@ -152,7 +152,7 @@ def _other_kind(config: Config, base_config: Config, found: Resemblance) -> tupl
 
 
 def config_doubt(config: Config, base_config: Config) -> str | None:
-    """What two configs say that no training changes, for a base without weights. None if nothing speaks against it."""
+    """A difference between two configs that no training explains, for a base without weights; None if there is no such difference."""
     kinds = config.get("model_type"), base_config.get("model_type")
     if all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]:
         return f"config.json says model_type {printable(kinds[0])}, the base's says {printable(kinds[1])}"
@@ -174,7 +174,7 @@ def _vectors(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 def _doubt(config: Config, base_config: Config, different: list[str]) -> str | None:
     """Two families may differ in an embedding only (Llama 3 8B and Mistral 7B): then the configs decide.
 
-    A model of another type that has all tensors of the other is none: a language model with a tower for images.
+    A model of another type that has all tensors of the other raises no doubt: a language model with an image tower.
     """
     kinds = config.get("model_type"), base_config.get("model_type")
     if different and all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]:
@@ -185,7 +185,7 @@ def _doubt(config: Config, base_config: Config, different: list[str]) -> str | N
 
 
 def _hub_shapes(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Shape]:
-    """Shapes under the names of the hub, or under their own where these are not known."""
+    """Shapes under hub names, or under their own names if these are unknown."""
     try:
         native = {new: tensors[old] for old, new in stripped_names(tensors).items()}
         rules = rules_for(config) if architecture(config) else None

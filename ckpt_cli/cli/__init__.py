@@ -18,7 +18,7 @@ SIGPIPE = 13
 
 
 class Ended(BaseException):
-    """A signal asked us to end; everything cleans up on its way out."""
+    """A signal asked the process to end; everything cleans up on its way out."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -96,7 +96,7 @@ def _call(arguments: list[str]) -> int:
 
 
 def _tell(arguments: list[str], code: int, name: str, message: str, hint: str | None = None) -> None:
-    """An error that no command could tell: as text, and as the one JSON document where that was asked for."""
+    """Report an error outside of any command: as text, and as the one JSON document with ``--json``."""
     from ckpt_cli.cli.session import plain_envelope, print_document
 
     sys.stderr.write(f"error[{name}]: {message}\n" + (f"  hint: {hint}\n" if hint else ""))
@@ -113,7 +113,7 @@ def _command(arguments: list[str]) -> str:
 
 
 def _usage_error(error: Exception, arguments: list[str]) -> int:
-    """A command line that does not parse, told as every other error."""
+    """Report a command line that does not parse like any other error."""
     from ckpt_cli.cli.session import plain_envelope, print_document
     from ckpt_cli.names import printable
 
@@ -130,7 +130,7 @@ def _usage_error(error: Exception, arguments: list[str]) -> int:
 
 
 def _silence_stdout() -> None:
-    """Let Python's flush at exit go nowhere."""
+    """Discard what Python flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Hints name options: here is checked that the command has them, before it tells one."""
+"""Checks that a command has the options that a hint names, before showing the hint."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 
 OPTION = re.compile(r"--[a-z][a-z-]+")
 ELSEWHERE: Mapping[str, frozenset[str]] = {"verify": frozenset({"--base"})}
-"""Options that mean something else there than in `merge`, for which hints are written."""
+"""Options with another meaning than in `merge`, for which hints are written."""
 
 MERGING = ("detect", "inspect", "verify", "average")
 """Commands that look at what `merge` would write."""
 
 
 def fitting(hint: str | None, command: str) -> str | None:
-    """A hint that the user of a command can follow, None where there is none.
+    """A hint that the user of a command can follow, or None.
 
-    Reading is shared by all commands, so that an error may name an option of another one. Options that no command of ckpt has
-    belong to other programs (``aws s3 cp --recursive``). A hint that says a whole command is left as it is.
+    Reading is shared by all commands, so an error may name an option of another command. Options that no ckpt command has
+    belong to other programs (``aws s3 cp --recursive``). A hint with a whole command is left unchanged.
     """
     if hint is None or "ckpt " in hint:
         return hint

@@ -21,7 +21,7 @@ EVERY = 10.0
 
 
 def make_progress(session: Session) -> Progress:
-    """The progress display that the options and the terminal ask for."""
+    """The progress display for these options and this terminal."""
     mode = session.progress
     if mode == "auto":
         mode = "off" if session.quiet or session.json else "bar" if sys.stderr.isatty() else "plain"  # type: ignore[assignment]
@@ -33,7 +33,7 @@ def make_progress(session: Session) -> Progress:
 
 
 def write_line(text: str) -> None:
-    """One line on stderr; if nobody reads it, the work goes on."""
+    """One line on stderr; if nobody reads it, the work continues."""
     with contextlib.suppress(BrokenPipeError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

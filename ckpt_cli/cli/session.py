@@ -1,4 +1,4 @@
-"""One run of one command: where output goes, how errors are told, which exit code results. Only `cli` prints or exits."""
+"""One run of one command: where output goes, how errors are shown, and the exit code. Only `cli` prints or exits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WIDE = 100_000
 class Session:
     """The output options of a command; ``path`` and ``again`` (its options as text) go into the next command.
 
-    ``quiet`` 1 leaves the answer and what must not be missed, 2 the answer alone; with ``strict`` warnings end with code 1.
+    ``quiet`` 1 shows the result, warnings and errors, 2 no warnings; with ``strict``, warnings end with code 1.
     """
 
     command: str
@@ -88,7 +88,7 @@ class Session:
         return code or int(bool(warned))
 
     def fail(self, error: CkptError) -> int:
-        """Tell an error: as JSON on stdout, or as text on stderr."""
+        """Report an error: as JSON on stdout, or as text on stderr."""
         from ckpt_cli.cli.hints import fitting
 
         error.hint = fitting(error.advice, self.command)
@@ -119,7 +119,7 @@ class Session:
         return _console(self.color, sys.stdout)
 
     def err(self) -> Console:
-        """stderr, for talk."""
+        """stderr, for messages."""
         return _console(self.color, sys.stderr)
 
 
@@ -141,7 +141,7 @@ def error_text(error: CkptError) -> str:
 
 
 def plain_envelope(command: str, code: int, name: str, message: str, hint: str | None) -> Envelope:
-    """The JSON document for an error that is none of ours: a command line that does not parse, a bug."""
+    """The JSON document for an error that is not a CkptError: a command line that does not parse, a bug."""
     from ckpt_cli.results.envelope import SCHEMA, Envelope, ErrorInfo
 
     error = ErrorInfo(code=name, message=message, hint=hint)

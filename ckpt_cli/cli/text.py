@@ -29,7 +29,7 @@ def params(count: int) -> str:
 
 
 def number(value: object) -> str:
-    """Six digits of a number; what is none (a NaN in JSON, a None) as it is."""
+    """Six digits of a number; anything else (a NaN in JSON, None) unchanged."""
     return f"{value:.6g}" if isinstance(value, (int, float)) else str(value)
 
 
@@ -80,7 +80,7 @@ def _digits(value: float) -> str:
 
 
 def options_again(*, type: str | None, step: int | None, also: list[str] | None) -> str:
-    """The options that decide what is read, for the next command."""
+    """The options that select what is read, for the next command."""
     options = [f"--type {argument(type)}"] if type is not None else []
     options += [f"--step {step}"] if step is not None else []
     options += [f"--also {argument(folder)}" for folder in also or ()]

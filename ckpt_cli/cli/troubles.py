@@ -1,4 +1,4 @@
-"""What of a result must not be missed: its warnings, and the findings of error level. They are shown with ``-q`` too."""
+"""What must always be shown of a result: its warnings, and findings of error level. They are shown with ``-q`` too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def troubles_of(result: Result) -> tuple[Trouble, ...]:
 
 
 def lines(troubles: Sequence[Trouble]) -> Iterator[str]:
-    """One line for each, for stderr; of many with one code the first ones."""
+    """One line each, for stderr; if many have the same code, only the first ones."""
     for code in dict.fromkeys(trouble.code for trouble in troubles):
         alike = [trouble for trouble in troubles if trouble.code == code]
         for trouble in alike[:ROWS]:

@@ -131,12 +131,12 @@ def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
     used = job.used
 
     def approve(written: Written) -> None:
-        strange = written.non_finite
-        if strange and not options.allow_non_finite:
-            where = {place for counts in strange.values() for place in counts}
+        non_finite = written.non_finite
+        if non_finite and not options.allow_non_finite:
+            where = {place for counts in non_finite.values() for place in counts}
             raise NonFinite(
-                f"NaN or infinite values in {len(strange)} tensors of {few([used[place].label for place in sorted(where)])}",
-                details=_strange_lines(strange, used),
+                f"NaN or infinite values in {len(non_finite)} tensors of {few([used[place].label for place in sorted(where)])}",
+                details=_non_finite_lines(non_finite, used),
                 hint="leave out these checkpoints or tensors (--exclude), or pass --allow-non-finite to average them anyway",
             )
         if not options.allow_overflow:
@@ -148,13 +148,13 @@ def _approval(job: Job, options: AverageOptions) -> Callable[[Written], None]:
 
 
 def _met_notes(job: Job, written: Written) -> list[Note]:
-    """What is said about values that were met while writing, where they are allowed."""
-    strange = [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _strange_lines(written.non_finite, job.used)]
-    return [*overflow_notes(written), *strange]
+    """Notes about values found while writing, if they are allowed."""
+    non_finite = [Note("warning", "non-finite", f"NaN or infinite: {line}") for line in _non_finite_lines(written.non_finite, job.used)]
+    return [*overflow_notes(written), *non_finite]
 
 
-def _strange_lines(strange: Mapping[str, Mapping[int, int]], used: Sequence[Source]) -> list[str]:
-    found = [(name, used[place], count) for name, counts in strange.items() for place, count in counts.items()]
+def _non_finite_lines(non_finite: Mapping[str, Mapping[int, int]], used: Sequence[Source]) -> list[str]:
+    found = [(name, used[place], count) for name, counts in non_finite.items() for place, count in counts.items()]
     return [f"{name}: {count} in {source.label}" for name, source, count in found]
 
 

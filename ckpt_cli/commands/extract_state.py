@@ -1,4 +1,4 @@
-"""`extract_state`: everything of a checkpoint that is not a weight, in files that other programs read."""
+"""`extract_state`: everything in a checkpoint but the weights, in files that other programs read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.formats.trainers import framework_of
+from ckpt_cli.formats.trainers import trainer_of
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.publish import Order, SideFiles, Target, check_writing, publish
@@ -78,7 +78,7 @@ def extract_state(
 
     ``output`` defaults to ``<checkpoint>_state`` beside the checkpoint; ``options`` are those of `ExtractKeywords`.
     Nothing in a file is executed; what only its own class could rebuild is listed, and its file is copied. Raises NotFound
-    where there is no state, InputError for files that cannot be read, Undecidable for an optimizer whose parameters cannot
+    if there is no state, InputError for files that cannot be read, Undecidable for an optimizer whose parameters cannot
     be told, OutputError.
     """
     chosen, progress = options_of(ExtractOptions, options), progress_of(progress)
@@ -108,7 +108,7 @@ def extract_state(
         check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
         if optimizer is not None:
             state.lost += optimizer.lost
-        framework = framework_of(place.match, found.path, None)
+        framework = trainer_of(place.match, found.path, None)
         side = state_files(state, framework)
         whole = plan.Plan((), None, None)
         if optimizer is not None:
@@ -148,7 +148,7 @@ def extract_state(
 
 
 def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:
-    """What else there is to extract: an optimizer's state, or that of the step that weights were taken out of."""
+    """What else can be extracted: the optimizer's state, or the state of the step that the weights come from."""
     try:
         if not options.optimizer and read_optimizer(found, place, files, options.shard_order).tensors:
             return "pass --optimizer: only optimizer state was found"
@@ -160,7 +160,7 @@ def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> 
 def choose(path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
     """The checkpoint and component whose state is meant: the newest step that has all files, unless ``step`` says which.
 
-    If no step has all files it is the newest one: a state is worth having even where weights are not whole. What is refused by
+    If no step has all files, the newest one: state is useful even if weights are incomplete. What is refused by
     name (DeepSpeed) is refused here too. Raises NotFound, Unsupported, UsageError.
     """
     target = locate(path, step, also)
@@ -200,7 +200,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
 
 
 def _summary(scheduler: Any) -> Any:
-    """What one wants to see of a scheduler: where it stands, and the learning rates."""
+    """A summary of a scheduler: its step and the learning rates."""
     if isinstance(scheduler, list):
         return {"schedulers": len(scheduler)}
     if not isinstance(scheduler, dict):

@@ -1,4 +1,4 @@
-"""`detect` and `inspect`: what is there, in totals and in groups of like tensors. No weight byte is read."""
+"""`detect` and `inspect`: what is there, in totals and in groups of similar tensors. No weights are read."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def detect(
     step: int | None = None,
     also: PathLike | Sequence[PathLike] = (),
 ) -> DetectResult:
-    """What a path is: framework, steps, components, world size, completeness.
+    """What a path holds: trainer, steps, components, world size, completeness.
 
     Reads pickles and headers of the chosen step (the newest complete one), never weights. Raises NotFound,
-    NotRecognised or Unreadable; an incomplete checkpoint is no error here, it is reported as ``problem``.
+    NotRecognised or Unreadable; an incomplete checkpoint is not an error here; it is reported as ``problem``.
     """
     path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     try:
@@ -69,7 +69,7 @@ def inspect(
 ) -> InspectResult:
     """Every tensor of a checkpoint with shape, dtype and layout, and the same in groups per layer pattern.
 
-    Raises InputError for files that cannot be read, IncompleteError for a checkpoint that is not whole.
+    Raises InputError for files that cannot be read, IncompleteError for an incomplete checkpoint.
     """
     path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     folder = resolve_base(path_text(base, "--base")) if base is not None else None
@@ -83,7 +83,7 @@ def inspect(
 def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
     """Group names that differ in numeric parts only, where shape, dtype and layout agree and the numbers leave no gap.
 
-    A pattern that needs several rows has its smaller ones marked ``odd``: the one layer that is unlike the others is what
+    If a pattern needs several rows, the smaller ones are marked ``odd``: the one layer that differs from the others is what
     people look for.
     """
     patterns: dict[str, list[tuple[TensorInfo, tuple[int, ...]]]] = {}

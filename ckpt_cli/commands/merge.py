@@ -55,8 +55,8 @@ def merge(
     ``type`` and ``step`` choose component and step; ``also`` are folders with more files of the same checkpoint (other nodes);
     ``options`` are those of `MergeKeywords` (``dtype="bf16"``, ``max_shard_size="5GB"``, ...).
 
-    Every element of every tensor is proved to be there exactly once before the first byte is written; an output appears
-    whole or not at all. Raises InputError (unreadable), IncompleteError (not whole, or not like the base), OutputError
+    Every element of every tensor is proved to be present exactly once before the first byte is written; an output appears
+    complete or not at all. Raises InputError (unreadable), IncompleteError (incomplete, or unlike the base), OutputError
     (cannot be written), CastOverflow, UsageError.
     """
     chosen, progress = options_of(MergeOptions, options), progress_of(progress)
@@ -158,7 +158,7 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
 
 
 def _comparison(job: Job, base: Base | None, options: MergeOptions, progress: Progress | None) -> BaseComparison | None:
-    """What will be written, compared with the base, but for what was taken from there; None without one, and for adapters alone."""
+    """The planned output compared with the base, without what was taken from it; None without a base, and for adapters alone."""
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
     if base is None or base.component is None or exported:
         return None
@@ -171,7 +171,7 @@ def _comparison(job: Job, base: Base | None, options: MergeOptions, progress: Pr
 def _result(
     job: Job, folder: Path | None, options: MergeOptions, published: Publication, comparison: BaseComparison | None
 ) -> MergedComponent:
-    """What became of a job; ``folder`` is that of the base."""
+    """The result of a job; ``folder`` is that of the base."""
     tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
     notes = [*_known_notes(job, folder), *overflow_notes(published.written)]
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"

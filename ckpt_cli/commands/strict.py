@@ -1,4 +1,4 @@
-"""``--strict``: warnings count as errors. What is known before writing is refused before the first byte."""
+"""``--strict``: warnings count as errors. Those known before writing are refused before the first byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Remark(Protocol):
 
 
 def refuse_warnings(notes: Iterable[Remark]) -> None:
-    """Raise Warned if there is a warning among some notes."""
+    """Raise Warned if one of these notes is a warning."""
     warnings = [(note.code, note.text) for note in notes if note.level == "warning"]
     if warnings:
         raise Warned.of(warnings)

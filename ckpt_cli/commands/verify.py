@@ -1,4 +1,4 @@
-"""`verify`: proves that a model folder is what it should be, or says in findings what is wrong with it. Only a plot is written."""
+"""`verify`: checks a model folder and reports problems as findings. It writes nothing but a plot."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class VerifyOptions:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the user says about how the output was made."""
+        """The user's options about how the output was made."""
         names = ("names", "key_map", "include", "exclude", "lora_alpha")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
@@ -114,7 +114,7 @@ def verify(
 ) -> VerifyResult:
     """Check a model folder, or a sharded checkpoint, and report findings.
 
-    Always: headers, index, sizes, manifest, and whether config.json, tokenizer and tensors belong together; no weight byte is
+    Always: headers, index, sizes, manifest, and whether config.json, tokenizer and tensors match; no weights are
     read. ``full=True`` reads every byte; ``against`` names the source that the output must equal, bit for bit; ``base`` a model
     or checkpoint to compare with, whose differences are information; ``plot`` a picture of these (.png, .svg, .html).
     ``options`` are those of `VerifyKeywords`.
@@ -188,7 +188,7 @@ def verify(
 def verify_written(
     folder: Path, parts: Sequence[Part], source: Path, *, jobs: int | None = None, progress: Progress | None = None
 ) -> tuple[VerifyResult, ...]:
-    """Check a folder that was just written of planned components: headers, config, and every byte against the source."""
+    """Check a folder just written from planned components: headers, config, and every byte against the source."""
     results = []
     with Files() as files:
         checked = check_folder(folder, files)
@@ -216,7 +216,7 @@ def _report(
     started: float,
     **measured: Any,
 ) -> VerifyResult:
-    """The result, gravest findings first."""
+    """The result, most severe findings first."""
     subject = subjects[0]
     tensors = [tensor for one in subjects for tensor in one.tensors.values()]
     dtypes: Counter[str] = Counter()
@@ -240,14 +240,14 @@ def _report(
         naming=config.naming,
         names=config.names,
         wrapped=config.wrapped,
-        findings=tuple(sorted(_told_once(found), key=lambda item: ("error", "warning", "info").index(item.severity))),
+        findings=tuple(sorted(_without_repeats(found), key=lambda item: ("error", "warning", "info").index(item.severity))),
         seconds=time.monotonic() - started,
         **measured,
     )
 
 
-def _told_once(found: Sequence[Finding]) -> list[Finding]:
-    """Without the news that a file changed, where it is known to be damaged."""
+def _without_repeats(found: Sequence[Finding]) -> list[Finding]:
+    """Drops "file changed" findings for files that are known to be damaged."""
     damaged = {item.file for item in found if item.severity == "error" and item.tensor is None}
     return [item for item in found if item.code != "changed-side-file" or item.file not in damaged]
 
@@ -288,7 +288,7 @@ def _config(subject: Subject) -> ConfigCheck:
 
 
 def _checksums(subject: Subject) -> dict[str, int]:
-    """The CRC-32 of tensors that the manifest has, by name; of other files than these it says nothing."""
+    """The CRC-32 of tensors that the manifest has, by name; other files are not covered."""
     if subject.manifest is None:
         return {}
     owners = {name: Path(tensor.pieces[0].source.path).name for name, tensor in subject.tensors.items() if tensor.pieces}
@@ -328,7 +328,7 @@ def _against(
 
 
 def _as_in_source(item: Finding) -> Finding:
-    """A matrix of zeros that the source has as well is what was trained."""
+    """A matrix of zeros that is also zero in the source was trained that way."""
     return finding("zeros", item.message, tensor=item.tensor, file=item.file, **item.numbers) if item.code == "all-zero" else item
 
 
@@ -345,7 +345,7 @@ def _against_base(
 ) -> tuple[BaseComparison, list[Finding], Sequence[Note]]:
     """The drift of every tensor since the base, which may be anything that can be opened.
 
-    Also whether it is a base of this model, and what was said while opening it.
+    Also whether it is a base of this model, and the notes from opening it.
     """
     try:
         path = resolve_base(base)
@@ -366,7 +366,7 @@ def _against_base(
 
 
 def _not_numbers(comparison: BaseComparison) -> list[Finding]:
-    """Tensors whose distance to the base is no number."""
+    """Tensors whose distance to the base is not a number."""
     return [
         finding("not-a-number", f"the largest difference is {drift.max_abs}", tensor=drift.name)
         for drift in comparison.drifts

@@ -1,4 +1,4 @@
-"""What an output is compared with by ``verify --against``: its source, planned anew with the options that the manifest names."""
+"""What an output is compared with by ``verify --against``: its source, planned again with the options in the manifest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNSAID = frozenset({"overwrite", "in_place", "jobs", "dry_run", "verify", "check
 """Options that do not change what is written."""
 
 SAYABLE = frozenset({"names", "key_map", "include", "exclude", "lora_alpha"})
-"""Options that `verify` has as well."""
+"""Options that `verify` also has."""
 
 
 def planned_source(
@@ -42,7 +42,7 @@ def planned_source(
 ) -> tuple[Part, dict[str, Wanted]]:
     """The part of a merge that made these tensors of a folder, and what it would write, by name.
 
-    ``said`` are options of the user. The manifest counts where the source is what was merged; another Hugging Face folder is
+    ``said`` are options of the user. The manifest is used if the source is what was merged; another Hugging Face folder is
     taken as it is. Raises UsageError for an average, which equals none of its checkpoints, and what planning a merge raises.
     """
     plain = all(format_of(component.component).is_loaded for component in opened.components)
@@ -69,7 +69,7 @@ def planned_source(
 
 
 def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Part, alpha: float | None) -> list[Finding]:
-    """Modules that an exported adapter's config scales otherwise than the run."""
+    """Modules that an exported adapter's config scales differently from the run."""
     if part.lora is None or part.lora.outcome != "exported":
         return []
     mine, theirs = scales(folder, tensors), exported_scales(part.opened, alpha)
@@ -90,7 +90,7 @@ def open_source(
     also: tuple[Path, ...] = (),
     shard_order: ShardOrder = "auto",
 ) -> Opened:
-    """The source of an output: of a run the step (and the components) that the manifest names, where nothing else is asked for."""
+    """The source of an output: for a run, the step (and components) that the manifest names, unless others are requested."""
     said = manifest.facts.get("step") if manifest is not None else None
     target = locate(path, None, also)
     known = {found.step for found in target.checkpoints} if target.run is not None else set()
@@ -113,14 +113,14 @@ def open_source(
 
 
 def _order(manifest: Manifest | None, asked: ShardOrder) -> ShardOrder:
-    """What the user says, or else what the merge was told."""
+    """The user's option, or else that of the merge."""
     said = manifest.options.get("shard_order") if manifest is not None else None
     known: tuple[ShardOrder, ...] = get_args(ShardOrder)
     return next((order for order in known if order == said), asked) if asked == "auto" else asked
 
 
 def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeOptions:
-    """How an output was made: by its manifest, and by what the user says. What only matters for writing is left out.
+    """How an output was made: by its manifest and the user's options. Options that only concern writing are left out.
 
     Raises CorruptFile for a manifest with options that no merge has.
     """
@@ -169,7 +169,7 @@ def summary_of(
 
 
 def changed_sources(manifest: Manifest | None) -> list[Finding]:
-    """Files that the manifest names and that are no longer as they were: a hint where values differ."""
+    """Files named in the manifest that have changed since: a hint if values differ."""
     listed = manifest.facts.get("sources") if manifest is not None else None
     found = []
     for source in listed if isinstance(listed, list) else []:
@@ -187,7 +187,7 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
 
 
 def made_from(manifest: Manifest | None) -> str | None:
-    """The checkpoint that an output was merged from, if it still is where it was."""
+    """The checkpoint that an output was merged from, if it still exists there."""
     source = manifest.facts.get("checkpoint") if manifest is not None and manifest.command == MERGE else None
     try:
         return source if isinstance(source, str) and is_there(source) else None

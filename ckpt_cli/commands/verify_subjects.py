@@ -1,4 +1,4 @@
-"""What `verify` looks at: sets of weights of a model folder, a file of one, or the components of a sharded checkpoint."""
+"""What `verify` checks: sets of weights of a model folder, a file of one, or the components of a sharded checkpoint."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ STATE = "extract-state"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is verified: tensors by name of one set of weights, and what was found by looking at files.
+    """What is verified: tensors by name of one set of weights, and findings about its files.
 
     ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same. ``homes``
-    are the folders in which files about its adapters may lie; ``notes`` were made while it was opened: a step that was skipped, say.
+    are the folders that may hold files about its adapters; ``notes`` were made while opening it, such as a skipped step.
     """
 
     path: Path
@@ -65,7 +65,7 @@ def is_output(path: Path) -> bool:
 def find_subjects(
     path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...], alpha: float | None, order: ShardOrder
 ) -> list[Subject]:
-    """The weights that a path means, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
+    """The weights that a path refers to, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
     if step is None and is_folder(path) and is_model_folder(path):
         return _folder_subjects(path, files, type)
     if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
@@ -146,7 +146,7 @@ def set_subject(folder: Path, checked: FolderCheck, weights: WeightSet) -> Subje
 
 
 def _chosen(checked: FolderCheck, type: str | None) -> list[WeightSet]:
-    """The sets of weights that are meant: all that were written, or the main one; with ``type`` those of that name."""
+    """The selected sets of weights: all that were written, or the main one; with ``type``, those of that name."""
     outputs = checked.manifest.outputs if checked.manifest is not None else {}
     written = [weights for weights in checked.sets if any(path.name in outputs for path in weights.files)]
     if type in (None, "all", "both"):

@@ -1,4 +1,4 @@
-"""What is left out beside the tensors of a component: extra state of modules, and files with other weights. All of it is said."""
+"""What is left out beside the tensors of a component: extra state of modules, and files with other weights. All of it is reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODEL = re.compile(
     r"|consolidated([._-].*)?\.bin",
     re.ASCII | re.IGNORECASE,
 )
-"""Names of files that could be the model itself, also of another step."""
+"""Names of files that could be the model itself, including that of another step."""
 
 WEIGHTS = re.compile(
     r"(.*[._-])?(v_?heads?|(value|reward|score|classifier|lm|mtp|medusa|eagle)[._-]?(heads?|model)?|critic|adapters?|adapter_model|lora|ema|"
@@ -52,12 +52,12 @@ AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.
 
 
 def left_out_notes(found: Found, place: Place, component: Component, files: Files) -> tuple[Note, ...]:
-    """What lies in a component, or beside it, and is not one of its tensors."""
+    """Notes about what is in or beside a component but is not one of its tensors."""
     return (*_extra_state(component), *_other_files(found, place, component, files), *_adapters_beneath(place, component))
 
 
 def could_be_model(name: str) -> bool:
-    """Whether a weights file could be the model itself by its name, and is none of its usual other forms.
+    """Whether a weights file could be the model itself by its name, and not one of its usual other forms.
 
     >>> [could_be_model(name) for name in ("pytorch_model.bin", "Model.safetensors", "model.fp16.safetensors", "tf_model.h5", "v_head.pt")]
     [True, True, False, False, False]
@@ -74,7 +74,7 @@ def _extra_state(component: Component) -> list[Note]:
 
 
 def _other_files(found: Found, place: Place, component: Component, files: Files) -> list[Note]:
-    """Files with weights in the folder of a component that no component is made of. Beside a single file anything may lie."""
+    """Files with weights in the folder of a component that no component is made of. Beside a single file there may be anything."""
     if not is_folder(place.match.root):
         return []
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))

@@ -1,4 +1,4 @@
-"""The components of a checkpoint by their names, also those that only the content of its files tells."""
+"""The components of a checkpoint by their names, including those that only the content of its files shows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def called_ema(found: Found) -> str | None:
 
 
 def component_names(found: Found, wanted: str | None) -> list[str]:
-    """The components that ``--type`` means. Raises NotFound with the list of those that are there."""
+    """The components that ``--type`` selects. Raises NotFound with the list of existing ones."""
     there = [place.name for place in found.places]
     main, ema = there[0], called_ema(found) or "ema"
     if wanted is None:

@@ -1,8 +1,8 @@
-"""Which step a training state itself speaks of: of ranks that were joined from several saves, and of another step's state in a folder.
+"""Which step a training state records: to notice ranks joined from several saves, and another step's state in a folder.
 
-Files of shards say no step, but the small state files beside them count. How they count differs: accelerate steps a scheduler once per
+Shard files record no step, but the small state files beside them do. How they count varies: accelerate steps a scheduler once per
 process, gradient accumulation once per several batches, others once per epoch. So a number alone never contradicts the name of a
-folder; what does is said at `foreign_step`.
+folder; `foreign_step` explains what does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEDULERS = tuple(f"{prefix}scheduler{suffix}" for prefix in ("lr_", "") for su
 """What trainers call the state of the learning rate schedule."""
 
 MAX_BYTES = 1 << 20
-"""What a state file may have to be looked at by commands that only want weights: schedulers and random states have some kilobytes."""
+"""The size up to which commands that only need weights read a state file: schedulers and random states have some kilobytes."""
 
 MAX_SIBLINGS = 3
 
@@ -44,7 +44,7 @@ def counter_of(values: Mapping[str, Any]) -> int | None:
 
 
 def scheduler_step(scheduler: Any) -> int | None:
-    """Where a scheduler stands: of several, all of them."""
+    """The step of a scheduler: of several, all of them."""
     if isinstance(scheduler, list):
         steps = {scheduler_step(each) for each in scheduler}
         return steps.pop() if len(steps) == 1 else None
@@ -52,7 +52,7 @@ def scheduler_step(scheduler: Any) -> int | None:
 
 
 def disagreement(counters: Mapping[int, int], world: int) -> str | None:
-    """What is said of ranks whose states speak of different steps; None if all speak of one."""
+    """The message for ranks whose states record different steps; None if they agree."""
     by_step: dict[int, list[int]] = {}
     for rank, step in counters.items():
         by_step.setdefault(step, []).append(rank)
@@ -63,7 +63,7 @@ def disagreement(counters: Mapping[int, int], world: int) -> str | None:
 
 
 def notes_of_ranks(place: Place, files: Files) -> list[Note]:
-    """A warning if the state files beside files of ranks speak of different steps. Large files and such that cannot be read say nothing."""
+    """A warning if the state files beside rank files record different steps. Large and unreadable files are ignored."""
     try:
         return _notes_of_ranks(place, files)
     except CkptError:
@@ -86,7 +86,7 @@ def _notes_of_ranks(place: Place, files: Files) -> list[Note]:
 
 
 def nodes_disagree(homes: Sequence[Path]) -> str | None:
-    """What is said of folders of nodes whose trainer_state.json speak of different steps."""
+    """The message for node folders whose trainer_state.json record different steps."""
     steps: dict[int, Path] = {}
     for path in dict.fromkeys(home / "trainer_state.json" for home in homes):
         content = parse_json(read_small(path)) if is_file(path) else None
@@ -100,7 +100,7 @@ def nodes_disagree(homes: Sequence[Path]) -> str | None:
 
 
 def foreign_step(found: Found, place: Place, said: int, files: Files) -> str | None:
-    """Why a scheduler's number shows that it is of another step than its folder; None if it does not.
+    """Why a scheduler's number shows that it belongs to another step than its folder; None if it does not.
 
     That it is the number of another folder of the run, and that no state of the others counts in another way: if the scheduler of
     some other folder is not at that folder's number, this trainer counts otherwise (half of 200 is 100 with gradients accumulated over two
@@ -124,7 +124,7 @@ def foreign_step(found: Found, place: Place, said: int, files: Files) -> str | N
 
 
 def _of_folder(home: Path, step: Path, files: Files) -> int | None:
-    """The step at which the scheduler of another checkpoint stands."""
+    """The step of the scheduler of another checkpoint."""
     for file in find_state_files([folder for folder in (home, step) if is_folder(folder)]):
         if file.kind in ("extra", "scheduler") and (number := _read(file, files)) is not None:
             return number

@@ -1,4 +1,4 @@
-"""What an output is called if nobody names it: as the checkpoint that it is made of."""
+"""The default name of an output: that of its checkpoint."""
 
 from __future__ import annotations
 

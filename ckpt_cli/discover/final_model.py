@@ -1,4 +1,4 @@
-"""Whether weights that lie beside step folders are a model of their own: what training wrote at its end, or a stray file."""
+"""Whether weights beside step folders are a model of their own: the final model of a training, or a stray file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | Non
     main = matches[0]
     name = main.files[0].name
     if name.startswith("adapter_model."):
-        return None if is_file(folder / ADAPTER_CONFIG) else (name, f"no {ADAPTER_CONFIG} lies beside it")
+        return None if is_file(folder / ADAPTER_CONFIG) else (name, f"there is no {ADAPTER_CONFIG} beside it")
     if not is_file(folder / CONFIG):
         # BAGEL has a config per part.
-        return None if is_file(folder / "llm_config.json") else (name, f"no {CONFIG} lies beside it")
+        return None if is_file(folder / "llm_config.json") else (name, f"there is no {CONFIG} beside it")
     try:
         config: Any = parse_json(read_small(folder / CONFIG))
         layers = layer_count(config) if isinstance(config, dict) else None

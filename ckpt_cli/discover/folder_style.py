@@ -1,4 +1,4 @@
-"""How a model folder is laid out: which files its loader wants. Hugging Face folders, and BAGEL's.
+"""The layout of a model folder: which files its loader needs. Hugging Face folders, and BAGEL's.
 
 BAGEL's inference loads one file called ``ema.safetensors`` whatever weights are in it, and its training resumes from
 ``model.safetensors`` and ``ema.safetensors`` side by side (ByteDance-Seed/Bagel, app.py and train/fsdp_utils.py). The

@@ -1,4 +1,4 @@
-"""What was found at a path, by names: components, checkpoints, runs. Nothing is read to make these."""
+"""What was found at a path, by names: components, checkpoints, runs. No file is read for this."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import NotFound, Unreadable
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.trainers import framework_of
+from ckpt_cli.formats.trainers import trainer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Place:
     """A component on disk: the files that a reader recognised, and the folder that it belongs to.
 
     ``home`` is the folder that people think of as the component (``actor/``, or the checkpoint itself): its assets lie
-    there or around it, and ``--in-place`` writes there. ``passed_over`` names other readings of the same component,
+    there or around it, and ``--in-place`` writes there. ``passed_over`` names other matches for the same component,
     ``more_homes`` the same folders on other nodes.
     """
 
@@ -40,7 +40,7 @@ class Found:
 
     def trainer(self, run: Path | None) -> str:
         """The name of the trainer that wrote it; ``run`` is the folder of its steps."""
-        return framework_of(self.places[0].match, self.path, run)
+        return trainer_of(self.places[0].match, self.path, run)
 
     def known_place(self, name: str) -> Place:
         """The place of a component. Raises NotFound if there is none of that name."""
@@ -52,7 +52,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A step folder that could not be looked at: it may hold anything, so that no older step may silently take its place."""
+    """A step folder that cannot be accessed: it may hold anything, so no older step may silently replace it."""
 
     path: Path
     step: int
@@ -61,7 +61,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a path means: the checkpoints of a run, oldest first, or one checkpoint.
+    """What a path refers to: the checkpoints of a run, oldest first, or one checkpoint.
 
     ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the
     folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are

@@ -1,6 +1,6 @@
 """From what the user typed to files: run -> checkpoint (step) -> component.
 
-A *run* holds checkpoints in step folders, a *checkpoint* holds components. Names alone are looked at here, and every folder is listed
+A *run* holds checkpoints in step folders, a *checkpoint* holds components. Only names are used here, and every folder is listed
 once; with ``--step`` only that step's.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.final_model import stray_files
 from ckpt_cli.discover.found import Target
-from ckpt_cli.discover.nodes import doubted, joined_targets, node_folders
+from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_refused, inside_checkpoint, places_in
 from ckpt_cli.discover.steps import RUN_FOLDERS, step_folders, steps_beneath, steps_in, tracker_hints, with_step
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
@@ -24,10 +24,10 @@ from ckpt_cli.names import few, printable
 
 
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = (), *, steps: bool = False) -> Target:
-    """Find out what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
+    """Determine what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
 
-    ``steps``: steps are asked for, so that a model that lies beside them is not what is meant.
-    Raises NotFound or NotRecognised, with what is there and what might have been meant.
+    ``steps``: steps are requested, so a model beside them is not meant.
+    Raises NotFound or NotRecognised, with what is there and a suggestion.
     """
     there = Folders()
     parts = [_locate(Path(path), step, steps, there)]
@@ -38,7 +38,7 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
             raise UsageError(f"--also names the folder itself: {other}", hint="leave it out")
         parts.append(_locate(other, step, steps, there))
         target = joined_targets(target, parts[-1])
-    return doubted(target, parts) if target.run is not None else target
+    return mark_partial_steps(target, parts) if target.run is not None else target
 
 
 def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) -> Target:
@@ -86,7 +86,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
 
 
 def _check_exists(path: Path) -> None:
-    """Raise NotFound, with what was perhaps meant, if nothing is there; Unreadable if that cannot be told."""
+    """Raise NotFound, with a suggestion, if nothing is there; Unreadable if that cannot be determined."""
     if status_of(path) is not None:
         return
     parent = path.parent

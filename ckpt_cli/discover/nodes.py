@@ -64,7 +64,7 @@ def node_folders(parent: Path, step: int | None, there: Folders) -> Target | Non
     whole = targets[0]
     for other in targets[1:]:
         whole = joined_targets(whole, other)
-    whole = doubted(whole, targets)
+    whole = mark_partial_steps(whole, targets)
     return with_step(replace(whole, path=parent, run=parent, nodes=len(targets)), step)
 
 
@@ -98,8 +98,8 @@ def joined_targets(first: Target, second: Target) -> Target:
     return replace(first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)), blocked=blocked)
 
 
-def doubted(target: Target, parts: Sequence[Target]) -> Target:
-    """With trouble for steps that only some of several folders have, where the files do not tell how many ranks there were."""
+def mark_partial_steps(target: Target, parts: Sequence[Target]) -> Target:
+    """Adds an error to steps that only some of several folders have, if the files do not record the number of ranks."""
     checkpoints: list[Found] = []
     for found in target.checkpoints:
         holders = sum(any(other.step == found.step for other in part.checkpoints) for part in parts)

@@ -1,4 +1,4 @@
-"""Opening a checkpoint: the newest complete step of a run, its components described and proved whole."""
+"""Opening a checkpoint: the newest complete step of a run, its components described and proved complete."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class OpenedComponent:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The checkpoint that a path and the options mean.
+    """The checkpoint selected by a path and options.
 
-    ``problems`` says why newer steps were passed over; ``chosen``: of a run, without being asked for this step.
+    ``problems`` says why newer steps were skipped; ``chosen``: the step of a run was not requested by number.
     """
 
     target: Target
@@ -134,7 +134,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
         notes.append(Note("warning", "steps-inside", text))
     for component in opened.components:
         for other in component.place.passed_over:
-            text = f"{component.name}: {component.place.match.evidence} was chosen; {other} is there as well"
+            text = f"{component.name}: {component.place.match.evidence} was chosen; {other} is also there"
             notes.append(Note("info", "passed-over", text))
     if opened.target.nodes > 1:
         notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were joined as the nodes of one run"))
@@ -155,7 +155,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
 
 
 def listed_component(place: Place) -> ComponentInfo:
-    """What names alone tell about a component."""
+    """What names alone show about a component."""
     match = place.match
     missing = match.missing_ranks
     problem = match.trouble.message if match.trouble else None
@@ -216,7 +216,7 @@ def _live_tensors(found: Found, files: Files, base: Path | None, shard_order: Sh
 
 
 def _helps(error: CkptError) -> bool:
-    """Whether another step may be without this error."""
+    """Whether another step may not have this error."""
     return isinstance(error, (IncompleteError, CorruptFile)) and not isinstance(error, Undecidable)
 
 
@@ -249,7 +249,7 @@ def stray_notes(target: Target) -> list[Note]:
 
 
 def since(found: Found) -> Callable[[int], bool]:
-    """Whether a step is not older than this one."""
+    """Whether a step is at least as new as this one."""
     return lambda step: step >= (found.step or 0)
 
 

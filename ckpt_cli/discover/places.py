@@ -98,7 +98,7 @@ def _tags(folder: Path, there: Folders) -> list[Match]:
 
 
 def all_refused(places: Sequence[Place]) -> bool:
-    """Whether these are formats that are refused by name."""
+    """Whether all of these are formats that are only recognised, to be refused."""
     return all(format_of(place.match).is_refused for place in places)
 
 

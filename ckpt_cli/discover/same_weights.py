@@ -1,4 +1,4 @@
-"""Whether another weights file holds the same values as the one that is read: by samples of every tensor, never by shapes alone."""
+"""Whether another weights file holds the same values as the one that is read: judged by samples of every tensor, never by shapes alone."""
 
 from __future__ import annotations
 

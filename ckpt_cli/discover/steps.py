@@ -1,4 +1,4 @@
-"""The steps of a run, by the names of their folders. Tracker files are hints, files decide."""
+"""The steps of a run, by the names of their folders. Tracker files are hints; the files decide."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN_FOLDERS = ("checkpoint", "checkpoints", "ckpt")
 
 
 def step_folders(run: Path, there: Folders) -> list[Path]:
-    """What is called like a step of a run, by name: folders, and what cannot be looked at."""
+    """Entries named like a step of a run: folders, and entries that cannot be accessed."""
     folders = []
     for path in there.entries(run):
         if step_of(path) is not None:

@@ -159,7 +159,7 @@ class InflatedSource:
         while data := inflater.read(CHUNK):
             total += len(data)
             if total > MAX_SIZE:
-                raise CorruptFile("a compressed item inflates beyond all bounds", path=self.path)
+                raise CorruptFile("a compressed item inflates beyond any bound", path=self.path)
         return total
 
 

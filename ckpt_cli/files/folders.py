@@ -1,4 +1,4 @@
-"""Looking at folders and files by their names: what is there, and what cannot be told.
+"""Listing folders and files: what exists, and what cannot be determined.
 
 On a network disk every question takes a millisecond, and a run has ten thousand files: `Folders` lists a folder once, and answers what
 is asked about its entries from that.
@@ -111,7 +111,7 @@ def folders_in(folder: Path, wanted: Callable[[str], object] | None = None) -> l
 
 
 def status_of(path: str | os.PathLike[str]) -> os.stat_result | None:
-    """What stands at a path, also behind links; None where there is nothing. Raises Unreadable if that cannot be told."""
+    """The status of a path, following links; None if nothing exists there. Raises Unreadable if that cannot be determined."""
     try:
         return os.stat(path)
     except ABSENT:
@@ -123,7 +123,7 @@ def status_of(path: str | os.PathLike[str]) -> os.stat_result | None:
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
-    """Whether there is anything at a path. Raises Unreadable."""
+    """Whether a path exists. Raises Unreadable."""
     return status_of(path) is not None
 
 

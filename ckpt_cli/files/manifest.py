@@ -18,7 +18,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says: ``outputs`` are weight files with their sizes in bytes, ``checksums`` CRC-32 by file and tensor."""
+    """The content of a manifest: ``outputs`` are weight files with their sizes in bytes, ``checksums`` CRC-32 by file and tensor."""
 
     command: str
     options: Mapping[str, Any]
@@ -59,7 +59,7 @@ def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:
 
 
 def foreign_entries(folder: Path) -> list[str] | None:
-    """What is in a folder besides what its manifest lists; None if it bears no manifest of a whole output of ours.
+    """What a folder holds besides what its manifest lists; None if it has no manifest of a complete output of ckpt.
 
     Raises Unreadable if that cannot be told.
     """

@@ -1,7 +1,7 @@
-"""What the inert pickle reader makes of a pickle: plain values, and nodes for everything that would have been run.
+"""What the inert pickle reader returns: plain values, and nodes for everything that unpickling would have run.
 
 A `Global` is a name, never looked up; a `Call` is what would have been called or built, never called; a `Persistent` is a
-reference out of the pickle, which torch uses for storages. The functions here read meaning out of nodes by their names.
+reference out of the pickle, which torch uses for storages. The functions here interpret nodes by their names.
 """
 
 from __future__ import annotations

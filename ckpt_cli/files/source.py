@@ -3,8 +3,8 @@
 A *source* has a ``size``, an ``identity`` and ``read_at(offset, buffer)``. Files are opened read-only, must be regular
 files (a FIFO would hang, a device never end), and must not change while they are in use.
 
-Only what the system says is not there (ENOENT, ENOTDIR) is absent. Every other error while looking is reported with the path: what
-cannot be looked at may hold anything.
+Only ENOENT and ENOTDIR mean that a file is absent. Every other system error is reported with the path: what
+cannot be accessed may hold anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK
 
 
 ABSENT = (FileNotFoundError, NotADirectoryError)
-"""The only errors that mean that there is nothing."""
+"""The only errors that mean that a file is absent."""
 
 HINTS = {
     errno.EACCES: "ask its owner, or run as a user who may read it",
@@ -37,7 +37,7 @@ HINTS = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ESTALE: "the file system was remounted or the file replaced: run the command again",
 }
-"""What helps against an error of the system. Of EIO and others nobody knows it."""
+"""What helps against a system error. For EIO and others nothing is known to help."""
 
 Parsed = TypeVar("Parsed")
 MAX_PARSED = 2
@@ -287,7 +287,7 @@ def size_of(path: str | os.PathLike[str]) -> int:
 
 
 def unreadable(error: OSError, path: str | os.PathLike[str], what: str) -> Unreadable:
-    """An error of the system about a path as one of ours, with what helps against this kind of error."""
+    """A system error about a path as a CkptError, with what helps against it."""
     return Unreadable(f"{what}: {error.strerror or error}", path=os.fspath(path), hint=HINTS.get(error.errno or 0))
 
 

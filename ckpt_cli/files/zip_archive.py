@@ -2,7 +2,7 @@
 
 ``torch.save`` writes stored (uncompressed) members, so a tensor's bytes can be read in place. Python's ``zipfile`` and
 torch disagree on several malformed archives (local against central names, overlapping members, shifted data); this
-reader accepts only archives on which nobody can disagree. Layout facts: APPNOTE.TXT of PKWARE, and torch's use of it
+reader accepts only unambiguous archives. Layout facts: APPNOTE.TXT of PKWARE, and torch's use of it
 (caffe2/serialize/inline_container.cc): sizes in local headers are zero with a data descriptor behind the data, the
 64-byte alignment is padding in the local extra field, zip64 records always stand at the end.
 """
@@ -87,7 +87,7 @@ class ZipMap:
         if end[:4] != END:
             raise CorruptFile(
                 "the file is cut off or damaged: it does not end with a zip directory",
-                expected=f"a zip archive of which these {size} bytes are the whole",
+                expected=f"a complete zip archive of {size} bytes",
                 hint=INTERRUPTED,
             )
         disk, first_disk, here, count, length, start, comment = struct.unpack("<4H2IH", end[4:])

@@ -1,4 +1,4 @@
-"""When the files of one save were written: hours apart, they may be of different steps."""
+"""When the files of one save were written: if hours apart, they may be from different steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_HOURS = 1
 
 
 def age_notes(sources: Sequence[Source]) -> list[Note]:
-    """Shards do not say their step; files written hours apart are often the only sign of a mixture of steps."""
+    """Shards do not record their step; files written hours apart are often the only sign of mixed steps."""
     times = sorted((source.identity.mtime_ns, source.path) for source in sources)
     hours = (times[-1][0] - times[0][0]) / 3.6e12
     if hours < MAX_HOURS:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.boxes import Box, Doubled, Shape, Split, boxes_of, check_tiling, contiguous_strides, nested_order, split_dimension, whole
+from ckpt_cli.boxes import Box, Overlapping, Shape, Split, boxes_of, check_tiling, contiguous_strides, nested_order, split_dimension, whole
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import CorruptFile, Gap, Inconsistent, MissingShard, Overlap, Undecidable
 from ckpt_cli.files.safetensors_file import Entry
@@ -45,7 +45,7 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stored tensor of one rank and the box of the whole tensor that it (or a block of it, at ``place``) is."""
+    """A stored tensor of one rank, and its box (or that of a block of it, at ``place``) in the whole tensor."""
 
     rank: int
     stored: StoredTensor
@@ -54,7 +54,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class PlacedTensor:
     """A tensor with its parts, before replicas are told from pieces."""
 
     shape: Shape
@@ -76,8 +76,8 @@ def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, .
         lacking = [state for state in states if name not in state.locals]
         _check_present(name, held, lacking)
         dtype = _common_dtype(name, held)
-        laid = _lay(name, held, world_size, missing, options, notes)
-        tensors[name] = tile(name, dtype, laid, world_size, missing)
+        placed = _placed(name, held, world_size, missing, options, notes)
+        tensors[name] = tile(name, dtype, placed, world_size, missing)
     if missing:
         _refuse_unseen_ranks(states, world_size, missing)
         text = f"{ranks_of(missing, world_size)} missing; other ranks hold replicas of everything"
@@ -88,7 +88,7 @@ def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, .
 def _refuse_unseen_ranks(states: Sequence[RankState], world_size: int, missing: tuple[int, ...]) -> None:
     """A missing rank that some tensor's meshes leave out may have held tensors of its own (another pipeline stage).
 
-    Files of plain tensors alone have no meshes: nothing says what another rank held, a replica or a part that was cut by hand.
+    Files of plain tensors alone have no meshes: another rank may have held a replica, or a part that was split by hand.
     """
     if all(isinstance(local, StoredTensor) for state in states for local in state.locals.values()):
         raise MissingShard(f"{ranks_of(missing, world_size)} missing, and nothing in the other files says what it held")
@@ -137,29 +137,29 @@ def _common_dtype(name: str, held: Mapping[int, Local]) -> Dtype:
 # -- where the parts lie ---------------------------------------------------------------------------------------------
 
 
-def _lay(
+def _placed(
     name: str, held: Mapping[int, Local], world_size: int, missing: tuple[int, ...], options: ReadOptions, notes: dict[str, Note]
-) -> Laid:
+) -> PlacedTensor:
     plain = {rank: local for rank, local in held.items() if isinstance(local, StoredTensor)}
     sharded = {rank: local for rank, local in held.items() if isinstance(local, ShardedLocal)}
     distributed = {rank: local for rank, local in held.items() if isinstance(local, DistributedLocal)}
     if plain:
-        return _lay_plain(name, plain, world_size)
+        return _placed_plain(name, plain, world_size)
     if sharded:
-        return _lay_sharded(name, sharded)
-    return _lay_distributed(name, distributed, world_size, missing, options, notes)
+        return _placed_sharded(name, sharded)
+    return _placed_distributed(name, distributed, world_size, missing, options, notes)
 
 
-def _lay_plain(name: str, held: Mapping[int, StoredTensor], world_size: int) -> Laid:
-    """A plain tensor is a replica on every rank; the probe compares the copies."""
+def _placed_plain(name: str, held: Mapping[int, StoredTensor], world_size: int) -> PlacedTensor:
+    """A plain tensor is a replica on every rank; the probe compares the replicas."""
     first = next(iter(held.values()))
     _check_same(name, {rank: local.shape for rank, local in held.items()})
     parts = [Part(rank, stored, whole(stored.shape), (0,) * len(stored.shape)) for rank, stored in held.items()]
     kind: LayoutKind = "replicated" if world_size > 1 else "whole"
-    return Laid(first.shape, parts, kind, f"replicated x{world_size}" if world_size > 1 else "", check_copies=True)
+    return PlacedTensor(first.shape, parts, kind, f"replicated x{world_size}" if world_size > 1 else "", check_copies=True)
 
 
-def _lay_sharded(name: str, held: Mapping[int, ShardedLocal]) -> Laid:
+def _placed_sharded(name: str, held: Mapping[int, ShardedLocal]) -> PlacedTensor:
     first = next(iter(held.values()))
     _check_same(name, {rank: local.shape for rank, local in held.items()})
     parts = [
@@ -169,17 +169,17 @@ def _lay_sharded(name: str, held: Mapping[int, ShardedLocal]) -> Laid:
         if box.numel or not first.shape
     ]
     cut = sum(1 for _, box in first.everywhere if box.numel)
-    return Laid(first.shape, parts, "sharded", f"ShardedTensor x{cut}")
+    return PlacedTensor(first.shape, parts, "sharded", f"ShardedTensor x{cut}")
 
 
-def _lay_distributed(
+def _placed_distributed(
     name: str,
     held: Mapping[int, DistributedLocal],
     world_size: int,
     missing: tuple[int, ...],
     options: ReadOptions,
     notes: dict[str, Note],
-) -> Laid:
+) -> PlacedTensor:
     first = next(iter(held.values()))
     _check_same(name, {rank: local.shape for rank, local in held.items()})
     _check_same(name, {rank: local.placements for rank, local in held.items()})
@@ -208,11 +208,11 @@ def _lay_distributed(
     if blocks is not None:
         layout = f"{layout}, {blocks[0]} expert blocks" if layout else f"{blocks[0]} expert blocks"
     kind: LayoutKind = "strided" if strided else "sharded" if cut or blocks else "replicated" if len(held) > 1 else "whole"
-    return Laid(shape, parts, kind, layout or ("replicated" if len(held) > 1 else ""), check_copies=True)
+    return PlacedTensor(shape, parts, kind, layout or ("replicated" if len(held) > 1 else ""), check_copies=True)
 
 
 def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: ShardOrder, notes: dict[str, Note]) -> list[Part]:
-    """The boxes of every rank, by the first rule whose local shapes are those that the files hold on *all* ranks."""
+    """The boxes of every rank, by the first rule whose local shapes match the files of *all* ranks."""
     first = next(iter(held.values()))
     strided = any(placement.factor > 1 for placement in first.placements)
     found = _parts_by(name, held, strided, order, notes)
@@ -226,7 +226,7 @@ def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: S
 def _parts_by(
     name: str, held: Mapping[int, DistributedLocal], nested: bool, order: ShardOrder, notes: dict[str, Note]
 ) -> list[Part] | Inconsistent:
-    """The boxes of every rank by one rule, or what contradicts it."""
+    """The boxes of every rank by one rule, or the error that contradicts it."""
     parts: list[Part] = []
     for rank, local in held.items():
         intervals = [split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)]
@@ -304,28 +304,28 @@ def stored_entry(entry: Entry, source: Source) -> StoredTensor:
 # -- pieces, copies, coverage ----------------------------------------------------------------------------------------
 
 
-def tile(name: str, dtype: Dtype, laid: Laid, world_size: int, missing: tuple[int, ...]) -> Tensor:
-    """Tell pieces from copies (the same box again) and prove that the pieces tile the tensor."""
+def tile(name: str, dtype: Dtype, placed: PlacedTensor, world_size: int, missing: tuple[int, ...]) -> Tensor:
+    """Separate pieces from replicas (the same box again) and prove that the pieces tile the tensor."""
     pieces: dict[Box, Piece] = {}
     copies: list[Piece] = []
-    for part in sorted(laid.parts, key=lambda part: part.rank):
+    for part in sorted(placed.parts, key=lambda part: part.rank):
         piece = _piece(part)
         if part.box in pieces:
             copies.append(piece)
         elif part.box.numel:
             pieces[part.box] = piece
     boxes = list(pieces)
-    problem = check_tiling(laid.shape, boxes)
-    if isinstance(problem, Doubled):
+    problem = check_tiling(placed.shape, boxes)
+    if isinstance(problem, Overlapping):
         first, second = pieces[boxes[problem.first]], pieces[boxes[problem.second]]
         raise Overlap(
-            f"ranks {first.rank} and {second.rank} both hold {problem.box} of shape {list(laid.shape)}",
+            f"ranks {first.rank} and {second.rank} both hold {problem.box} of shape {list(placed.shape)}",
             tensor=name,
             hint="files from two saves may be mixed",
         )
     if problem is not None:
         count = f"{problem.elements:,}".replace(",", " ")
-        text = f"{count} elements of shape {list(laid.shape)}, from {problem.box} on"
+        text = f"{count} elements of shape {list(placed.shape)}, from {problem.box} on"
         if missing:
             raise MissingShard(f"{ranks_of(missing, world_size)} missing")
         hint = "files from two saves may be mixed, or files of some ranks may be missing"
@@ -333,12 +333,12 @@ def tile(name: str, dtype: Dtype, laid: Laid, world_size: int, missing: tuple[in
     return Tensor(
         name=name,
         dtype=dtype,
-        shape=laid.shape,
+        shape=placed.shape,
         pieces=tuple(pieces.values()),
         copies=tuple(copies),
-        kind=laid.kind,
-        layout=laid.layout,
-        check_copies=laid.check_copies and bool(copies),
+        kind=placed.kind,
+        layout=placed.layout,
+        check_copies=placed.check_copies and bool(copies),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a format is: a module that recognises its files by name and describes them without reading weights."""
+"""The interface of a format: it recognises its files by name and describes them without reading weights."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 MAX_RANKS = 1 << 20
-"""More ranks than any training has: what names or files say beyond that is damaged or a lie, and is never counted through."""
+"""More ranks than any training has: larger numbers in names or files are damaged or false, and never looped over."""
 
 
 def missing_of(world_size: int, there: Container[int]) -> tuple[int, ...]:
-    """The ranks below a world size that are not there; none of a world size that cannot be, which is an error of its own."""
+    """The missing ranks below a world size; none for an impossible world size, which is a separate error."""
     return tuple(rank for rank in range(world_size) if rank not in there) if world_size <= MAX_RANKS else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Files that one reader recognises as one component.
+    """Files that one format recognises as one component.
 
-    ``ranks`` maps rank to file where the format has ranks; ``world_size`` is what the file names say, None if they do not.
-    ``trouble`` is the error that describing it will end with, where names alone tell; ``group`` picks one of several state
+    ``ranks`` maps rank to file if the format has ranks; ``world_size`` is what the file names say, None if they do not.
+    ``trouble`` is the error that describing it will raise, if names alone show it; ``group`` picks one of several state
     dicts inside;
     ``more_roots`` are folders of other nodes that hold files of the same save.
     """
@@ -55,7 +55,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a reader may need to decide: how many ``experts`` the model's config counts (``has_config``: it has one), ``shard_order``."""
+    """What a format may need to know: the number of ``experts`` in the model's config (``has_config``: it has one), ``shard_order``."""
 
     experts: int | None = None
     has_config: bool = False
@@ -63,11 +63,11 @@ class ReadOptions:
 
 
 class Format(ABC):
-    """One on-disk format: what recognises its files by name, and what describes them without reading weights.
+    """One on-disk format: recognises its files by name and describes them without reading weights.
 
-    ``display`` is what people call it. ``is_refused``: it is only recognised, to say what it is. ``is_loaded``: Hugging Face's loaders
-    read it as it is. ``is_sharded``: one of its files alone is no model. ``keeps_order``: its tensors stand in the order of the model.
-    ``tells_writer``: what is described says which version of a library wrote it.
+    ``display`` is its name for people. ``is_refused``: it is only recognised, to be refused. ``is_loaded``: Hugging Face's loaders
+    read it as it is. ``is_sharded``: one of its files alone is not a model. ``keeps_order``: its tensors are in the order of the model.
+    ``tells_writer``: its files record which library version wrote them.
     """
 
     name: str
@@ -88,37 +88,37 @@ class Format(ABC):
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         """Read headers and pickles, never weights, and prove that every tensor tiles exactly.
 
-        Raises InputError for files that cannot be read, IncompleteError for a checkpoint that is not whole.
+        Raises InputError for files that cannot be read, IncompleteError for an incomplete checkpoint.
         """
 
     def groups(self, match: Match, files: Files) -> list[str]:
-        """The names of the state dicts inside of a match, the main one first; for most formats there is only that one."""
+        """The names of the state dicts in a match, the main one first; most formats have only that one."""
         return [match.component]
 
     def single_file(self, match: Match) -> Path | None:
-        """The one file that is taken for the whole model, if the match is such a file."""
+        """The file, if the match is a single file taken as the whole model."""
         return None
 
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
-        """What lies among the weights and is neither weights nor optimizer, nested as it was saved, and where it lies."""
+        """What is stored with the weights and is neither weights nor optimizer, nested as it was saved, and where it is."""
         return {}, match.root
 
     def doubts(self, match: Match, files: Files) -> list[Note]:
-        """Warnings about files that may be of another save, for whoever reads the state alone."""
+        """Warnings about files that may be from another save, for commands that read only the state."""
         return []
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
-        """The optimizer that lies among the weights, by parameter; None if there is none."""
+        """The optimizer that is stored with the weights, by parameter; None if there is none."""
         return None
 
     def optimizer_file(self, match: Match, files: Files) -> Path | None:
-        """The file of weights in which an optimizer lies as files of ranks hold it; None if there is none."""
+        """The weights file that also holds an optimizer in the form of rank files; None if there is none."""
         return None
 
     # -- one save in several folders: without a shared disk, each node keeps the files of its own ranks
 
     def joined(self, first: Match, second: Match) -> Match:
-        """Two matches of the same component as one. What contradicts becomes its ``trouble``; nothing is read."""
+        """Two matches of the same component as one. Contradictions become its ``trouble``; nothing is read."""
         return replace(first, files=(*first.files, *second.files), more_roots=all_roots(first, second))
 
     def complements(self, first: Match, second: Match) -> bool:
@@ -131,5 +131,5 @@ class Format(ABC):
 
 
 def all_roots(first: Match, second: Match) -> tuple[Path, ...]:
-    """The folders of two matches but for the first one's own."""
+    """The folders of two matches, except the first one's own."""
     return tuple(dict.fromkeys((*first.more_roots, second.root, *second.more_roots)))

@@ -52,13 +52,13 @@ class RankEntries:
 
 
 def holds_optimizer(path: Path, files: Files) -> bool:
-    """Whether a file of `torch.save` has an optimizer's state, of its own or below a key."""
+    """Whether a file of `torch.save` has optimizer state, at the top or below a key."""
     above = as_dict(TorchFile(files.source(path)).root) or {}
     return "param_groups" in above or any(isinstance(key, str) and OPTIMIZER.fullmatch(key) for key in above)
 
 
 def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
-    """The entries of one file; the state may lie below a key of its own. Raises CorruptFile if it is no optimizer's."""
+    """The entries of one file; the state may lie below a key of its own. Raises CorruptFile if it is not an optimizer's."""
     file = TorchFile(files.source(path))
     with reading(path):
         root = file.root

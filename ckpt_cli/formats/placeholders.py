@@ -1,4 +1,4 @@
-"""Empty tensors that stand for weights which are somewhere else, as DeepSpeed's ZeRO stage 3 leaves them in a module."""
+"""Empty tensors in place of weights that are elsewhere, as DeepSpeed's ZeRO stage 3 leaves them in a module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = (0,)
 
 
 def placeholders(shapes: Mapping[str, Shape]) -> list[str]:
-    """The names of tensors that are no weights but placeholders for some; empty for a model whose few empty tensors are its own.
+    """The names of tensors that are placeholders for weights; empty for a model whose few empty tensors are its own.
 
     Those are all tensors where none has an element, otherwise vectors of no elements that have the names of weights, or that are most.
     """

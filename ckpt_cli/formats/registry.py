@@ -1,4 +1,4 @@
-"""The formats that ckpt reads, in the order in which they are asked.
+"""The formats that ckpt reads, in the order in which they are tried.
 
 ====================  =============================================================================
 module                reads
@@ -37,7 +37,7 @@ FORMATS: tuple[Format, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), To
 
 
 def recognise(path: Path, there: Folders | None = None) -> list[Match]:
-    """Everything that some reader recognises directly at ``path``; a file that is one of a set, by its name, gets that as its trouble.
+    """Everything that some format recognises directly at ``path``; a file that is one of a set, by its name, gets that as its trouble.
 
     ``there``: what was seen of folders before.
     """
@@ -73,7 +73,7 @@ def _doubted(match: Match, there: Folders) -> Match:
 
 
 def groups(match: Match, files: Files) -> list[str]:
-    """The names of the state dicts inside of a match, the main one first."""
+    """The names of the state dicts in a match, the main one first."""
     return format_of(match).groups(match, files)
 
 
@@ -90,12 +90,12 @@ def format_of(match: OfFormat) -> Format:
 
 
 def order_of(match: Match) -> int:
-    """The place of its format among all: where two claim a component, shards go before merged weights."""
+    """The position of its format among all: if two claim a component, shards go before merged weights."""
     return FORMATS.index(format_of(match))
 
 
 def joined(first: Match, second: Match) -> Match:
-    """Two matches of the same component, from two folders, as one. What contradicts becomes its ``trouble``; nothing is read."""
+    """Two matches of the same component, from two folders, as one. Contradictions become its ``trouble``; nothing is read."""
     if first.format != second.format:
         return replace(first, trouble=Inconsistent(f"{first.root} is {first.format}, {second.root} is {second.format}"))
     return format_of(first).joined(first, second)

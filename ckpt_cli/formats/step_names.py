@@ -1,4 +1,4 @@
-"""How the names of folders say a step."""
+"""How folder names give a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_FOLDERS = tuple(
 
 
 def step_of(folder: PurePath) -> int | None:
-    """The step that the name of a folder says; None for other names.
+    """The step in the name of a folder; None for other names.
 
     >>> step_of(PurePath("global_step_20")), step_of(PurePath("epoch_3"))
     (20, None)
@@ -34,5 +34,5 @@ def step_of(folder: PurePath) -> int | None:
 
 
 def nearest_step(path: PurePath) -> int | None:
-    """The step that a path says: in its own name, or in that of the nearest folder above."""
+    """The step in a path: in its own name, or in that of the nearest folder above."""
     return next((step for each in (path, *path.parents) if (step := step_of(each)) is not None), None)

@@ -1,6 +1,6 @@
 """Names that training state has: of files, and of keys in files and DCP folders, where models are looked for.
 
-Names only say where no model is looked for first. A dict that holds a matrix is told wherever it is, unless it is an optimizer's or a
+Names only say where not to look for a model first. A dict that holds a matrix is always reported, unless it is an optimizer's or a
 dataloader's.
 """
 
@@ -47,10 +47,10 @@ def is_state_key(key: object) -> bool:
 
 
 def is_trainer_key(key: object) -> bool:
-    """Whether a key is one under which trainers keep counters, and now and then an average."""
+    """Whether trainers keep counters, and sometimes an average, under this key."""
     return isinstance(key, str) and TRAINER.fullmatch(key) is not None
 
 
 def is_record_key(key: object) -> bool:
-    """Whether a key is one under which numbers are: a dict there is a state dict only if it holds a matrix."""
+    """Whether a key usually holds numbers: a dict there is a state dict only if it holds a matrix."""
     return isinstance(key, str) and (is_trainer_key(key) or RECORD.fullmatch(key) is not None)

@@ -1,6 +1,6 @@
-"""Folders that are recognised and not read: DeepSpeed's and Megatron's steps, and sets whose names no reader knows.
+"""Folders that are recognised but not read: steps of DeepSpeed and Megatron, and sets of unknown names.
 
-They are last in the registry, and count only where no other reader finds anything: a folder that holds a whole model as well
+They are last in the registry, and count only if no other format matches: a folder that also holds a whole model
 is that model.
 """
 
@@ -32,7 +32,7 @@ STAGE_0_TO_2 = "mp_rank_00_model_states.pt"
 
 
 class Unread(Format):
-    """Recogniser of what is refused by name."""
+    """Recognises formats that are refused."""
 
     name = FORMAT
     display = "not read"
@@ -67,7 +67,7 @@ class Unread(Format):
 
 
 def refused_tag(folder: Path, there: Folders) -> list[Match]:
-    """What is refused in a folder that may have any name: a tag of DeepSpeed, or Megatron's step of a converted model (``release``)."""
+    """What is refused in a folder of any name: a tag of DeepSpeed, or Megatron's step of a converted model (``release``)."""
     found = Unread().recognise(folder, there)
     if folder.name == RELEASE:
         found += [replace(match, format=FORMAT, evidence="Megatron-LM") for match in Dcp().recognise(folder, there)]

@@ -1,6 +1,6 @@
 """The files besides weights that a model folder needs: config, generation config, tokenizer, processor, custom code.
 
-They are copied byte for byte from wherever the run keeps them; only the dtype that config.json names is set to what was written.
+They are copied byte for byte from wherever the run keeps them; only the dtype in config.json is set to what was written.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
 
     The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks. Of a base,
-    everything is an asset but weights and its README, which speaks of another model. Of Python files only those that a
+    everything is an asset but weights and its README, which describes another model. Of Python files only those that a
     config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
@@ -134,7 +134,7 @@ def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
 
 
 def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
-    """What an output will lack to be used, and where it may come from."""
+    """What an output lacks to be usable, and where it may come from."""
     cure = "pass --base DIR with the model that training started from" if base is None else "neither the run nor the base has one"
     notes = [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
     parts = _parts_elsewhere(assets)
@@ -160,7 +160,7 @@ def resolve_base(base: str) -> Path:
     folder = Path(base)
     if is_folder(folder):
         return folder.resolve() if ".." in folder.parts else folder
-    hint = "pass the folder that the file lies in" if is_there(folder) else "check the path: nothing is there"
+    hint = "pass the folder of the file" if is_there(folder) else "check the path: nothing is there"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
         # As huggingface_hub finds it: variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
         home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")
@@ -193,7 +193,7 @@ def _listed(folder: Path, *, everything: bool, configs: Sequence[Any] = ()) -> d
 
 
 def _texts(paths: Iterable[Path]) -> list[Any]:
-    """What JSON files say. One that cannot be read names no code; whether it may be broken is not decided here."""
+    """The content of JSON files. An unreadable one names no code; whether it may be broken is not decided here."""
     found = []
     for path in paths:
         if path.suffix == ".json" and path.name not in NO_CODE and size_of(path) <= MAX_CONFIG:
@@ -206,7 +206,7 @@ def _texts(paths: Iterable[Path]) -> list[Any]:
 
 
 def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes: set[str]) -> list[Note]:
-    """Where the config contradicts the weights (by name) in a way that makes loading go wrong silently, and what was done about it."""
+    """Notes about a config that contradicts the weights (by name) so that loading would silently go wrong, and what was done about it."""
     notes = []
     architectures = config.get("architectures") or []
     value_heads = [name for name in shapes if name.split(".")[0] in ("score", "v_head")]

@@ -1,4 +1,4 @@
-"""What a model's config.json says that matters for its weights. Multimodal configs nest one per part, the language model's too."""
+"""The entries of config.json that matter for the weights. Multimodal configs nest one config per part, including the language model's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def levels(config: Config) -> list[Config]:
 
 
 def huge_number(config: Config) -> str | None:
-    """A number of parts (layers, experts, labels, ...) that would keep whoever builds the model busy for ever; None if there is none.
+    """A number of parts (layers, experts, labels, ...) that would take forever to build; None if there is none.
 
     It is looked for at every depth of the config and in its lists.
     """
@@ -42,7 +42,7 @@ def huge_number(config: Config) -> str | None:
 def ties_embeddings(config: Config, default: bool = False) -> bool:
     """Whether the output head is tied to the input embedding, by the config itself or by that of its language model.
 
-    ``default``: what the architecture does where neither says it.
+    ``default``: what the architecture does if neither says so.
     """
     text = config.get("text_config")
     said = [level["tie_word_embeddings"] for level in (config, text) if isinstance(level, Mapping) and "tie_word_embeddings" in level]

@@ -1,4 +1,4 @@
-"""Reading and changing config.json: only the words that must change do."""
+"""Reading and changing config.json: only the words that must change are changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
 def config_with_dtype(path: Path, dtype: str) -> bytes | Path:
     """config.json with its dtype set to what was written (torch's name); the untouched path if it says so already.
 
-    Only these words of the text change. Sub-configs of multimodal models that repeat the old dtype follow.
+    Only these words of the text are changed. Sub-configs of multimodal models that repeat the old dtype follow.
     """
     raw = read_small(path)
     with reading(path):

@@ -1,4 +1,4 @@
-"""Critics: models with a head of their own whose config still names the class that they began as.
+"""Critics: models with a value head whose config still names the class of the language model.
 
 verl and its relatives train value models as ``...ForTokenClassification`` (``score.weight`` and ``score.bias``) and save the config
 of the language model, whose class would ignore the head.
@@ -19,7 +19,7 @@ USUAL_LABELS = 2
 
 
 def repaired_class(config: Config, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """What config.json must say instead, so that the class it names has the head of these weights; empty if it is right or unknown.
+    """The entries that config.json needs so that its class has the head of these weights; empty if it is right or unknown.
 
     ``shapes`` are the tensors that are written. A head with a bias is that of token classification, one without that of
     sequence classification (transformers, ``modeling_layers.py``).

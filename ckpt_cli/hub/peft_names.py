@@ -82,7 +82,7 @@ def has_adapters(names: Mapping[str, object]) -> bool:
 
 
 def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
-    """Sort the tensors of a component. Raises Unsupported for several adapters or other kinds, Inconsistent for halves of one."""
+    """Sort the tensors of a component. Raises Unsupported for several adapters or other kinds, Inconsistent for incomplete ones."""
     stripped = stripped_names(component)
     names = {old: new.removeprefix(PREFIX) for old, new in stripped.items()}
     tensors: dict[str, Tensor] = {}
@@ -124,7 +124,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
 
 
 def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
-    """The adapter of a module, both halves of it."""
+    """The adapter of a module, with both factors."""
     adapter = Adapter(_without_base(path), path, path.split(".").count(BASE), parts)
     wanted = {"lora_embedding_A", "lora_embedding_B"} if any("embedding" in part for part in parts) else {"lora_A", "lora_B"}
     lacking = sorted(wanted - set(parts))

@@ -16,7 +16,7 @@ MARK = b"\xef\xbb\xbf"
 
 
 def check_text(path: Path) -> None:
-    """Raise CorruptFile for what no loader reads. Keys that are there twice are left to the loader."""
+    """Raise CorruptFile for text that no loader reads. Duplicate keys are left to the loader."""
     raw = read_small(path)
     if raw.startswith(MARK):
         raise CorruptFile("the file begins with a byte order mark, which loaders do not read", path=path)
@@ -24,7 +24,7 @@ def check_text(path: Path) -> None:
 
 
 def text_notes(assets: Mapping[str, Path]) -> list[Note]:
-    """What is said of the texts that are passed on, by name: marks that are left out, and what no loader will read."""
+    """Notes about the texts that are copied: removed byte order marks, and files that no loader can read."""
     notes = []
     for name, path in assets.items():
         if path.suffix not in TEXTS:
@@ -40,7 +40,7 @@ def text_notes(assets: Mapping[str, Path]) -> list[Note]:
 
 
 def unmarked(path: Path) -> bytes | Path:
-    """The path of a text, or its content where that begins with a byte order mark."""
+    """The path of a text, or its content if that begins with a byte order mark."""
     if path.suffix not in TEXTS:
         return path
     with path.open("rb") as file:

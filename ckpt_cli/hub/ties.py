@@ -1,4 +1,4 @@
-"""Tied weights: which names of a model stand for a tensor that another name holds as well."""
+"""Tied weights: which names of a model refer to a tensor that another name also refers to."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def find_ties(
 
 
 def differing_notes(differing: Mapping[str, str], written: Container[str]) -> list[Note]:
-    """What is said of tensors that the config ties to others of other values, once it is decided what is written."""
+    """Notes about tensors that the config ties to others with different values, once it is decided what is written."""
     notes: list[Note] = []
     for name, partner in differing.items():
         if name in written and partner in written:
@@ -71,7 +71,7 @@ def differing_notes(differing: Mapping[str, str], written: Container[str]) -> li
 
 
 def _not_averaged(tensor: Tensor, name: str, partner: str, live: Live | None) -> str | None:
-    """Why the one of two tied tensors of an EMA that loaders ignore is no average; None if it differs from all that it may be a copy of."""
+    """Why, of two tied tensors of an EMA, the one that loaders ignore is not an average; None if it may be one."""
     model = live() if live is not None else None
     ends = {_last_two(each) for each in (name, partner, tensor.name)}
     short = stripped_names(model or {})

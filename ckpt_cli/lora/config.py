@@ -1,4 +1,4 @@
-"""What is known of a LoRA adapter besides its tensors: alpha and the variant, from the files that trainers leave, and PEFT's own config."""
+"""Facts about a LoRA adapter besides its tensors: alpha and the variant, from the files of trainers and PEFT's own config."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ VARIANTS = ("use_qalora", "use_bdlora", "kasa_config", "velora_config", "montecl
 
 @dataclass(frozen=True, slots=True)
 class AdapterFacts:
-    """Alpha (None: not known) and where it comes from; ``config`` is the run's own adapter_config.json, empty without one."""
+    """Alpha (None: unknown) and where it comes from; ``config`` is the run's own adapter_config.json, empty without one."""
 
     alpha: float | None
     origin: str
@@ -63,18 +63,18 @@ class AdapterFacts:
 
     @property
     def transposed(self) -> bool:
-        """Whether weights are stored as [in, out], where shapes do not tell."""
+        """Whether weights are stored as [in, out], if shapes do not tell."""
         # PEFT keeps what the last of the modules was, so that only a True says something.
         return self.model_type in CONV1D or self.config.get("fan_in_fan_out") is True
 
     @property
     def changed_base(self) -> str | None:
-        """The way of initialising that changed the base's weights, None for the usual ones."""
+        """The initialisation that changed the base's weights, None for the usual ones."""
         said = self.config.get("init_lora_weights")
         return said if isinstance(said, str) and said.startswith(CHANGING) else None
 
     def scale(self, module: str, rank: int) -> float:
-        """What the product of the factors is multiplied with: alpha / r, or of rank-stabilised LoRA alpha / sqrt(r).
+        """The factor of the product: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
 
         (Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA", 2023.) Raises Undecidable without alpha.
         """
@@ -139,9 +139,9 @@ class AdapterFacts:
 
 
 def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object = None) -> AdapterFacts:
-    """Read what lies in ``homes`` (component folder, checkpoint): META first, then CONFIG; ``given`` is ``--lora-alpha``, which wins.
+    """Read the files in ``homes`` (component folder, checkpoint): META first, then CONFIG; ``given`` is ``--lora-alpha``, which wins.
 
-    An alpha of 0 counts as not known: some trainers write that whatever was trained. Raises CorruptFile, UsageError.
+    An alpha of 0 counts as unknown: some trainers write that whatever was trained. Raises CorruptFile, UsageError.
     """
     if given is not None and not (math.isfinite(given) and given > 0):
         raise UsageError("--lora-alpha is out of range", expected="a number above 0")
@@ -183,7 +183,7 @@ def peft_config(
 ) -> bytes:
     """An adapter_config.json for adapters of these modules (name -> rank), with which PEFT loads them.
 
-    Modules are named in full, since names such as "q_proj" would be found in a vision tower as well.
+    Modules are named in full, since names such as "q_proj" would also match in a vision tower.
     """
     common = max(set(ranks.values()), key=list(ranks.values()).count, default=facts.rank or 8)
     alphas = {module: facts.alpha_of(module) for module in ranks}
@@ -244,7 +244,7 @@ def _number(value: object) -> bool:
 
 
 def _matches(pattern: str, module: str) -> bool:
-    """Whether a pattern of the config means a module. Expressions that could take for ever are refused, not tried."""
+    """Whether a pattern of the config means a module. Expressions that could take forever are refused, not tried."""
     if not PATTERN.fullmatch(pattern) or pattern.count("*") > 3:
         hint = "merge it with PEFT, or pass --lora keep"
         raise Undecidable("a pattern of the adapter's config is not a simple expression", tensor=pattern[:100], hint=hint)

@@ -1,4 +1,4 @@
-"""LoRA in a component: the model with its adapters fused in, or the adapters alone. Nothing is read to decide it."""
+"""LoRA in a component: the model with its adapters fused in, or the adapters alone. No values are read for this."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A model whose adapters are fused in; ``scales`` maps modules to what their update was multiplied with."""
+    """A model whose adapters are fused in; ``scales`` maps modules to the scale of their update."""
 
     tensors: dict[str, Tensor]
     ranks: dict[str, int]
@@ -90,7 +90,7 @@ def is_of_experts(adapter: Adapter, tensors: Mapping[str, Tensor], facts: Adapte
 
 
 def layout_doubt(state: PeftState, facts: AdapterFacts) -> str | None:
-    """What is not known of fused-expert adapters that Unsloth may have trained: how lora_B is laid out, which shapes do not tell."""
+    """A warning about fused-expert adapters that Unsloth may have trained: the layout of lora_B, which shapes do not show."""
     doubtful = [adapter for adapter in state.adapters if is_of_experts(adapter, state.tensors, facts)]
     doubtful = [adapter for adapter in doubtful if facts.expert_layout(adapted_name(adapter, state.tensors)) is None]
     if not facts.names_unsloth or not doubtful:

@@ -57,7 +57,7 @@ class Update:
 
 
 class Kept:
-    """What was computed last, up to a number of bytes: the one memory of all fused tensors, and whether they may overflow."""
+    """A cache of computed blocks, up to a number of bytes, shared by all fused tensors; also whether they may overflow."""
 
     def __init__(self, limit: int = KEPT, *, allow_overflow: bool = False) -> None:
         self.allow_overflow = allow_overflow
@@ -190,7 +190,7 @@ class FusedSource:
         return values
 
     def _norm(self, values: Array, start: int) -> Array | None:
-        """What each element is multiplied with: its magnitude over the norm of its output."""
+        """The factor of each element: its magnitude over the norm of its output."""
         import numpy
 
         update = self._update

@@ -1,4 +1,4 @@
-"""What `merge` does with LoRA: fuses the adapters of a component into its weights, or takes them out as a folder for PEFT."""
+"""What `merge` does with LoRA: fuses the adapters of a component into its weights, or exports them as a folder for PEFT."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TASKS = {
 
 
 class Adapted(Protocol):
-    """A component that may hold adapters; ``homes`` are the folders in which files about them may lie."""
+    """A component that may hold adapters; ``homes`` are the folders that may hold files about them."""
 
     @property
     def component(self) -> Component: ...
@@ -78,7 +78,7 @@ def check_adapter_files(opened: Adapted, *, keep: bool) -> None:
 
 
 def check_factors(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Inconsistent for halves of adapters, of whatever kind the others are."""
+    """Raise Inconsistent for incomplete adapters, whatever kind the others are."""
     with contextlib.suppress(Unsupported):
         parse_peft(tensors)
 
@@ -124,7 +124,7 @@ def with_adapters_fused(
 
 
 def _with_ties(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
-    """With a tied head as an alias of its embedding, where the format has lost that: an update of one is one of both."""
+    """Makes a tied head an alias of its embedding if the format has lost that: an update of one updates both."""
     pair = tied_pair(list(tensors)) if ties_embeddings(config) else None
     if pair is None or tensors[pair[0]].alias_of is not None or not same_values(tensors[pair[0]], tensors[pair[1]]):
         return dict(tensors)
@@ -158,7 +158,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
 
 
 def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = False) -> list[Note]:
-    """Warnings about fused experts whose lora_B may be laid out otherwise than PEFT reads it."""
+    """Warnings about fused experts whose lora_B may have another layout than PEFT reads."""
     doubt = layout_doubt(state, facts)
     if doubt is not None:
         return [Note("warning", "expert-layout", doubt)]
@@ -170,7 +170,7 @@ def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = Fal
 
 
 def exported_scales(opened: Adapted, alpha: float | None) -> dict[str, float]:
-    """What a run scales each module of its adapters with."""
+    """The scale of each module of a run's adapters."""
     state = parse_peft(opened.component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
     return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}

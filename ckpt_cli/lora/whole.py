@@ -1,4 +1,4 @@
-"""Whether LoRA adapters are whole: what adapter_config.json and the weights that they are for say should be there, and is not.
+"""Whether LoRA adapters are complete, by adapter_config.json and the weights that they belong to.
 
 PEFT adapts every module that a name of ``target_modules`` matches (``BaseTuner.inject_adapter``, ``check_target_module_exists``), in the
 layers of ``layers_to_transform`` if that is there, and saves every module of ``modules_to_save``.
@@ -29,9 +29,9 @@ NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """A part of an adapter that is not there; ``sure``: by the config and the weights, otherwise by comparison with other parts.
+    """A missing part of an adapter; ``sure``: by the config and the weights, otherwise by comparison with other parts.
 
-    ``remedy``: what the config may say where no more was trained.
+    ``remedy``: the change to the config if nothing else was trained.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Lacking:
 
 
 def check_whole(state: PeftState, facts: AdapterFacts, saved: Iterable[str], config: Config, base: Mapping[str, Tensor]) -> list[Note]:
-    """Warnings about parts that seem to be missing. Raises Inconsistent for one that surely is; arguments as of `lacking_parts`."""
+    """Warnings about parts that seem to be missing. Raises Inconsistent for one that certainly is; arguments as in `lacking_parts`."""
     notes = []
     for lacking in lacking_parts(state, facts, saved, config, base):
         if lacking.sure:
@@ -58,7 +58,7 @@ def check_whole(state: PeftState, facts: AdapterFacts, saved: Iterable[str], con
 def lacking_parts(
     state: PeftState, facts: AdapterFacts, saved: Iterable[str], config: Config, base: Mapping[str, Tensor]
 ) -> Iterator[Lacking]:
-    """What is missing of adapters.
+    """The missing parts of adapters.
 
     ``saved`` are the tensors that were trained as a whole, ``config`` is that of the model (empty: not known), ``base`` are the
     weights that the adapters are for, by the names in memory (empty: not at hand).
@@ -77,7 +77,7 @@ def lacking_parts(
 
 
 def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Mapping[str, Tensor]) -> Iterator[Lacking]:
-    """Modules that were trained as a whole, and are not there."""
+    """Modules that were trained as a whole but are missing."""
     entries = _names(facts.config.get("modules_to_save"))
     owners, of_base = _owners(saved), _owners(base)
     heads = [entry for entry in OF_THE_TASK if _is_saved(entry, of_base)]
@@ -123,7 +123,7 @@ def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Conf
         siblings = set().union(*(found for other, found in layers.items() if other.rpartition(".")[0] == kind.rpartition(".")[0]))
         others = [name for name in _names(said) if name.count(".") and NUMBER.search(f".{name}.")]
         if siblings - own and not others:
-            text = f"{kind.rpartition('.')[2]} has factors in {_listed(own)}, modules beside it in {_listed(siblings - own)} as well"
+            text = f"{kind.rpartition('.')[2]} has factors in {_listed(own)}, modules beside it also in {_listed(siblings - own)}"
             yield Lacking(f"{text}: a part of the adapter may be missing", None, False)
     count = layer_count(config)
     numbers = {int(number) for found in layers.values() for number in found if number.isdigit()}

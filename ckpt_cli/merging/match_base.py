@@ -1,4 +1,4 @@
-"""Making an output match a base model: the same names, shapes and dtypes, and nothing changed in silence."""
+"""Making an output match a base model: the same names, shapes and dtypes, with every change reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Matched:
 def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fill_missing: bool, drop_extra: bool) -> Matched:
     """Bring ``tensors`` into the form of ``base``.
 
-    Only one reshaping is known: a 4-D patch embedding becomes the base's 2-D linear weight, or the other way round, with
+    Only one reshaping is supported: a 4-D patch embedding becomes the base's 2-D linear weight, or the other way round, with
     the axis order of ``patchify`` (height, width, channel). Raises Inconsistent with everything that differs.
     """
     missing = [name for name in base if name not in tensors]

@@ -1,4 +1,4 @@
-"""What a merge will write: options, components, names, dtypes, side files and place, decided before anything is written."""
+"""The plan of a merge: options, components, names, dtypes, side files and place, decided before anything is written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vi
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One component on its way into a folder; ``claim`` is what may be said of its names, ``lora`` what became of its adapters.
+    """One component on its way into a folder; ``claim`` is the report about its names, ``lora`` the result for its adapters.
 
     ``carried`` are tensors that --carry-from-base took from the base, ``filled`` those that --fill-missing-from-base did.
     """
@@ -112,7 +112,7 @@ def planned_jobs(
 
 
 def _lora_mode(group: Sequence[OpenedComponent], base: Base | None, options: MergeOptions) -> LoraMode:
-    """What becomes of adapters: as asked for, or fused; those alone, where no base is given either, are exported."""
+    """What happens to adapters: as requested, or fused; adapters alone are exported if there is no base."""
     if options.lora is not None:
         return options.lora
     return "export" if base is None and all(adapters_alone(component.component.tensors) for component in group) else "fuse"
@@ -133,7 +133,7 @@ def _target(
 def _check_target(
     opened: Opened, group: tuple[OpenedComponent, ...], target: Path, whole: plan.Plan, base: Base | None, options: MergeOptions
 ) -> None:
-    """Raise OutputError for a folder that is there, or that lies in what is read."""
+    """Raise OutputError for a folder that exists, or that is inside the input."""
     if options.in_place:
         return
     roots = [root for component in group for root in (component.component.root, *component.place.match.more_roots)]
@@ -169,7 +169,7 @@ def _job(
 
 
 def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, base: Base | None, options: MergeOptions) -> Job:
-    """The adapters of a component as a folder that PEFT loads: no config.json, for which loaders would take it for a model."""
+    """The adapters of a component as a folder that PEFT loads: no config.json, or loaders would take it for a model."""
     if options.include or options.exclude:
         hint = "leave out --lora export" if options.lora is not None else "pass --base to fuse the adapters, or --lora keep"
         raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint=hint)
@@ -210,7 +210,7 @@ def _parts(
 
 
 def planned_parts(opened: Opened, base: Path | None, options: MergeOptions, files: Files) -> list[Part]:
-    """What `merge` would write of an opened checkpoint with these options, without a place to write it: for `verify`."""
+    """What `merge` would write of an opened checkpoint with these options, without an output folder: for `verify`."""
     rules = read_key_map(Path(options.key_map)) if options.key_map is not None else ()
     reference = open_base(base, files, needed=options.needs_base_weights) if base is not None else None
     style = style_of(opened.found, base)
@@ -308,7 +308,7 @@ def _part(
 
 
 def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim:
-    """What may be said of the names of a selection."""
+    """The report about the names of a selection."""
     if options.lora == "keep" and has_adapters(selection.tensors):
         return Claim("PEFT's, as they are", None, (), {})
     shapes = {name: tensor.shape for name, tensor in selection.tensors.items()}

@@ -31,7 +31,7 @@ class Rule:
 
 
 def read_key_map(path: Path) -> tuple[Rule, ...]:
-    """The rules of a file. Raises UsageError with the number of the rule that makes no sense."""
+    """The rules of a file. Raises UsageError with the number of the invalid rule."""
     with reading(path):
         raw = read_small(path)
         content = _toml(raw) if path.suffix == ".toml" else _json(raw)

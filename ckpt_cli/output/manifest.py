@@ -49,7 +49,7 @@ def build(
 
 
 def versions() -> dict[str, str]:
-    """The versions of what took part: ckpt, Python, numpy."""
+    """The versions of ckpt, Python and numpy."""
     import importlib.metadata
     import platform
 

@@ -1,4 +1,4 @@
-"""What will be written, decided before the first byte: files, headers, offsets, totals. Pure, no I/O."""
+"""The output, decided before the first byte: files, headers, offsets, totals. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TileWork:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that `ckpt_cli.output.writer` will do, and nothing else will happen."""
+    """Everything that `ckpt_cli.output.writer` will do, and nothing more."""
 
     files: tuple[OutputFile, ...]
     index: bytes | None
@@ -250,7 +250,7 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
 
 
 def known_checksum(output: OutputTensor) -> int | None:
-    """The CRC-32 of the bytes of a tensor that is copied from records whose files carry one. Nothing is read."""
+    """The CRC-32 of a tensor that is copied from records with a stored CRC-32. Nothing is read."""
     if output.combination is not None or not output.tensor.numel or not _is_copy(output):
         return None
     pieces = sorted(output.tensor.pieces, key=lambda piece: piece.box.offset)

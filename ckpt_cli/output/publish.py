@@ -1,4 +1,4 @@
-"""From a plan to a folder: what lies beside the weights, room for it, writing, and giving it its name."""
+"""From a plan to a folder: files beside the weights, disk space, writing, and renaming into place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SideFiles = Mapping[str, bytes | Path]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The folder that an output becomes: a new one, or (``in_place``) one whose files are all left alone."""
+    """The folder of an output: a new one, or (``in_place``) an existing one whose files stay unchanged."""
 
     folder: Path
     overwrite: bool = False
@@ -50,7 +50,7 @@ class Target:
 class Order:
     """One folder to be written.
 
-    ``manifest`` and ``approve`` are called when the weights are there, ``watched`` are more sources that must not have changed by then.
+    ``manifest`` and ``approve`` are called when the weights are written, ``watched`` are more sources that must not have changed by then.
     """
 
     plan: plan.Plan
@@ -69,7 +69,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What was written, or in a dry run would be; ``free`` is the room on the disk in bytes before that."""
+    """What was written, or in a dry run would be; ``free`` is the free disk space in bytes before that."""
 
     written: Written
     free: int | None
@@ -77,7 +77,7 @@ class Publication:
 
 
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:
-    """Raise UsageError for options of writing that make no sense."""
+    """Raise UsageError for invalid options of writing."""
     if weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", weights_name):
         raise UsageError("the weights name is not a plain name of a safetensors file", expected="a name such as model.safetensors")
     if jobs is not None and not 1 <= jobs <= 256:
@@ -109,10 +109,10 @@ def publish(
     checksum: bool = False,
     progress: Progress | None = None,
 ) -> list[Publication]:
-    """Write plans and their side files as folders that appear whole and all together, or not at all.
+    """Write plans and their side files as folders that appear complete and all together, or not at all.
 
-    All are written and approved before the first gets its name; if a later one cannot get its name, the earlier ones lose theirs
-    again. ``dry_run``: only check what can be checked without writing: room, permissions, what stands there. ``checksum`` is for
+    All are written and approved before the first is renamed into place; if a later one cannot be renamed, the earlier ones are withdrawn
+    again. ``dry_run``: only check what can be checked without writing: space, permissions, existing files. ``checksum`` is for
     `execute`. Raises OutputError, and what `execute` raises.
     """
     orders = [_checked(order) for order in orders]
@@ -131,7 +131,7 @@ def publish(
 
 
 def _checked(order: Order) -> Order:
-    """An order that can be carried out as far as one can see, without the side files that are there. Raises OutputError."""
+    """An order that seems possible, without the side files that already exist. Raises OutputError."""
     target = order.target
     check_place(target.folder, in_place=target.in_place)
     for path in order.side_files.values():
@@ -152,7 +152,7 @@ def _written(
     checksum: bool,
     progress: Progress | None,
 ) -> list[Written]:
-    """Stage all outputs, then publish all; ``created`` takes the folders that were made above them."""
+    """Stage all outputs, then publish all; ``created`` collects the parent folders that were made."""
     stages: list[Staging] = []
     written: list[Written] = []
     existed: list[bool] = []
@@ -193,7 +193,7 @@ def _manifest_of(order: Order) -> Callable[[Written], tuple[str, bytes]]:
 
 
 def refuse_overflows(written: Written, whole: plan.Plan | None = None) -> None:
-    """Raise CastOverflow if finite values became infinite; the plan tells what helps."""
+    """Raise CastOverflow if finite values became infinite; the hint follows from the plan."""
     overflows = written.overflows
     if overflows:
         raise CastOverflow(
@@ -205,13 +205,13 @@ def refuse_overflows(written: Written, whole: plan.Plan | None = None) -> None:
 
 
 def overflow_notes(written: Written) -> list[Note]:
-    """What is said about values that became infinite, where that is allowed."""
+    """Notes about values that became infinite, if that is allowed."""
     count = sum(written.overflows.values())
     return [Note("warning", "cast-overflow", f"{count} finite values became infinite")] if count else []
 
 
 def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, not_assets: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a result that every written folder has; side files are assets but for ``not_assets``."""
+    """The fields of a result that every written folder has; side files are assets, except ``not_assets``."""
     dtypes: Counter[str] = Counter()
     for output in whole.tensors:
         dtypes[output.dtype.code] += output.tensor.numel

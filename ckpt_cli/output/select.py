@@ -24,7 +24,7 @@ PEFT = "these are LoRA adapters, which are not part of a model class"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The tensors to write, by output name, and what became of the others: ``dropped`` with the reason, counts for the rest.
+    """The tensors to write, by output name, and the others: ``dropped`` with the reason, counts for the rest.
 
     ``tied`` maps tensors that were left out to those that they are tied to; ``filtered`` names those that filters left out, under
     the names that they would have. ``kind`` is the class whose tensors these should be, with names of ``naming``, or why there is
@@ -176,7 +176,7 @@ def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[s
 
 
 def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
-    """Notes about copies of one tensor that differ. Raises Inconsistent for them unless ``allowed``."""
+    """Notes about replicas of one tensor that differ. Raises Inconsistent for them unless ``allowed``."""
     for piece, copy in unequal_copies(tensor):
         text = f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas"
         if not allowed:
@@ -195,6 +195,6 @@ def _unused(kind: str, pattern: str) -> Note:
 
 
 def is_wanted(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
-    """Whether filters leave a name in."""
+    """Whether filters keep a name."""
     included = not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include)
     return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)

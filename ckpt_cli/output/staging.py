@@ -1,7 +1,7 @@
-"""A folder that appears whole or not at all: built under a temporary name beside its target, then renamed.
+"""A folder that appears complete or not at all: built under a temporary name beside its target, then renamed.
 
 The folder is locked while its process lives, so a later run recognises what a killed one left. Until the context ends, a publication
-can be taken back (`Staging.withdraw`), so that of several outputs all appear or none.
+can be withdrawn (`Staging.withdraw`), so that either all of several outputs appear or none.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Staging:
             os.replace(path, target)
 
     def withdraw(self) -> None:
-        """Take a publication back: what stood there before stands there again. Nothing happens if there was none."""
+        """Withdraw a publication: what was there before is restored. Nothing happens if there was none."""
         while self._moved:
             path, inode = self._moved.pop()
             with contextlib.suppress(OSError):

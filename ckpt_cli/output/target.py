@@ -1,4 +1,4 @@
-"""Where an output goes, and whether it may: beside the checkpoint, never in or over something that is read."""
+"""Where an output goes, and whether it may: beside the checkpoint, never inside or over the input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELSEWHERE = "choose another place with -o"
 
 
 def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> None:
-    """Refuse an output in or around a source, and anything that stands there and is not ours to replace.
+    """Refuse an output in or around a source, and an existing folder that ckpt must not replace.
 
     Raises OutputInsideSource or OutputExists.
     """
@@ -74,7 +74,7 @@ def make_parents(target: Path) -> list[Path]:
 
 
 def check_place(target: Path, *, in_place: bool = False) -> None:
-    """Raise NotWritable where a folder cannot be given this name (``in_place``: files cannot be added to it), without trying."""
+    """Raise NotWritable if a folder cannot be given this name (``in_place``: files cannot be added to it), without trying."""
     above = existing_parent(target)
     if not os.path.isdir(above):
         raise NotWritable(f"{above.name} above the output is not a folder", path=target, hint=ELSEWHERE)
@@ -131,12 +131,12 @@ def _holds_current(folder: Path) -> bool:
 
 
 def existing_parent(target: Path) -> Path:
-    """The nearest thing above the target that is there."""
+    """The nearest existing path above the target."""
     return next((parent for parent in target.parents if os.path.lexists(parent)), target)
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders that `make_parents` created and that nothing came to lie in, innermost first."""
+    """Remove folders that `make_parents` created and that are still empty, innermost first."""
     for folder in reversed(folders):
         try:
             folder.rmdir()

@@ -1,7 +1,7 @@
-"""The only module that writes weights. It does what a `Plan` says and decides nothing.
+"""The only module that writes weights. It carries out a `Plan` and decides nothing.
 
 An output folder is built beside its target under a temporary name, synced, checked, and renamed into place: it appears
-whole or not at all, whatever happens. What stood there before stays until the new folder is complete.
+complete or not at all, whatever happens. An existing folder stays until the new one is complete.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def execute(
     """Write a plan and its side files into ``staging``; the caller publishes it.
 
     ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
-    changed; ``approve`` raises if the values that were met must not become
+    changed; ``approve`` raises if the values that were found must not become
     an output; ``checksum``: tensors that were copied without passing through memory are read back for their CRC-32;
     ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
     or the folder cannot be written, and InputError if a source fails or changes.
@@ -337,7 +337,7 @@ def _check_headers(plan: Plan, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _output_errors(target: Path) -> Iterator[None]:
-    """OSErrors of writing, as errors of ours. Reading has its own errors, see `ckpt_cli.files.source`."""
+    """OSErrors of writing, as CkptErrors. Reading has its own errors, see `ckpt_cli.files.source`."""
     try:
         yield
     except CkptError:

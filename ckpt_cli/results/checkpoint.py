@@ -123,9 +123,9 @@ class StepInfo(Frozen):
 
 
 class Checkpoint(Frozen):
-    """A checkpoint: where it is, what it holds, whether it is whole.
+    """A checkpoint: where it is, what it holds, whether it is complete.
 
-    ``steps`` lists the whole run when a run was given; ``newest_complete``: the step was chosen for being that, nobody asked
+    ``steps`` lists the whole run when a run was given; ``newest_complete``: the step was chosen for this reason, nobody asked
     for it. ``components`` begins with the main one.
     """
 

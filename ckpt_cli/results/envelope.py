@@ -11,7 +11,7 @@ SCHEMA = 1
 
 
 class ErrorInfo(Frozen):
-    """An error as ``--json`` tells it."""
+    """An error as ``--json`` prints it."""
 
     code: str
     message: str

@@ -6,7 +6,7 @@ from ckpt_cli.results.checkpoint import Frozen
 
 
 class LoraInfo(Frozen):
-    """What became of LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
+    """The result for LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
 
     outcome: str
     modules: int

@@ -14,4 +14,4 @@ def _json_number(value: float | None) -> float | str | None:
 
 
 Number = Annotated[float | None, PlainSerializer(_json_number, when_used="json")]
-"""A measured number, None where there is none."""
+"""A measured number, or None."""

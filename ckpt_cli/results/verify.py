@@ -41,7 +41,7 @@ class SourceComparison(Frozen):
 
 
 class VerifyResult(Frozen):
-    """What `verify` found. ``levels`` are the checks that ran; ``naming`` says with whose names the tensors were compared.
+    """What `verify` found. ``levels`` are the checks that ran; ``naming`` says with which names the tensors were compared.
 
     ``names`` is what came of that, in a line; ``wrapped``: TRL's prefix stands in front of
     the names. ``notes`` are what opening the checkpoint, its source and the base said: a step that was

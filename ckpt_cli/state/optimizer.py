@@ -1,11 +1,11 @@
 """The optimizer's state merged per parameter, out of whatever layout training left it in.
 
 ======================================  =============================================================================
-layout                                  how a parameter is told
+layout                                  how a parameter is identified
 ======================================  =============================================================================
 names (DCP, EasyR1, VeOmni, accelerate) the state names it
 numbers, whole shapes (FSDP2, verl, ..) `parameter_order`: the order of the model, every shape checked
-numbers, flat parts (FSDP1)             `flat_units`: the only division into units that fits all sizes
+numbers, flat parts (FSDP1)             `fsdp1_units`: the only division into units that fits all sizes
 ======================================  =============================================================================
 
 Everything else is refused, with the reason.
@@ -65,7 +65,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         listed = OptimizerFiles({0: single}, 1)
     if listed is None:
         raise NotFound(
-            "this checkpoint holds no known optimizer state",
+            "this checkpoint holds no optimizer state in a known form",
             path=found.path,
             expected="optim_world_size_W_rank_R.pt, optimizer.bin, or an optimizer in a DCP folder",
             hint="leave out --optimizer",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ckpt_cli.boxes import Shape
 
 MAX_STATES = 20_000
-"""Partial interleavings that are followed at a time; more than that is no proof any more."""
+"""Partial interleavings that are followed at a time; with more, nothing is proved."""
 
 
 def name_parameters(shapes: Mapping[str, Shape], groups: Sequence[Sequence[int]], known: Mapping[int, Shape]) -> dict[int, str] | None:

@@ -1,4 +1,4 @@
-"""Putting the training state of all ranks together: one scheduler, random states by rank, counters, what is copied as it is."""
+"""Merging the training state of all ranks: one scheduler, random states by rank, counters, files copied unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEVICES = tuple(RANDOM_NAMES)[3:]
 DATALOADERS = ("dataloader", "train_dataloader", "data_loader")
 EPOCHS = ("epoch", "current_epoch")
 COUNTING = ("train_state", "trainer_state", "progress", "timestamp")
-"""Where trainers keep counters, besides the top level. What a config says is no state."""
+"""Keys under which trainers keep counters, besides the top level. Configs are not state."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ def _add_json(path: Path, state: TrainingState) -> None:
 
 
 def _depth(content: Any) -> int:
-    """How deeply lists and dicts lie in each other, counted up to one more than is accepted."""
+    """The nesting depth of lists and dicts, counted up to one more than is accepted."""
     level, depth = [content], 0
     while level and depth <= MAX_DEPTH:
         level = [
@@ -183,7 +183,7 @@ def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int |
 
 
 def _check_steps(by_rank: Mapping[int, dict[str, Any]], homes: Sequence[Path], state: TrainingState) -> None:
-    """Ranks whose states are of different steps: a node's folder of an older save was joined, or copied over this one."""
+    """Ranks whose states are from different steps: a node's folder of an older save was joined, or copied over this one."""
     counters = {rank: number for rank, values in sorted(by_rank.items()) if (number := counter_of(values)) is not None}
     text = disagreement(counters, max(counters) + 1 if counters else 0) or nodes_disagree(homes)
     if text is not None:
@@ -191,7 +191,7 @@ def _check_steps(by_rank: Mapping[int, dict[str, Any]], homes: Sequence[Path], s
 
 
 def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int | None, state: TrainingState) -> None:
-    """Tell which ranks' files are missing among others of their name: of dataloaders, or of a rank that left another file.
+    """Report which ranks' files are missing among others of their name: of dataloaders, or of a rank that left another file.
 
     Random states may lie in either of two files, so that they are compared as values (`_note_lacking`).
     """

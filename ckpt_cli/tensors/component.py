@@ -1,4 +1,4 @@
-"""One state dict of a checkpoint, and what is said of it."""
+"""One state dict of a checkpoint, with notes about it."""
 
 from __future__ import annotations
 

@@ -53,9 +53,9 @@ def same_after_cast(source: Tensor, stored: Tensor) -> bool:
 
 
 def unequal_copies(tensor: Tensor) -> Iterator[tuple[Piece, Piece]]:
-    """Pairs (piece, copy) of one tensor whose bytes differ although they are the same box.
+    """Pairs (piece, replica) of one tensor whose bytes differ although they are the same box.
 
-    Bounded: of large copies without checksums only the beginning, the middle and the end are compared.
+    Bounded: of large replicas without checksums only the beginning, the middle and the end are compared.
     """
     pieces = {piece.box: piece for piece in tensor.pieces}
     for copy in tensor.copies:

@@ -25,7 +25,7 @@ from ckpt_cli.tensors.tensor import Piece, Tensor
 
 MAX_DEPTH = 100
 MAX_BYTES = 256 << 20
-"""Of all tensors of one file together: what is larger is no training state."""
+"""The limit for all tensors of a file together: larger files are not training state."""
 
 MAX_NODES = 2_000_000
 """A pickle of a few bytes can refer to itself so often that it unfolds to any size."""
@@ -67,7 +67,7 @@ class TorchName:
 
 @dataclass(frozen=True, slots=True)
 class Unrepresented:
-    """Something that only its own class could make sense of; ``what`` says what the pickle would have built."""
+    """Something that only its own class could interpret; ``what`` says what the pickle would have built."""
 
     what: str
 

@@ -48,10 +48,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named tensor: ``pieces`` tile its ``shape`` exactly; ``copies`` hold elements that some piece holds as well.
+    """A named tensor: ``pieces`` tile its ``shape`` exactly; ``copies`` are replicas of pieces.
 
     ``layout`` is the placement as people write it, such as "Shard(0) x8"; ``alias_of`` names the tensor that shares
-    its storage; ``check_copies`` asks the probe to compare the copies with the pieces before anything is written;
+    its storage; ``check_copies`` asks the probe to compare the replicas with the pieces before anything is written;
     ``own_grid`` is set where boxes refer to another array than one of this shape (see `grid`).
     """
 

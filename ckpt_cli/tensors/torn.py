@@ -1,4 +1,4 @@
-"""Files that were not copied to the end: of full size, with zeros or holes where weights should be.
+"""Files from an interrupted copy: of full size, with zeros or holes where weights should be.
 
 A safetensors file and a ``.distcp`` file have their headers first and no checksum, so that nothing else tells. Zeros may also be what
 was trained or a padded vocabulary; what is said is therefore a warning, and only of zeros that a trained model hardly has.
@@ -34,7 +34,7 @@ VOCABULARY = re.compile(r"embed|\bwt?[tp]e\b|lm_head|vocab|position", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """What is doubtful about a file: ``size``, ``holes`` and ``zeros`` are bytes; ``tensor`` is where the zeros at its end begin."""
+    """The signs of an interrupted copy: ``size``, ``holes`` and ``zeros`` are bytes; ``tensor`` is where the zeros at its end begin."""
 
     path: str
     size: int
@@ -48,7 +48,7 @@ class Torn:
 
     @property
     def text(self) -> str:
-        """What is said of it, without the name of the file."""
+        """The message, without the name of the file."""
         if self.holes:
             return f"{self.holes} of {self.size} bytes were never written, as after an interrupted download or copy"
         return f"the last {self.zeros} of {self.size} bytes are zeros, from {self.tensor} on, as after an interrupted copy"
@@ -60,7 +60,7 @@ def torn_notes(tensors: Iterable[Tensor]) -> list[Note]:
 
 
 def torn_files(tensors: Iterable[Tensor], *, ends: bool = True) -> list[Torn]:
-    """The files that look as if their copy had not ended; ``ends`` reads the end of each as well."""
+    """The files that look like an interrupted copy; ``ends`` also reads the end of each."""
     held: dict[str, tuple[FileSource, list[tuple[Piece, Tensor]]]] = {}
     for tensor in tensors:
         for piece in tensor.pieces:
@@ -77,7 +77,7 @@ def torn_files(tensors: Iterable[Tensor], *, ends: bool = True) -> list[Torn]:
 
 
 def may_end_in_zeros(name: str, shape: Shape, dtype: Dtype) -> bool:
-    """Whether zeros at the end of a tensor say nothing: biases, vectors, what is no float, and rows of a vocabulary."""
+    """Whether zeros at the end of a tensor mean nothing: biases, vectors, tensors that are not floats, and rows of a vocabulary."""
     return sum(n > 1 for n in shape) < 2 or dtype.kind != "float" or name.endswith("bias") or "lora_" in name or is_vocabulary(name)
 
 

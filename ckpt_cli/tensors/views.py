@@ -12,11 +12,11 @@ from ckpt_cli.tensors.tensor import Piece, Tensor
 
 
 def _check_grid(*tensors: Tensor) -> None:
-    """Boxes of a reshaped tensor are no boxes of its dimensions, so that it cannot be re-cut by them. Raises Undecidable."""
+    """Boxes of a reshaped tensor are not boxes of its dimensions, so it cannot be re-cut by them. Raises Undecidable."""
     for tensor in tensors:
         if tensor.own_grid is not None:
             raise Undecidable(
-                f"it was put together in shape {list(tensor.own_grid)}, so its dimensions cannot be re-cut",
+                f"it was assembled in shape {list(tensor.own_grid)}, so its dimensions cannot be re-cut",
                 tensor=tensor.name,
                 expected=f"pieces of shape {list(tensor.shape)}",
             )
@@ -29,7 +29,7 @@ def _check_axis(tensor: Tensor, axis: int, more: int = 0) -> None:
             f"shape {list(tensor.shape)} has no dimension {axis + more}",
             tensor=tensor.name,
             expected=f"at least {axis + more + 1} dimensions",
-            hint="the tensors are of another model than the config",
+            hint="tensors and config belong to different models",
         )
 
 
@@ -51,7 +51,7 @@ def _check_alike(tensors: Sequence[Tensor], axis: int | None) -> None:
                 f"it has shape {list(tensor.shape)}, {first.name or 'the first'} has {list(first.shape)}, and both are parts of one tensor",
                 tensor=tensor.name,
                 expected="parts of one shape" if axis is None else f"parts of one shape but for dimension {axis}",
-                hint="the tensors are of another model than the config",
+                hint="tensors and config belong to different models",
             )
 
 
@@ -153,7 +153,7 @@ def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
     length = tensor.shape[axis]
     if length % 2 and inverse:
         text = f"dimension {axis} of shape {list(tensor.shape)} has no two equal halves"
-        raise Inconsistent(text, tensor=tensor.name, expected="an even number", hint="the tensors are of another model than the config")
+        raise Inconsistent(text, tensor=tensor.name, expected="an even number", hint="tensors and config belong to different models")
     if not inverse:
         return concatenated([sliced(tensor, axis, start, length, 2) for start in (0, 1)], axis)
     halves = [sliced(tensor, axis, 0, length // 2), sliced(tensor, axis, length // 2, length)]
@@ -161,7 +161,7 @@ def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
 
 
 def merged(tensor: Tensor, axis: int) -> Tensor:
-    """A dimension and the next one as one, as ``torch.flatten(axis, axis + 1)``. A piece becomes several if it is no rows of both."""
+    """A dimension and the next one as one, as ``torch.flatten(axis, axis + 1)``. A piece that does not span whole rows becomes several."""
     _check_grid(tensor)
     _check_axis(tensor, axis, more=1)
     inner = tensor.shape[axis + 1]

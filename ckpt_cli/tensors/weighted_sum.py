@@ -95,7 +95,7 @@ class WeightedSum:
         """Add the next source's values (real numbers of the source dtype). Returns how many of them are NaN or infinite."""
         import numpy
 
-        strange = 0
+        not_finite = 0
         parts, weight = self._parts[self._added], self._formula.weights[self._added]
         for begin, block in _blocks(values):
             x = self._scratch[0][: len(block)]
@@ -104,12 +104,12 @@ class WeightedSum:
                 numpy.copyto(x, block, casting="unsafe")
                 finite = numpy.isfinite(x)
                 if not finite.all():
-                    strange += len(x) - int(numpy.count_nonzero(finite))
+                    not_finite += len(x) - int(numpy.count_nonzero(finite))
                     self._add_special(begin, x, finite, weight)
                     numpy.copyto(x, 0.0, where=~finite)
                 self._add_block(slice(begin, begin + len(x)), x, parts, weight)
         self._added += 1
-        return strange
+        return not_finite
 
     def result(self, target: Dtype, out: Array, values_at: Callable[[int], Sequence[float]]) -> int:
         """Write the rounded result to ``out`` (real numbers); returns how many finite sums became infinite.

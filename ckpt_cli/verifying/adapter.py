@@ -1,4 +1,4 @@
-"""Header level of `verify` for LoRA, in whatever file it is: whether factors are whole and belong to adapter_config.json."""
+"""Header level of `verify` for LoRA, in whatever file it is: whether factors are complete and match adapter_config.json."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _lacking(state: PeftState, facts: AdapterFacts, homes: Sequence[Path]) -> It
 
 
 def no_factors(folder: Path) -> list[Finding]:
-    """An adapter's folder whose weights hold no factor: damaged if its config says LoRA, of another kind otherwise."""
+    """An adapter folder without factors: damaged if its config says LoRA, of another kind otherwise."""
     try:
         adapter_facts((folder,), None)
     except Unsupported as error:
@@ -67,7 +67,7 @@ def no_factors(folder: Path) -> list[Finding]:
 
 
 def scales(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """What the files of a PEFT folder scale each module with; empty if they do not say it."""
+    """The scale of each module by the files of a PEFT folder; empty if they do not say it."""
     try:
         facts, state = adapter_facts((folder,), None), parse_peft(tensors)
         return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
@@ -76,7 +76,7 @@ def scales(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _untargeted(targets: object, modules: list[str]) -> Iterator[Finding]:
-    """Modules that a list of names leaves out: PEFT would drop their factors. Expressions are PEFT's own matter."""
+    """Modules that a list of names leaves out: PEFT would drop their factors. Expressions are left to PEFT."""
     if isinstance(targets, list) and targets:
         for module in modules:
             if not any(isinstance(name, str) and (module == name or module.endswith(f".{name}")) for name in targets):

@@ -1,6 +1,6 @@
-"""Header level of `verify` for what lies beside the weights: files that cannot be read, pointers of Git LFS, JSON that is none.
+"""Header level of `verify` for files beside the weights: unreadable files, Git LFS pointers, invalid JSON.
 
-Those that were written by a command of ours have a checksum in its manifest.
+Files that ckpt wrote have a checksum in its manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_TEXT = 1 << 30
 
 
 def check_beside(folder: Path) -> Iterator[Finding]:
-    """What a loader would stumble over: tokenizer, processor and the like. The config has checks of its own."""
+    """Problems for loaders in tokenizer, processor and the like. The config has its own checks."""
     for path in files_in(folder, _is_asset):
         try:
             if path.suffix in TEXTS:
@@ -41,7 +41,7 @@ def _is_asset(name: str) -> bool:
 
 
 def check_changed(folder: Path, checksums: Mapping[str, int]) -> Iterator[Finding]:
-    """Files beside the weights that are not what was written, by the CRC-32 of a manifest. Those that are lost are known."""
+    """Files beside the weights that changed since they were written, by the CRC-32 in a manifest. Missing ones are found elsewhere."""
     for name, wanted in checksums.items():
         if name.endswith(OF_WEIGHTS) or not stays_inside(name) or not is_file(folder / name):
             continue

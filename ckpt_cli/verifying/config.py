@@ -1,4 +1,4 @@
-"""Header level of `verify`: whether config.json, tokenizer and weights belong together. Names, shapes and dtypes only."""
+"""Header level of `verify`: whether config.json, tokenizer and weights match. Names, shapes and dtypes only."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ckpt_cli.verifying.findings import finding, unread
 
 @dataclass(frozen=True, slots=True)
 class ConfigCheck:
-    """``expected`` is how many tensors the model class has (None: not known), ``naming`` with whose names they were compared.
+    """``expected`` is how many tensors the model class has (None: not known), ``naming`` with which names they were compared.
 
-    ``names`` says what came of that in a line.
+    ``names`` is the result in one line.
     """
 
     config: Config
@@ -72,7 +72,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
 
 
 def without_config(tensors: Mapping[str, Tensor]) -> ConfigCheck:
-    """What can be said where there is no config.json."""
+    """The finding if there is no config.json."""
     odd = odd_dtypes(tensors, {}, "there is no config.json")
     return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), finding("no-config", "names and shapes were not compared")))
 

@@ -34,7 +34,7 @@ SPAN = 512 << 10
 """The bytes from the first to the last element of what is read at a time, on either side."""
 
 LOOKED_UP = 64
-"""For so many tensors that differ it is looked up whether they hold the values of another one."""
+"""The number of differing tensors for which a tensor with their values is searched."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,11 +210,11 @@ def _look(seen: _Seen, raw: bytearray, dtype: Dtype) -> None:
         if seen.zero:
             seen.zero = not bool((values != 0).any()) if dtype.kind != "opaque" else not any(raw)
         if dtype.kind in ("float", "complex") or dtype.code.startswith("F8"):
-            strange = _not_finite(values, dtype)
-            if strange.any():
+            not_finite = _not_finite(values, dtype)
+            if not_finite.any():
                 nan = int(numpy.isnan(values).sum())
                 seen.nan += nan
-                seen.infinite += int(strange.sum()) - nan
+                seen.infinite += int(not_finite.sum()) - nan
 
 
 def _not_finite(values: Array, dtype: Dtype) -> Array:
@@ -222,10 +222,10 @@ def _not_finite(values: Array, dtype: Dtype) -> Array:
     import numpy
 
     if dtype.code == "BF16":
-        strange: Array = (values.view(numpy.uint16) & 0x7F80) == 0x7F80
+        not_finite: Array = (values.view(numpy.uint16) & 0x7F80) == 0x7F80
     else:
-        strange = ~numpy.isfinite(values)
-    return strange
+        not_finite = ~numpy.isfinite(values)
+    return not_finite
 
 
 def _replicas(name: str, tensor: Tensor, crcs: Mapping[int, int]) -> Iterator[Finding]:

@@ -380,7 +380,7 @@ class TestPlainTensors:
         assert differences(load(tmp_path / "out"), {"bias": bias}) == []
         assert (
             warnings_of(result)["replicas-differ"]
-            == "bias: ranks 0 and 1 hold different values of what should be replicas; those of rank 0 were taken"
+            == "bias: ranks 0 and 1 hold different values of what should be replicas; those of rank 0 were used"
         )
 
     def test_replicas_of_other_shapes_are_refused_even_when_unequal_ones_are_allowed(self, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import Storage, StoredTensor
 from ckpt_cli.formats import registry
-from ckpt_cli.formats.assembly import Laid, Part, cut_layout, tile
+from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, tile
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.names import check_name
 from ckpt_cli.tensors.component import Component
@@ -68,7 +68,7 @@ class Toy(Format):
         for name, (code, shape, parts) in held.items():
             kind, layout = cut_layout(tuple(shape), (part.box for part in parts))
             with reading(match.root, tensor=name):
-                tensors[name] = tile(name, BY_CODE[code], Laid(tuple(shape), parts, kind, layout), len(match.ranks), ())
+                tensors[name] = tile(name, BY_CODE[code], PlacedTensor(tuple(shape), parts, kind, layout), len(match.ranks), ())
         return Component(match.component, self.name, match.root, tensors, match.files, world_size=match.world_size)
 
 

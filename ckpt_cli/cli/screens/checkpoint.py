@@ -1,4 +1,4 @@
-"""What every screen says of a checkpoint."""
+"""What every screen shows of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model compares with its base, as people read it: facts, groups with the biggest drift first, and a map of layers."""
+"""The comparison of a model with its base, as text: facts, groups with the biggest drift first, and a map of layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def print_comparison(comparison: BaseComparison, session: Session) -> None:
 
 
 def comparison_facts(comparison: BaseComparison) -> list[tuple[str, str]]:
-    """How an output differs from its base, in lines; a line that would say nothing is left out."""
+    """How an output differs from its base, in lines; empty lines are left out."""
     alike = comparison.common - len(comparison.reshaped)
     facts = [("base", f"{text.path(comparison.base)}   {text.plural(comparison.common, 'tensor')} in common, {alike} of the same shape")]
     listed = (("only in base", comparison.missing), ("only here", comparison.extra), ("other shape", comparison.reshaped))

@@ -1,6 +1,6 @@
 """The drift of a model in a terminal: a map of layers and modules in characters, and the table of its groups.
 
-A cell says its value twice, by the height of its sign and by colour, so that it can be read without colour and in a log.
+A cell shows its value twice, by the height of its character and by colour, so that it can be read without colour and in a log.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ UNIT = "relative L2 change, ||new - base|| / ||base||, log scale"
 
 
 def heatmap(drift: Heatmap, width: int, *, ascii_only: bool = False) -> list[Text]:
-    """Lines of at most ``width`` columns: every stack of layers, what lies outside of them, and the scale.
+    """Lines of at most ``width`` columns: every stack of layers, the tensors outside, and the scale.
 
-    Where layers do not fit, a column stands for several of them and shows the largest change; the heading says so.
+    If layers do not fit, a column stands for several of them and shows the largest change; the heading says so.
     """
     from rich.text import Text
 

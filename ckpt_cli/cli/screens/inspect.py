@@ -87,7 +87,7 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
         console.print(_tensor_table(rows, console, counted=not show_all))
         if info.leaves and session.verbose:
             console.print()
-            leaves = new_table(("entry that is no tensor", "value"))
+            leaves = new_table(("entry that is not a tensor", "value"))
             for leaf in info.leaves:
                 leaves.add_row(*as_cells((leaf.name, leaf.text)))
             console.print(leaves)

@@ -41,7 +41,7 @@ def verify_result(result: VerifyResult, session: Session) -> None:
 
 
 def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, str]]:
-    """The facts: what was looked at, how deep, and what came out."""
+    """The facts: what was checked, at which levels, and the result."""
     errors, warnings, notes = (len(result.of_severity(name)) for name in ("error", "warning", "info"))
     counted = [text.plural(errors, "error")] if errors else []
     counted += [text.plural(warnings, "warning")] if warnings else []
@@ -63,7 +63,7 @@ def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, s
 
 
 def _headers(result: VerifyResult) -> str:
-    """What looking at files, headers and the index came to."""
+    """The result of checking files, headers and the index."""
     codes = [item.code for item in result.of_severity("error") if KINDS[item.code].level == "headers"]
     if codes:
         return f"wrong: {', '.join(dict.fromkeys(codes))}"
@@ -94,7 +94,7 @@ def source_fact(source: SourceComparison) -> str:
 
 
 def print_findings(console: Console, findings: Sequence[Finding], *, everything: bool) -> None:
-    """Errors and warnings (with ``everything`` notes as well) in groups of one code, each after a blank line."""
+    """Errors and warnings (with ``everything`` also notes) in groups of one code, each after a blank line."""
     shown = [item for item in findings if everything or item.severity != "info"]
     for code in dict.fromkeys(item.code for item in shown):
         console.print()
@@ -118,7 +118,7 @@ def _print_group(console: Console, findings: Sequence[Finding], *, everything: b
 
 
 def _other_source(result: VerifyResult) -> str | None:
-    """What to do where a folder differs from what it was perhaps not made from: then nothing is wrong with the folder itself."""
+    """What to do if a folder differs from something that may not be its source: then the folder itself may be right."""
     made_from = os.path.realpath(result.made_from) if result.made_from is not None else None
     if made_from is None:
         return "check that --against names the source of this folder"
@@ -132,7 +132,7 @@ def _other_source(result: VerifyResult) -> str | None:
 
 
 def _next(result: VerifyResult) -> str:
-    """The advice of the gravest finding; else the check that proves more, if there is one."""
+    """The advice for the most severe finding; otherwise the check that proves more, if there is one."""
     for item in result.findings:
         if item.severity == "error":
             advice = KINDS[item.code].advice

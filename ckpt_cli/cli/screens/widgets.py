@@ -26,7 +26,7 @@ NARROW = 100
 
 
 def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
-    """Labels and what there is to say; a fact without a value is left out."""
+    """Labels and values; a fact without a value is left out."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
@@ -39,7 +39,7 @@ def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool = False) -> None:
-    """Warnings, and notes if these are wanted, on stderr."""
+    """Warnings, and notes on request, on stderr."""
     for note in notes:
         if note.level == "warning":
             session.say(f"warning: {printable(note.text)}", "yellow")
@@ -48,7 +48,7 @@ def print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool
 
 
 def next_line(session: Session, command: str) -> None:
-    """The last line of every command: what to do now."""
+    """The last line of every command: what to do next."""
     session.say(f"next: {command}", "bold", wrap=False)
 
 

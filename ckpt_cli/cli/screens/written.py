@@ -91,7 +91,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
 
 
 def average_result(result: AverageResult, session: Session) -> None:
-    """What `ckpt average` prints: the coefficients first, then what became of the tensors."""
+    """What `ckpt average` prints: the coefficients first, then the tensors."""
     console, checkpoint = session.out(), result.checkpoint
     if session.quiet:
         for output in result.outputs:
@@ -178,13 +178,13 @@ def extract_result(result: ExtractResult, session: Session) -> None:
 
 
 def _beside(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    """What is part of the checkpoint, or lies beside it, and is not written: no reason to warn, and never unsaid."""
+    """Notes about what is in or beside the checkpoint and is not written: no warning, but always shown."""
     said = ("extra-state", "other-weights", "other-components")
     return [("left out", note.text) for note in checkpoint.notes if note.level == "info" and note.code in said]
 
 
 def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple[str, str]]:
-    """Where an output is, or would be, and what that takes."""
+    """Where an output is, or would be, and its size."""
     where = f"{text.path(output.output)}   {text.plural(len(output.files), 'file')}, {text.size(output.bytes_written)}"
     if dry_run:
         free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
@@ -239,7 +239,7 @@ def _carried(output: WrittenFolder) -> str:
 
 
 def _lora(info: LoraInfo | None) -> str:
-    """What became of LoRA adapters."""
+    """The result for LoRA adapters."""
     if info is None:
         return ""
     alpha = f", alpha {info.alpha:g} ({info.origin})" if info.alpha is not None else ""

@@ -1,4 +1,4 @@
-"""Which of the nested keys of a DCP folder are a model: groups, their names, and the one level that goes away.
+"""Which nested keys of a DCP folder are a model: groups, their names, and the one level that is removed.
 
 Every trainer nests its state dicts in its own way; the first rule of `MODELS` that finds tensors names the model. Exactly
 that prefix is removed, never more: with accelerate a Hugging Face name "model.layers.0..." is stored as "model.model.layers.0...".
@@ -20,7 +20,7 @@ from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The path of nested keys above a model's tensors, who nests like that, and a wrapper that every name has as well."""
+    """The path of nested keys above a model's tensors, the trainer that nests like this, and a wrapper that every name also has."""
 
     prefix: tuple[str, ...]
     writer: str
@@ -49,9 +49,9 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors of one group, by the name that they have without its prefix; objects that lie among them, by their whole name.
+    """Tensors of one group, by their names without its prefix; objects among them, by their whole names.
 
-    ``key`` is where they lie in the folder.
+    ``key`` is their place in the folder.
     """
 
     name: str
@@ -110,7 +110,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
 
 
 def _is_training_state(tensor: CatalogTensor, kept: Container[Path]) -> bool:
-    """Whether a tensor is an optimizer's or the like by the keys above it, or one of a trainer's, of those that hold no matrix."""
+    """Whether a tensor belongs to an optimizer or the like by the keys above it, or to a trainer's state without matrices."""
     return any(map(is_state_key, tensor.path[:-1])) or any(below not in kept for below in _of_trainer(tensor))
 
 
@@ -124,7 +124,7 @@ def _is_flat_state(tensor: CatalogTensor) -> bool:
 
 
 def _of_trainer(tensor: CatalogTensor) -> list[Path]:
-    """The paths down to the keys above a tensor under which trainers keep their own."""
+    """The paths of the keys above a tensor under which trainers keep their own state."""
     if any(map(is_state_key, tensor.path[:-1])):
         return []
     return [tensor.path[: depth + 1] for depth, key in enumerate(tensor.path[:-1]) if is_trainer_key(key)]
@@ -135,7 +135,7 @@ def _has_matrix(tensors: Mapping[str, CatalogTensor]) -> bool:
 
 
 def _is_loose(flat: Mapping[str, CatalogTensor], groups: Sequence[Group]) -> bool:
-    """Whether tensors at the top level (a step, a queue) only lie beside a group that is the model."""
+    """Whether tensors at the top level (a step, a queue) are only beside a group that is the model."""
     if any("." in tensor.path[0] for tensor in flat.values()) and _has_matrix(flat):
         return False
     sizes = (sum(math.prod(tensor.shape) for tensor in group.tensors.values()) for group in groups)
@@ -147,7 +147,7 @@ def _is_below(tensor: CatalogTensor, prefix: Path) -> bool:
 
 
 def _only_state_dict(inside: Mapping[str, CatalogTensor], prefix: Path) -> Path:
-    """Where the one state dict below a prefix is: further down if all of its tensors are there, in one dict with names of several parts."""
+    """The place of the only state dict below a prefix: further down if all of its tensors are there, in one dict with dotted names."""
     parents = {tensor.path[:-1] for tensor in inside.values()}
     deeper = next(iter(parents)) if len(parents) == 1 else prefix
     return deeper if any("." in tensor.path[-1] for tensor in inside.values()) else prefix
@@ -198,7 +198,7 @@ def _group(
 
 
 def may_be_the_model(group: Group, main: Group) -> bool:
-    """Whether a group beside the one that was taken for the model may be it as well: nothing in its name says that it is another."""
+    """Whether a group beside the chosen model could also be the model: nothing in its name says otherwise."""
     if main.writer in ("", FLAT):
         return True
     telling = [part for part in group.key.split(".") if not CONTAINER.fullmatch(part)]

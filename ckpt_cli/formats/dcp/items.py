@@ -12,7 +12,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
-from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
+from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, stored_entry, tile
 from ckpt_cli.formats.dcp.metadata import CatalogTensor, Stored
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.names import few
@@ -23,7 +23,7 @@ ZIP = b"PK\x03\x04"
 
 
 def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
-    """A tensor of the catalogue with its pieces; replicas are copies. Raises what `tile` raises, and Inconsistent."""
+    """A tensor of the catalogue with its pieces and replicas. Raises what `tile` raises, and Inconsistent."""
     parts = []
     for box, places in entry.chunks.items():
         for stored in places:
@@ -37,7 +37,7 @@ def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
             parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
     kind, layout = cut_layout(entry.shape, entry.chunks)
     replicated = any(len(places) > 1 for places in entry.chunks.values())
-    return tile(name, entry.dtype, Laid(entry.shape, parts, kind, layout, check_copies=replicated), 0, ())
+    return tile(name, entry.dtype, PlacedTensor(entry.shape, parts, kind, layout, check_copies=replicated), 0, ())
 
 
 class ItemReader:
@@ -54,7 +54,7 @@ class ItemReader:
         return next((root / file for root in self._roots if is_file(root / file)), self._roots[0] / file)
 
     def check_files(self, tensors: Iterable[CatalogTensor]) -> None:
-        """Raise MissingShard, naming all data files of some tensors that are nowhere."""
+        """Raise MissingShard, naming all missing data files of some tensors."""
         needed = sorted({stored.file for entry in tensors for places in entry.chunks.values() for stored in places})
         absent = [file for file in needed if not is_file(self.path(file))]
         if absent:
@@ -66,7 +66,7 @@ class ItemReader:
             )
 
     def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
-        """One stored chunk. Raises CorruptFile if the item is no tensor."""
+        """One stored chunk. Raises CorruptFile if the item is not a tensor."""
         with reading(self.path(stored.file)):
             source = self._checked(stored)
             item = self._zip_item(source, stored)
@@ -78,7 +78,7 @@ class ItemReader:
             return tensor
 
     def holds_tensors(self, stored: Stored) -> bool:
-        """Whether tensors hang below an object that is not a tensor itself. False if its file is not there."""
+        """Whether an object that is not a tensor itself contains tensors. False if its file is missing."""
         if not is_file(self.path(stored.file)):
             return False
         with reading(self.path(stored.file)):

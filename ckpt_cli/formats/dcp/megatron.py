@@ -31,7 +31,7 @@ SIGNS = re.compile(
 
 
 def megatron_error(folder: Path | None = None) -> Unsupported:
-    """What there is to say about one."""
+    """The error for one."""
     text = "this is a Megatron torch_dist checkpoint, whose tensor names and layouts only Megatron knows"
     return Unsupported(text, path=folder, hint="convert it with Megatron's own tools or with mbridge")
 

@@ -131,7 +131,7 @@ class Dcp(Format):
 
 
 def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note]:
-    """Warnings about entries beside weights that are no tensors. Raises Unsupported, or MissingShard, where that would lose weights."""
+    """Warnings about entries beside weights that are not tensors. Raises Unsupported, or MissingShard, where that would lose weights."""
     notes = []
     for name, thing in group.objects.items():
         if is_extra_state(name):
@@ -164,7 +164,7 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
 
 
 def _notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], reader: ItemReader, files: Files) -> list[Note]:
-    """Signs that the metadata is of another save than the data: nothing in an item says its step, and sizes fit by chance.
+    """Signs that metadata and data are from different saves: items do not record their step, and sizes may fit by chance.
 
     The metadata of torch >= 2.3 has the folder that was saved to, and it is written with the files. The lengths of these tell nothing:
     torch itself writes items that the metadata does not speak of (an object of another rank).
@@ -175,7 +175,7 @@ def _notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], r
 
 
 def origin_notes(catalog: Catalog, root: Path) -> list[Note]:
-    """A warning if the metadata say that the save was written to the folder of another step than the one that it lies in."""
+    """A warning if the metadata says that the save was written to the folder of another step than its own."""
     notes = []
     step = nearest_step(Path(os.path.abspath(root)))
     for origin in catalog.origins:
@@ -187,7 +187,7 @@ def origin_notes(catalog: Catalog, root: Path) -> list[Note]:
 
 
 def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:
-    """What is said of groups of weights that are not in this component: a warning of those that could be the model as well."""
+    """Notes about groups of weights that are not in this component; a warning for those that could also be the model."""
     doubtful = [other for other in others if may_be_the_model(other, main)]
     notes = []
     if doubtful:

@@ -19,7 +19,7 @@ from ckpt_cli.tensors.reading import read_tile
 
 MAX_BYTES = 64 << 20
 SPARE, SPREAD = 64, 16
-"""A list may be so much longer than its items that are there; what has higher numbers is no list."""
+"""How much longer a list may be than its existing items; with higher numbers it is not a list."""
 
 ROOTS = ("state", "app")
 """Keys that composer and prime-rl put around everything."""
@@ -85,7 +85,7 @@ def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:
 
 
 def _with_lists(value: Any) -> Any:
-    """What goes through numbers becomes the list that it was; items that no rank saved are None."""
+    """Numbered keys become lists again; items that no rank saved are None."""
     if not isinstance(value, dict):
         return value
     plain = {key: _with_lists(item) for key, item in value.items()}

@@ -32,7 +32,7 @@ MAX_FACTOR = 4096
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How one mesh dimension lays a tensor out: "Replicate", or "Shard" / "_StridedShard" with ``dim``."""
+    """How one mesh dimension distributes a tensor: "Replicate", or "Shard" / "_StridedShard" with ``dim``."""
 
     kind: str
     dim: int = -1

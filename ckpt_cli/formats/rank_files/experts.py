@@ -1,4 +1,4 @@
-"""Experts that were cut by hand before FSDP saw them, so that placements do not show it.
+"""Experts that were split by hand before FSDP saw them, so placements do not show it.
 
 verl's VeOmni engine gives each expert-parallel rank its block of experts and shards the block over a sub-mesh: every
 file then reports the global shape ``[experts / ep, ...]``, and files of different ep ranks hold *different* tensors under
@@ -60,7 +60,7 @@ def expert_blocks(
     raise Inconsistent(
         f"the config has {experts} experts, but {len(meshes)} groups of ranks hold {shape[0]} each",
         tensor=name,
-        hint="the config may be of another model, or files of some ranks may be missing",
+        hint="the config may belong to another model, or files of some ranks may be missing",
     )
 
 

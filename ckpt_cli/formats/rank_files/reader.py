@@ -69,7 +69,7 @@ class RankShards(Format):
         return [_match(path, pattern, sizes, {size: found[pattern, size] for size in sizes}) for pattern, sizes in worlds.items()]
 
     def groups(self, match: Match, files: Files) -> list[str]:
-        """The state dicts in a rank's file: those of all ranks have the same, which is checked where they are read."""
+        """The state dicts in a rank file: all ranks must have the same, which is checked when they are read."""
         if match.trouble is not None:
             return [match.component]
         path = match.ranks[min(match.ranks)]
@@ -135,7 +135,7 @@ class RankShards(Format):
             way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader)
             group = chosen_group(groups, match.group)
             if group.name != main:
-                raise Inconsistent(f"the file of rank {rank} holds no {main}, which that of another rank holds", path=path)
+                raise Inconsistent(f"the file of rank {rank} holds no {main}, but that of another rank does", path=path)
             held, leaves = read_state(group.entries, reader, path)
             beside = tuple(Leaf(str(key), describe(value)) for key, value in group.beside.items())
             notes = notes_of_group("the file of each rank", way, groups, group)
@@ -143,13 +143,13 @@ class RankShards(Format):
 
 
 def _component(path: Path) -> str:
-    """The component that the name of a rank's file says."""
+    """The component named by a rank file's name."""
     pattern = _pattern(path.name)
     return "model" if pattern is None else pattern.component
 
 
 def _notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
-    """What is said of all ranks' files, once; what is not said of every one is a warning: some lack what others hold."""
+    """Notes of all rank files, each once; a note that some files lack becomes a warning, since ranks differ."""
     said = dict.fromkeys(note for each in notes for note in each)
     shared = {note for note in said if all(note in each for each in notes)}
     partly = (replace(note, level="warning", text=note.text.replace("the file of each rank", "the file of some rank")) for note in said)
@@ -157,7 +157,7 @@ def _notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
 
 
 def _refuse_unproven(states: list[RankState]) -> None:
-    """Raise PartOfSet if neither names nor meshes say how many ranks there are: others may have held other layers."""
+    """Raise PartOfSet if neither names nor meshes give the number of ranks: other ranks may have held other layers."""
     if any(map(_announced_size, states)):
         return
     names = few([state.path.name for state in states])
@@ -190,7 +190,7 @@ def check_rank_files(states: list[RankState], world_size: int) -> None:
 def _check_ranks(states: list[RankState]) -> None:
     """The coordinate that each file records must be that of the rank in its name.
 
-    Files that torch's fake process group wrote all record rank 0; these identify nothing, unless they are copies.
+    Files that torch's fake process group wrote all record rank 0; these identify nothing, unless they are duplicates.
     """
     claims = {state.rank: claimed for state in states for claimed in [_claimed_rank(state)] if claimed is not None}
     if len(claims) > 1 and len(set(claims.values())) == 1 and not _copied(states):
@@ -244,7 +244,7 @@ def _name_of(match: Match, rank: int) -> str:
 
 
 def _announced_size(state: RankState) -> int:
-    """The least number of ranks that the content of a file speaks of, for names that do not say it."""
+    """The least number of ranks that the content of a file implies, for names without it."""
     sizes = [1 + max(local.mesh.ranks) for local in state.locals.values() if isinstance(local, DistributedLocal)]
     sizes += [1 + rank for local in state.locals.values() if isinstance(local, ShardedLocal) for rank, _ in local.everywhere]
     return max(sizes, default=0)
@@ -273,7 +273,7 @@ def _claimed_rank(state: RankState) -> int | None:
 def _copied(states: list[RankState]) -> bool:
     """Whether two files have the same bytes although their ranks should hold different parts.
 
-    Without checksums that cannot be excluded, so it is assumed.
+    Without checksums this cannot be excluded, so it is assumed.
     """
     seen: dict[object, RankState] = {}
     for state in states:

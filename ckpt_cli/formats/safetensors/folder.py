@@ -126,7 +126,7 @@ class HubFolder(Format):
 
 
 def entry_leaf(entry: Entry) -> Leaf:
-    """An entry of a safetensors file that is no weight, as it is shown."""
+    """An entry of a safetensors file that is not a weight, as shown to users."""
     return Leaf(check_name(entry.name), f"{entry.dtype} {list(entry.shape)}")
 
 

@@ -1,7 +1,7 @@
 """Shards of ``HuggingFaceStorageWriter`` (torch >= 2.8, transformers >= 5): safetensors files whose metadata say which part they are.
 
 Every file has ``DCP_SHARDING_INFO`` = ``{name: {"saved_offsets": [...]}}``. There is neither index nor ``.metadata``: the
-shape of a tensor is what its shards span. So a missing last shard cannot be seen in one tensor, only in the numbering of the
+shape of a tensor is what its shards span. So a missing last shard cannot be seen in a single tensor, only in the numbering of the
 files or in a tensor whose parts leave a hole.
 """
 
@@ -17,7 +17,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import Entry, parse_json, read_header
 from ckpt_cli.files.source import Files, FileSource
-from ckpt_cli.formats.assembly import Laid, Part, cut_layout, stored_entry, tile
+from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.sets.contents import SHARDING as INFO
@@ -109,7 +109,7 @@ def _rank(path: Path) -> int:
 
 
 def _lost_part(names: list[re.Match[str]]) -> str | None:
-    """Every shard has all parts: without those of the last one, tensors would only look shorter."""
+    """Every shard must have all parts: without those of the last shard, tensors would only look shorter."""
     held = {(int(fields["rank"]), int(fields["part"])) for fields in names}
     parts = {part for _, part in held}
     for fields in names:
@@ -125,7 +125,7 @@ def _assemble(name: str, held: list[Part]) -> Tensor:
     dims = range(len(held[0].box.offset))
     shape = tuple(max(part.box.offset[d] + part.box.extent[d] for part in held) for d in dims)
     kind, layout = cut_layout(shape, (part.box for part in held))
-    return tile(name, held[0].stored.dtype, Laid(shape, held, kind, layout, check_copies=True), 0, ())
+    return tile(name, held[0].stored.dtype, PlacedTensor(shape, held, kind, layout, check_copies=True), 0, ())
 
 
 def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) -> Part:

@@ -1,4 +1,4 @@
-"""What a file of ``torch.save`` says itself about the set that it is a part of, whatever its name: Megatron, DeepSpeed, fairseq, Meta.
+"""What the content of a ``torch.save`` file says about the set that it is part of, whatever its name: Megatron, DeepSpeed, fairseq, Meta.
 
 Facts: Megatron-LM ``save_checkpoint`` (``args`` in every file), DeepSpeed ``_save_checkpoint`` (``ds_version``, ``param_shapes``,
 ``mp_world_size``, ``num_experts``), fairscale's FSDP (``shard_metadata``).
@@ -35,7 +35,7 @@ SHARDING = "DCP_SHARDING_INFO"
 
 
 def refuse_part(file: TorchFile, path: Path) -> None:
-    """Raise PartOfSet, or Unsupported, if a file says that it is no model of its own."""
+    """Raise PartOfSet, or Unsupported, if the content of a file says that it is not a whole model."""
     entries = as_dict(file.root)
     if entries is None:
         return
@@ -108,7 +108,7 @@ def _refuse_deepspeed(file: TorchFile, entries: Mapping[Any, Any], path: Path) -
 
 
 def _declared(entries: Mapping[Any, Any]) -> Iterable[tuple[str, Shape]]:
-    """The parameters that a DeepSpeed file says the model has, with their shapes."""
+    """The parameters of the model listed in a DeepSpeed file, with their shapes."""
     listed = entries.get("param_shapes")
     groups = list(listed) if isinstance(listed, (list, tuple)) else [listed]
     for group in (*groups, entries.get("frozen_param_shapes")):
@@ -134,7 +134,7 @@ def refuse_shard(metadata: Mapping[str, str]) -> None:
 
 
 def share_error(tensors: Mapping[str, Tensor], path: Path) -> PartOfSet | None:
-    """What is wrong with a file that is the one parameter of Nanotron's, or one of several files of Meta's format; None if not.
+    """The error for a file that is one parameter of a Nanotron checkpoint, or one of several files in Meta's format; None for others.
 
     There the output projection has fewer columns than all heads together; ``params.json`` beside it says how many these are, and
     without it they are taken to make up the width of the model.

@@ -1,4 +1,4 @@
-"""What DeepSpeed calls its files, and how to put them together with its own script."""
+"""DeepSpeed's file names, and how to merge its files with its own script."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ckpt_cli.files.source import read_small
 
 @dataclass(frozen=True, slots=True)
 class SetKind:
-    """A way of naming the files of a set: ``part`` is a number in the expression, ``parts`` how many there are, if names say it.
+    """A naming scheme for the files of a set: ``part`` is a number in the expression, ``parts`` how many there are, if names say it.
 
-    ``content_decides``: part 0 without siblings may be everything, which `set_contents` finds out.
+    ``content_decides``: part 0 without siblings may be the whole model, which `sets.contents` finds out.
     """
 
     regex: re.Pattern[str]
@@ -47,7 +47,7 @@ OUT_OF_SCRIPT = re.compile(r"layer_|expp_|mp_rank_0*[1-9]|.*_mp_rank_0*[1-9]", r
 
 
 def unread_sets(names: Sequence[str]) -> list[str]:
-    """Those names of weight files that are parts of sets of DeepSpeed."""
+    """The names of weight files that are parts of DeepSpeed sets."""
     return [name for name in names if any(kind.regex.fullmatch(name) for kind in DEEPSPEED)]
 
 
@@ -55,7 +55,7 @@ def deepspeed_hint(folder: Path, there: Folders) -> str:
     """DeepSpeed puts a script beside the folder of a step, which knows ZeRO, but no experts, pipelines or tensor parallelism.
 
     Of stage 1 it leaves frozen tensors out, of ZeRO++ it writes the codes of quantised ones, and it refuses what BF16_Optimizer
-    wrote: names do not tell these from others.
+    wrote: names do not distinguish these from others.
     """
     names = [entry.name for entry in there.entries(folder)]
     plain = not any(OUT_OF_SCRIPT.match(name) for name in names) and any("zero_pp_rank_" in name for name in names)
@@ -71,7 +71,7 @@ def deepspeed_hint(folder: Path, there: Folders) -> str:
 
 
 def _latest(home: Path, there: Folders) -> str | None:
-    """The step that DeepSpeed's tools take where none is named."""
+    """The step that DeepSpeed's tools use by default."""
     try:
         return read_small(home / "latest", 1 << 10).decode("utf-8", "replace").strip() if there.is_file(home / "latest") else None
     except CkptError:

@@ -1,7 +1,7 @@
 """Names of files that are one part of a set: ``model-00002-of-00003.safetensors``, ``zero_pp_rank_0_...``, ``rank0.pt``.
 
-A part alone is a well-formed file of weights; only its name, its siblings, or its content tell that it is no model. Here are
-the names; `set_contents` is about what a file says itself.
+A part alone is a well-formed weights file; only its name, its siblings or its content show that it is not a model. This module has
+the names; `sets.contents` reads what a file itself says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_DIGITS = 12
 MAX_PARTS = 1 << 20
 SHOWN = 5
 SMALL = 8
-"""Numbers below are those of ranks, alone as well: what else is called a rank (of a decomposition) is mostly larger."""
+"""Numbers below this are ranks even without a neighbour: other kinds of rank (of a decomposition) are mostly larger."""
 
 
 WHOLE_NAMES = (
@@ -46,10 +46,10 @@ OF = set_kind(r"(?<!\d)(?P<part>\d+)[-_. ]?of[-_. ]?(?P<parts>\d+)(?!\d)", "a mo
 COUNTER = re.compile(
     r"(?<![a-z])(epochs?|steps?|folds?|seeds?|runs?|iter(ation)?s?|rounds?|checkpoints?|ckpts?|trials?|best|top)[-_. ]?", re.IGNORECASE
 )
-"""Words before "N of M" that make it a place in time or among equals, each of which is whole."""
+"""Words before "N of M" that make it a count of complete files (epochs, runs), not of parts."""
 
 NUMBERED = re.compile(r"-\d{5}-of-\d{5}(?!\d)", re.ASCII)
-"""How transformers and accelerate number parts, whatever stands before."""
+"""How transformers and accelerate number parts, whatever comes before."""
 
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,60})-of-(?P<parts>\d{1,60})(?P<suffix>\.safetensors|\.bin)", re.ASCII)
 RANK = set_kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
@@ -74,7 +74,7 @@ RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", 
 """``mp_rank_00_001``, ``tp_rank_00_pp_rank_000``: where Megatron and NeMo put the file of one rank."""
 
 BY_CONTENT = frozenset({"model_optim_rng.pt"})
-"""Names whose content says everything, so that their folder need not."""
+"""Names of files whose content is enough, so their folder is not considered."""
 
 UNIVERSAL = re.compile(r"(fp32|exp_avg|exp_avg_sq|step)\.pt", re.ASCII)
 """What a DeepSpeed universal checkpoint has per parameter: ``zero/<parameter>/fp32.pt``."""
@@ -82,7 +82,7 @@ UNIVERSAL = re.compile(r"(fp32|exp_avg|exp_avg_sq|step)\.pt", re.ASCII)
 
 ONE_WRITER = re.compile(r"world[-_]?size[-_]?0*1(?!\d)", re.ASCII | re.IGNORECASE)
 OF_PROCESSES = re.compile(r"(?<![a-z])(tp|pp|dp|ep|cp|sp|mp|ddp|fsdp|zero|local|global|world)[-_]rank[-_. ]?$", re.IGNORECASE)
-"""Ranks that are no decomposition's."""
+"""Ranks of parallelism, not of a decomposition."""
 
 ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
 """In names of adapters, "rank32" is mostly the rank of the factors."""
@@ -119,7 +119,7 @@ class Part:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The first numbers that are nowhere, as far as names tell: a few more than are shown."""
+        """The first missing numbers, by names: a few more than are shown."""
         if self.kind.unit in ("layer", "parameter") or self.kind.regex is RANK_FOLDER:
             # Layers without weights have no file, and of folders only one was looked at.
             return ()
@@ -173,7 +173,7 @@ def part_of(path: Path, there: Folders) -> Part | None:
                              neighbour with a file of the same name
     =======================  ===============================================  =========================================
 
-    A neighbour has number 0 or the next one in either direction. What a file says itself comes after its name (`set_contents`).
+    A neighbour has number 0 or the next one in either direction. The content of a file comes after its name (`sets.contents`).
     """
     folder = path.parent
     if UNIVERSAL.fullmatch(path.name) and folder.parent.name == "zero":
@@ -217,7 +217,7 @@ def _part_of_folders(path: Path, there: Folders) -> Part | None:
 
 
 def part_error(path: Path, there: Folders) -> CkptError | None:
-    """Why a file alone is no model, by names, its own or that which a link points to; None if nothing says so."""
+    """Why a file alone is not a model, by its own name or that of a link's target; None if nothing says so."""
     part = part_of(path, there)
     if part is None and os.path.islink(path):
         part = part_of(Path(os.path.realpath(path)), there)
@@ -225,7 +225,7 @@ def part_error(path: Path, there: Folders) -> CkptError | None:
 
 
 def error_of(part: Part, there: Folders) -> PartOfSet:
-    """What there is to say about a part: the set, what is missing, what to do."""
+    """The error for a part: the set, what is missing, what to do."""
     name, unit = part.path.name, part.kind.unit
     if unit == "parameter":
         message = f"{part.path.parent.name}/{name} is one parameter of {part.kind.writer}"
@@ -254,7 +254,7 @@ def index_beside(path: Path, there: Folders) -> Path | None:
 
 
 def unlisted_parts(files: Iterable[str]) -> list[str]:
-    """Parts that names such as "x-00001-of-00003.bin" speak of and that are not among the files; of each set the first one."""
+    """Parts that names such as "x-00001-of-00003.bin" imply and that are not among the files; the first one of each set."""
     sets: dict[tuple[str, str, int, int], set[int]] = {}
     for name in {file.rpartition("/")[2] for file in files}:
         for fields in _counts(name):
@@ -324,7 +324,7 @@ def _sibling_name(part: Part, number: int) -> str:
 
 
 def _hint(part: Part, missing: Sequence[str], there: Folders) -> str:
-    """What to do next; every hint says only what was looked at."""
+    """What to do next; every hint states only what was checked."""
     index = index_beside(part.path, there)
     if index is not None:
         absent = [file for file in sorted(_indexed(index)) if not there.is_file(index.parent / file)]

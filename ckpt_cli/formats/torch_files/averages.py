@@ -1,4 +1,4 @@
-"""Averages of a model's weights that trainers keep: where they are, what they are called, and the tensors in them.
+"""Averages of a model's weights that trainers keep: their places, names and tensors.
 
 =================================  ======================================================================================
 who                                where the average is
@@ -30,7 +30,7 @@ from ckpt_cli.formats.training_state_names import is_state_key
 
 MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict_ema")
-"""What is looked for first; others that speak of an EMA follow in the order of the file."""
+"""Keys tried first; other keys that name an EMA follow in the order of the file."""
 
 AVERAGE = re.compile(
     r"(\w+_)?ema(_[\w.]+|[0-9.]+)?|(\w+_)?swa(_\w+)?|(model_)?(avg|averaged?)(_model|_weights)?(_state(_dict)?)?", re.IGNORECASE
@@ -62,7 +62,7 @@ def is_average(key: object, node: Any) -> bool:
 
 
 def named_tensors(node: Any) -> tuple[Mapping[Any, Any] | None, dict[Any, Any]]:
-    """The named tensors of an average, and what stands beside them; None if there are no names."""
+    """The named tensors of an average, and what is beside them; None if there are no names."""
     around: dict[Any, Any] = {}
     for _ in range(MAX_DEPTH):
         entries = as_dict(node)

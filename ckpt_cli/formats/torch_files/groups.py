@@ -37,10 +37,10 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """A state dict of a file: ``entries`` by name; ``beside`` are the entries around it, which are no weights of its.
+    """A state dict of a file: ``entries`` by name; ``beside`` are the entries around it, which are not its weights.
 
-    ``node`` is set instead of entries for what is no dict; ``why`` says something about it that a user should know. ``known`` is all that
-    lies in a state dict beside the model: who asks for the group is told of it.
+    ``node`` is set instead of entries for something that is not a dict; ``why`` is a note for the user. ``known`` is all that
+    is in a state dict beside the model, for the notes of the group.
     """
 
     name: str
@@ -53,14 +53,14 @@ class FileGroup:
 
     @property
     def title(self) -> str:
-        """Its key in the file, and how to ask for it."""
+        """Its key in the file, and the option that selects it."""
         return f"{self.key or self.name} (--type {self.name})"
 
 
 def groups_of(file: TorchFile, component: str, reader: LocalReader) -> tuple[Way, list[FileGroup]]:
     """The state dicts of a file, the main one first, and the way to that one. Raises CorruptFile, Undecidable.
 
-    A component that is no "ema" means the model: which group is wanted is chosen afterwards.
+    A component other than "ema" means the model: the group is chosen afterwards.
     """
     main = "ema" if component == "ema" else "model"
     way = way_down(file.root, (*EMA_KEYS, *MODEL_KEYS) if main == "ema" else MODEL_KEYS, reader)
@@ -104,7 +104,7 @@ def _group_beside(name: str, key: str, node: Any, inner: Mapping[Any, Any] | Non
 
 
 def passed_over(way: Way, groups: list[FileGroup], group: FileGroup) -> list[str]:
-    """The keys beside a group below which matrices are that belong to no group of the file: whoever takes the group is told of them."""
+    """The keys beside a group with matrices that belong to no group of the file, for a warning."""
     held = [node for each in groups for node in (*each.entries.values(), each.node)]
     passed = list(_holding(group.beside, MatrixSearch(held))) if group.known else []
     if group is groups[0] or not group.known:
@@ -118,7 +118,7 @@ def _holding(level: Mapping[Any, Any], search: MatrixSearch) -> Iterator[str]:
 
 
 def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGroup) -> list[Note]:
-    """What is said about a state dict of the file ``name``: what it is, which others there are, and what is left out beside it."""
+    """Notes about a state dict of the file ``name``: what it is, which others there are, and what is left out beside it."""
     notes = [] if group.why is None else [Note("warning", "averaged", group.why)]
     if group is groups[0] and len(groups) > 1:
         notes.append(Note("info", "other-components", f"{name} also holds {few([other.title for other in groups[1:]])}"))
@@ -204,7 +204,7 @@ def _is_state_dict(key: object, node: Any, known: Container[int] = ()) -> bool:
 
 
 def _swapped(entries: Mapping[Any, Any], averages: Mapping[str, Any]) -> list[FileGroup] | None:
-    """Savers that put the average in the place of the model, so that it is what gets loaded."""
+    """Savers that store the average in place of the model, so that it is loaded."""
     meta = as_dict(entries.get("meta")) or {}
     average = as_dict(entries.get("state_dict"))
     if average is None:

@@ -1,4 +1,4 @@
-"""Matrices below the nodes of a pickle: what must not be left out in silence, as it may be weights."""
+"""Matrices below the nodes of a pickle: they may be weights, so they must not be left out silently."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class MatrixSearch:
 
     def __init__(self, known: Iterable[object] = ()) -> None:
         self._clean = {id(node) for node in known}
-        """Nodes below which there is none, by identity: the pickle that they belong to keeps them alive."""
+        """Nodes known to contain none, by identity: their pickle keeps them alive."""
 
     def holds(self, node: object) -> bool:
-        """Whether a tensor of two or more dimensions hangs anywhere below a node."""
+        """Whether a node contains a tensor of two or more dimensions at any depth."""
         pending, seen = [node], set()
         while pending:
             current = pending.pop()

@@ -1,4 +1,4 @@
-"""One file's state dict: which entries are tensors, which are something else, and what must not be overlooked."""
+"""One file's state dict: which entries are tensors, which are something else, and what must not be missed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FLAT_PARAMETER = re.compile(r"(.*\.)?(_?flat_param(_[0-9]+)?|.*_flat_param)")
 def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> tuple[dict[str, Local], tuple[Leaf, ...]]:
     """The tensors of a state dict, and its other entries as inert leaves; extra state of modules is one of these, whatever it holds.
 
-    Raises Unsupported for an entry that is no tensor but holds some (a nested dict, an object of an unknown class), or one of an
-    unknown kind: to leave it out would lose weights. Raises CorruptFile if there is no tensor at all.
+    Raises Unsupported for an entry that is not a tensor but holds some (a nested dict, an object of an unknown class), or one of an
+    unknown kind: leaving it out would lose weights. Raises CorruptFile if there is no tensor at all.
     """
     search = StorageSearch()
     held: dict[str, Local] = {}
@@ -77,10 +77,10 @@ class StorageSearch:
 
     def __init__(self) -> None:
         self._clean: set[int] = set()
-        """Nodes below which there is none, by identity: the pickle that they belong to keeps them alive."""
+        """Nodes known to contain none, by identity: their pickle keeps them alive."""
 
     def holds(self, node: object) -> bool:
-        """Whether a storage hangs anywhere below a node, however deep."""
+        """Whether a node contains a storage at any depth."""
         pending, seen = [node], set()
         while pending:
             current = pending.pop()
@@ -94,12 +94,12 @@ class StorageSearch:
 
 
 def holds_storage(node: object) -> bool:
-    """Whether a storage of tensors hangs anywhere below a node."""
+    """Whether a node contains a storage of tensors at any depth."""
     return StorageSearch().holds(node)
 
 
 def _is_array(node: object) -> bool:
-    """Whether a node is a numpy array, or bytes that may be one: data that is no setting."""
+    """Whether a node is a numpy array, or bytes that may be one: data, not a setting."""
     if isinstance(node, Call) and node.is_("_codecs", "encode") and node.args and isinstance(node.args[0], str):
         # How protocol 2 holds bytes.
         return len(node.args[0]) > MAX_SETTING
@@ -109,7 +109,7 @@ def _is_array(node: object) -> bool:
 
 
 def _unknown_tensor(node: object) -> str | None:
-    """The name of what would have built a tensor in a way that is not known here; None if it is no such thing."""
+    """The name of the unknown function that would have built a tensor; None for other nodes."""
     target = node.target if isinstance(node, Call) else None
     if not isinstance(target, Global):
         return None
@@ -118,7 +118,7 @@ def _unknown_tensor(node: object) -> str | None:
 
 
 def left_out_notes(leaves: Iterable[Leaf]) -> tuple[Note, ...]:
-    """A warning that names entries with data that are no tensors and so are not written."""
+    """A warning that names entries with data that are not tensors and so are not written."""
     names = list(dict.fromkeys(leaf.name for leaf in leaves if leaf.holds_data))
     if not names:
         return ()

@@ -38,7 +38,7 @@ class Way:
 
     @property
     def above(self) -> dict[Any, Any]:
-        """What stands around the model's dict, by key; of one that several levels have, the inner one."""
+        """What is around the model's dict, by key; if several levels have a key, the inner one."""
         return {key: node for level in self.beside[:-1] for key, node in level.items()}
 
 
@@ -118,7 +118,7 @@ def _shapes_below(entries: Mapping[Any, Any], reader: LocalReader) -> list[Seque
 
 
 def _readable(node: object, reader: LocalReader) -> Local | None:
-    """A tensor further down, where one that cannot be read is nobody's trouble yet."""
+    """A tensor further down; one that cannot be read is not an error here."""
     try:
         return reader.read(node)
     except CkptError:

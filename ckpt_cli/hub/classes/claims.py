@@ -1,6 +1,6 @@
-"""What an output may say about its names, and why it is refused: the outcome of comparing it with the class of its config.
+"""The result of comparing an output with the class of its config: what is reported about its names, and why it is refused.
 
-Decided before anything is written. Tensors that the class needs and nobody has are an error; whatever else differs is a warning.
+Decided before anything is written. Missing tensors of the class are an error; all other differences are warnings.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHOWN_GLOBS = 3
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """``text`` is all that is said of names. ``lacking``: tensors (or globs) that a loader needs, and what is known of them."""
+    """``text`` is the report about names. ``lacking``: missing tensors (or globs) that a loader needs, and what is known about them."""
 
     text: str
     fit: Fit | None
@@ -57,9 +57,9 @@ def claim_for(
     on_purpose: Collection[str] = (),
     change: tuple[str, str] = ("", ""),
 ) -> Claim:
-    """Compare what will be written with the class (``kind``) and with the counts of its config.
+    """Compare a planned output with the class (``kind``) and with the counts in its config.
 
-    ``change`` is the prefix of all names that was taken away for that, and the one that was added. ``on_purpose`` are names that
+    ``change`` is the prefix that was removed from all names for this, and the one that was added. ``on_purpose`` are names that
     filters, a key map or --intersect left out: they are not lacking.
     """
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and kind.has_shapes)
@@ -102,7 +102,7 @@ def claim_for(
 
 
 def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
-    """A claim in which tensors that ``allowed`` (globs) names are no longer lacking, but told."""
+    """A claim in which tensors that match ``allowed`` (globs) are no longer lacking, but noted."""
     if not allowed:
         return made
     let_go = [name for name in made.lacking if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)]
@@ -116,13 +116,13 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
 
 
 def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming) -> None:
-    """Raise MissingTensors if a loader needs tensors that nobody has, Inconsistent if most have other shapes than the config says.
+    """Raise MissingTensors if tensors that a loader needs are missing, Inconsistent if most have other shapes than the config says.
 
     ``base`` are the names that could be taken from the base.
     """
     if made.mixed:
         raise Inconsistent(
-            f"{len(made.mixed)} tensors have names of another kind than the rest: names as trained mixed with hub names, of {made.named}",
+            f"{len(made.mixed)} tensors have another kind of names than the rest: names as trained mixed with hub names, of {made.named}",
             tensor=made.mixed[0],
             expected="one kind of names; no loader accepts fused and single experts together",
             hint="leave one kind out with --exclude",
@@ -173,7 +173,7 @@ def _counted(made: Claim, absent: Sequence[str]) -> str:
 
 
 def _globs(absent: Sequence[str], there: Collection[str]) -> list[str]:
-    """Globs for names that are missing: each begins like no name that is there, or is one name with its numbers open."""
+    """Globs for missing names: each begins like no existing name, or is one name with its numbers open."""
     patterns = {pattern_of(name)[0].replace("{}", "*") for name in absent}
     if len(absent) == 1 or len(patterns) == 1:
         return [absent[0] if len(absent) == 1 else patterns.pop()]
@@ -186,12 +186,12 @@ def _globs(absent: Sequence[str], there: Collection[str]) -> list[str]:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """What a name begins with, up to each of its dots, the shortest first."""
+    """The prefixes of a name, up to each of its dots, the shortest first."""
     return itertools.accumulate(name.split(".")[:-1], lambda whole, part: f"{whole}.{part}")
 
 
 def _flags(option: str, globs: Sequence[str]) -> str:
-    """An option for each glob; where there are many, for an unnamed one."""
+    """An option for each glob; for many globs, one option with a placeholder."""
     return " ".join(f"{option} '{glob}'" for glob in globs) if len(globs) <= SHOWN_GLOBS else f"{option} GLOB (once for each of them)"
 
 
@@ -204,7 +204,7 @@ def _advised(item: Mismatch) -> str:
 
 
 def _unproved(absent: Mapping[str, Shape], kind: KnownClass) -> list[Note]:
-    """Names by pattern that no tensor has. The shipped names are those of one config, so that this proves nothing."""
+    """Names by pattern that no tensor has. The shipped names come from one config, so this proves nothing."""
     wanted = [name.replace("{}", "*") for name in absent if not name.endswith("bias")]
     if not wanted:
         return []
@@ -221,7 +221,7 @@ def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
 
 
 def _grouped(names: Sequence[str]) -> list[str]:
-    """Names that differ in numbers only, as one with the range of the numbers."""
+    """Names that differ only in numbers, as one name with the range of the numbers."""
     groups: dict[str, list[tuple[int, ...]]] = {}
     for name in names:
         pattern, numbers = pattern_of(name)

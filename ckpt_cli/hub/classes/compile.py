@@ -1,4 +1,4 @@
-"""transformers' own tables of names and layouts on the hub, as plain data. Runs in a process of its own: it imports torch.
+"""transformers' own tables of names and layouts on the hub, as plain data. Runs in a separate process: it imports torch.
 
     python -m ckpt_cli.hub.classes.compile --rules CONFIG.json     prints the rules of the model that a config describes
     python -m ckpt_cli.hub.classes.compile --tensors CONFIG.json   prints the tensors that it has, in memory and on the hub
@@ -209,7 +209,7 @@ def versioned(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _end_with_parent() -> None:
-    """Be killed when the process that asked is (on Linux): nobody would read the answer."""
+    """End with the parent process (on Linux): nobody would read the answer."""
     import ctypes
     import os
     import signal

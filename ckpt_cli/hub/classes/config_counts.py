@@ -1,6 +1,6 @@
-"""What config.json itself says about how many layers, experts, rows and towers there are, against the tensors that are there.
+"""Compares the counts in config.json (layers, experts, rows, towers) with the tensors.
 
-For models whose class is not known, this is what can be compared. Only what no sound model has is called missing: layers between, or
+For models of an unknown class, this is all that can be compared. Only what no sound model lacks is called missing: layers between, or
 after, layers that are alike; experts of a numbered list. Multi-token prediction is looked for in any case, since no class of
 transformers has a place for it.
 """
@@ -24,7 +24,7 @@ BLOCK = 4
 """Tensors that the smallest layer of a transformer has; a stack of less may be linear layers with activations between."""
 
 LONG = 6
-"""Layers of the shortest stack of which one may be called unlike all others: necks of four layers are each what they are."""
+"""The shortest stack in which one layer may be reported as unlike all others: in necks of four layers, each may differ."""
 
 PLACE = re.compile(r"layer|period|interval|every|freq|offset|stride|step|pattern|skip|first|start|ind(ex|ices)|idx|_at$", re.IGNORECASE)
 """In keys of a config, words for places of layers."""
@@ -46,9 +46,9 @@ TOWERS = {
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Something that config.json counts otherwise than the tensors do.
+    """A count in config.json that differs from the tensors.
 
-    ``lacking``: globs for tensors that are not there and that a loader needs; empty for what is merely odd.
+    ``lacking``: globs for missing tensors that a loader needs; empty for mere oddities.
     """
 
     code: str
@@ -57,7 +57,7 @@ class Mismatch:
 
 
 def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool) -> list[Mismatch]:
-    """Everything that config and tensors count differently; ``known``: the class was compared, which says more about all but MTP."""
+    """All counts in which config and tensors differ; ``known``: the class was compared, which covers all but MTP."""
     found = list(_prediction(config, shapes))
     found += [*_types(config), *_quantised(config, shapes)]
     if not known:
@@ -68,7 +68,7 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool) -> l
 
 
 def _types(config: Config) -> Iterator[Mismatch]:
-    """Loaders choose a class by model_type, and what they build then is not the class that the config names."""
+    """Loaders choose a class by model_type, which may not be the class that the config names."""
     kind, model_type = architecture(config), config.get("model_type")
     others = types_of(kind) if kind is not None else []
     if others and model_type not in others and not config.get("auto_map"):
@@ -154,7 +154,7 @@ def _length(stack: str, layers: Mapping[int, set[str]], wanted: int, *, exact: b
 
 
 def _uneven(stack: str, layers: Mapping[int, set[str]], config: Config) -> Iterator[Mismatch]:
-    """A few layers that lack what at least as many others have, and have nothing else instead."""
+    """A few layers that lack what at least as many others have, with nothing in its place."""
     kinds = Counter(frozenset(leaves) for leaves in layers.values())
     poorer = {
         number: fuller
@@ -172,7 +172,7 @@ def _uneven(stack: str, layers: Mapping[int, set[str]], config: Config) -> Itera
 
 
 def _is_lost(layers: Mapping[int, set[str]], number: int, fuller: frozenset[str], config: Config) -> bool:
-    """Whether tensors of one layer are lost, and the layer is not made like this.
+    """Whether one layer lost tensors, rather than being built without them.
 
     No class of transformers has, between two layers that are alike, a single one with parts of modules missing: first and last layers
     differ, and those at regular places. Of a short stack nothing is known, and a config may list the layers that differ.
@@ -187,7 +187,7 @@ def _is_lost(layers: Mapping[int, set[str]], number: int, fuller: frozenset[str]
 
 
 def _around(leaf: str) -> str:
-    """What the siblings of a module begin with: "mlp." of mlp.down_proj.weight; of a norm's weight nothing."""
+    """The common prefix of a module's siblings: "mlp." for mlp.down_proj.weight, nothing for a norm's weight."""
     parts = leaf.split(".")
     return f"{parts[0]}." if len(parts) > 2 else ""
 
@@ -206,7 +206,7 @@ def _names_layer(level: Mapping[str, object], number: int, count: int) -> bool:
 
 
 def _whole(value: object) -> int | None:
-    """A number of parts, also where a config writes it as "2" or 2.0."""
+    """A number of parts, even if a config writes it as "2" or 2.0."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:
         return int(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 10**9:
@@ -240,7 +240,7 @@ def _experts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
 
 
 def _holes(numbered: Mapping[int, object]) -> list[int]:
-    """Numbers from 0 to the last one that are not there; so many as there are of those that are, at most."""
+    """Missing numbers from 0 to the last one; at most as many as there are existing ones."""
     absent: list[int] = []
     expected = 0
     for number in sorted(numbered):

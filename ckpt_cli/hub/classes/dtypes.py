@@ -1,4 +1,4 @@
-"""Tensors of a dtype that no class has where they stand: codes without scales, complex numbers, integers in the place of weights."""
+"""Tensors of a dtype that no class has in their place: codes without scales, complex numbers, integers in place of weights."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ckpt_cli.tensors.tensor import Tensor
 COUNTS = re.compile(
     r"num_batches_tracked|relative_position_index|(.+_)?(position|token_type)_ids|tid2eid|.*_num_updates|.*idxs?|.*ind(ex|ices)|.*mask"
 )
-"""Last parts of names of what classes count and look up with: the only tensors of theirs that are no floats, but for masks."""
+"""Last parts of names of counters and lookup tables: the only tensors of classes that are not floats, except masks."""
 
 MASK_DIMENSIONS = 4
 """GPT-2 and its like keep the causal mask as ``attn.bias``, [1, 1, n, n]."""
 
 
 def odd_dtypes(tensors: Mapping[str, Tensor], config: Config, kind: KnownClass | str) -> list[Note]:
-    """Warnings about weights that are no floats, one for each dtype.
+    """Warnings about weights that are not floats, one for each dtype.
 
-    A weight is what the class knows, what other layers have as floats, what is called one. With a quantization_config, codes are
-    what should be there; complex numbers are nobody's codes.
+    A weight is a tensor that the class knows, that other layers have as floats, or named like one. With a quantization_config, codes are
+    expected; complex numbers are never codes.
     """
     quantised = "quantization_config" in config or "compression_config" in config
     found: dict[Dtype, list[str]] = {}
@@ -45,7 +45,7 @@ def _any_other(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _is_weight(name: str, tensor: Tensor, kind: KnownClass | str, floats: Collection[str]) -> bool:
-    """Whether a tensor stands where a class has floats, as far as names tell."""
+    """Whether a class has floats in the place of a tensor, judged by names."""
     leaf, dimensions = name.rpartition(".")[2], len(tensor.shape)
     if COUNTS.fullmatch(leaf) or (leaf.endswith("bias") and (not dimensions or dimensions >= MASK_DIMENSIONS)):
         return False
@@ -56,7 +56,7 @@ def _is_weight(name: str, tensor: Tensor, kind: KnownClass | str, floats: Collec
 
 
 def _text(dtype: Dtype, names: list[str], tensors: Mapping[str, Tensor], config: Config) -> str | None:
-    """What is said of weights of one dtype; nothing of codes with scales where there is no config at all, which are for other tools."""
+    """The message about weights of one dtype; none about codes with scales if there is no config at all: these are for other tools."""
     text = f"{few(names, 3)}: {dtype} where a model has floats"
     if dtype.kind in ("complex", "bool"):
         return f"{text}: no loader takes complex numbers for weights" if dtype.kind == "complex" else text

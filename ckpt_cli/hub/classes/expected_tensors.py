@@ -32,7 +32,7 @@ class Expected:
 
 
 def expected_tensors(config: Config) -> Expected | str:
-    """The tensors of the model that a config describes, or why they are not known. Custom code is never run."""
+    """The tensors of the model that a config describes, or why they are unknown. Custom code is never run."""
     kind, version = architecture(config), installed_version()
     if kind is None or not isinstance(config.get("model_type"), str):
         return "config.json names no architecture"

@@ -1,7 +1,7 @@
-"""How tensors compare with those of the model class that a config names: the only ground for saying whose names they are.
+"""Compares tensors with the model class that a config names: the only basis for reports about names.
 
-The class is asked about by way of transformers (names and shapes, `expected_tensors`), or known from the shipped names
-(`class_names`). What neither knows is not compared, and that is said.
+The class comes from transformers (names and shapes, `expected_tensors`) or from the shipped names
+(`known_names`). If neither knows it, nothing is compared, which is reported.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ VALUE_HEAD = re.compile(r"v_head\..*")
 
 @dataclass(frozen=True, slots=True)
 class KnownClass:
-    """A model class, and what is known of its tensors: all of them with shapes, or names by pattern.
+    """A model class and its known tensors: all of them with shapes, or names by pattern.
 
-    ``chosen``: the config names no class, and this one of its model type fits the tensors. ``unknown``: why shapes are not known.
+    ``chosen``: the config names no class, and this one of its model type fits the tensors. ``unknown``: why shapes are unknown.
     """
 
     kind: str
@@ -56,12 +56,12 @@ class KnownClass:
         return isinstance(self.known, Expected)
 
     def count(self, shapes: Mapping[str, Shape]) -> int:
-        """How many names, in memory or on the hub, of this or of older versions of transformers, the class knows."""
-        strange = [name for name in shapes if not self.knows(name)]
-        if not strange or self.rules is None:
-            return len(shapes) - len(strange)
+        """How many of these names the class knows, in memory or on the hub, in this or older versions of transformers."""
+        unknown = [name for name in shapes if not self.knows(name)]
+        if not unknown or self.rules is None:
+            return len(shapes) - len(unknown)
         native = native_names(shapes, self.rules)
-        return len(shapes) - sum(not self.knows(native[name]) for name in strange)
+        return len(shapes) - sum(not self.knows(native[name]) for name in unknown)
 
     def knows(self, name: str) -> bool:
         """Whether a tensor of the class has this name, in memory or on the hub."""
@@ -73,15 +73,15 @@ class KnownClass:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a comparison with a class gave.
+    """The result of a comparison with a class.
 
     ``expected`` counts the tensors of the class that a file must have (None: only names by pattern were compared), ``fitting`` how
     many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``extra`` has
     no place in the class. Of patterns, ``missing`` are those that no tensor has, with an empty shape.
 
     Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
-    what a wrapper (TRL's) put in front of the model's names, ``doubles`` the base model's prefix that is there once too often,
-    ``lacks`` that prefix where the file has none.
+    the prefix that a wrapper (TRL's) adds to the model's names, ``doubles`` the base model's prefix if it is there twice,
+    ``lacks`` that prefix if the file has none.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class Fit:
     unknown: str = ""
 
     def name_in(self, names: Container[str], name: str) -> str:
-        """What a file with these ``names`` calls a tensor that the comparison calls ``name``."""
+        """The name, in a file with these ``names``, of a tensor that the comparison calls ``name``."""
         other = self.wrapper + self.doubles + name.removeprefix(self.lacks)
         return other if other in names else name
 
@@ -108,7 +108,7 @@ class Fit:
 
 
 def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str:
-    """The class of a model, by its config and tensors, or why its tensors are not known. Custom code is never run.
+    """The class of a model, by its config and tensors, or why its tensors are unknown. Custom code is never run.
 
     A config that names no class means the one of its model type whose tensors fit; that of a critic the class with its head.
     """
@@ -137,7 +137,7 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
 
 
 def common_prefix(kind: KnownClass, shapes: Mapping[str, Shape]) -> tuple[str, str]:
-    """What all names begin with and what must stand there instead, so that they are names of the class: ("net.", ""), say.
+    """The common prefix of all names and the prefix that makes them names of the class, such as ("net.", "").
 
     Two empty texts if the names fit as they are, or nothing makes them fit.
     """
@@ -176,7 +176,7 @@ def changed_prefix(name: str, change: tuple[str, str]) -> str:
 def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[FitNaming] = ("hub", "native", "older")) -> Fit:
     """Differences to the tensors of a class, under those of the ``namings`` that fit best.
 
-    TRL's prefix is looked past, and its value head has no place in the class.
+    TRL's prefix is ignored, and its value head has no place in the class.
     """
     heads = [name for name in shapes if VALUE_HEAD.fullmatch(name)]
     inner = {name.removeprefix(TRL): shape for name, shape in shapes.items() if name not in heads}
@@ -247,7 +247,7 @@ NAMINGS: Mapping[FitNaming, str] = {"hub": "those of the hub", "native": "as tra
 
 
 def claim(fit: Fit) -> str:
-    """What the comparison allows to say about names, in numbers."""
+    """The report about names, in numbers."""
     kind = printable(fit.kind)
     others = f", {len(fit.extra)} others" if fit.extra else ""
     whose = f"those of TRL, behind {fit.wrapper.removesuffix('.')}" if fit.wrapper else NAMINGS[fit.naming]

@@ -1,4 +1,4 @@
-"""What a rule of the hub gathers must be whole: every source, every element of a list, one tensor for one name."""
+"""Tensors that a hub rule gathers must be complete: every source, every element of a list, one tensor per name."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ JOINING = ("Concatenate", "MergeModulelist")
 """Operations that make one tensor of several."""
 
 MAX_PARTS = 1 << 16
-"""Into so many parts (experts, heads, shards) a tensor may be cut; what asks for more is no model."""
+"""The largest number of parts (experts, heads, shards) of a tensor; no model has more."""
 
 BOTH = "the checkpoint holds one tensor in two forms: drop one of them with --key-map"
 NATIVE = "pass --names native to write the tensors that are there under the names of training"
-MODEL = "the config is of another model than the tensors; pass --names native to write them as trained"
+MODEL = "config and tensors belong to different models; pass --names native to write them as trained"
 
 
 @contextmanager
 def applying(conversion: Conversion, tensor: str) -> Iterator[None]:
-    """Attach the tensor and the rule to errors; what an operation makes no sense of is Inconsistent."""
+    """Attach the tensor and the rule to errors; input that an operation cannot use is Inconsistent."""
     try:
         yield
     except CkptError as error:
@@ -40,7 +40,7 @@ def applying(conversion: Conversion, tensor: str) -> Iterator[None]:
 
 
 def rule_text(conversion: Conversion) -> str:
-    """A rule for people: sources, targets, operations."""
+    """A rule as text: sources, targets, operations."""
     renaming, operations = conversion.renaming, [str(operation["name"]) for operation in conversion.operations]
     return f"rule: {' + '.join(renaming.sources)} -> {' + '.join(renaming.targets)} ({', '.join(operations)})"
 
@@ -112,7 +112,7 @@ def checked_axis(tensor: Tensor, dim: int, least: int = 1) -> int:
 
 
 def checked_parts(tensor: Tensor, length: int, parts: object, what: str) -> int:
-    """Into how many equal parts a length is cut. Raises Inconsistent unless that is a sensible number that divides it."""
+    """The number of equal parts of a length. Raises Inconsistent unless it is a sensible number that divides it."""
     if type(parts) is not int or not 1 <= parts <= MAX_PARTS or length % parts:
         raise Inconsistent(
             f"{length} elements cannot be cut into {str(parts)[:20]} {what}",

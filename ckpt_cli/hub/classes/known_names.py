@@ -1,4 +1,4 @@
-"""The names that the tensors of each class of transformers have, as the package ships them: what is known without asking transformers.
+"""The names that the tensors of each class of transformers have, as the package ships them: known without asking transformers.
 
 ``known_names.json`` is made by `ckpt_cli.hub.classes.compile` from the default config of every class, so that numbers of layers and shapes
 are not in it, and a name that only other settings bring along (a bias, a norm) may be absent.
@@ -55,12 +55,12 @@ def fitting_class(config: Config, names: Iterable[str]) -> str | None:
 
 
 def types_of(kind: str) -> list[str]:
-    """The model types of which a class is, as far as the shipped file tells."""
+    """The model types of a class, by the shipped file."""
     return [key.removesuffix(f"/{kind}") for key in _shipped()["models"] if key.endswith(f"/{kind}")]
 
 
 def _agreement(held: set[str], known: frozenset[str]) -> int:
-    """Names in common less those that only one side has; 0 or less for sets that have little in common."""
+    """Common names minus those that only one side has; 0 or less for sets with little in common."""
     return 2 * len(held & known) - len(held ^ known)
 
 

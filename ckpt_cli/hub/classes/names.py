@@ -57,13 +57,13 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
 
 
 def native_tensors(tensors: Mapping[str, Tensor], rules: HubRules) -> Mapping[str, Tensor]:
-    """The tensors under the names of the model in memory: what has names of the hub already, or of older versions, is renamed."""
+    """The tensors under the names of the model in memory: hub names and names of older versions are changed."""
     names = native_names(tensors, rules)
     return {names[name]: tensor for name, tensor in tensors.items()}
 
 
 def native_names(names: Iterable[str], rules: HubRules) -> dict[str, str]:
-    """Each name as the model in memory has it; all as they are if two would become one."""
+    """Each name as in memory; all unchanged if two would become one."""
     state = _State(rules)
     renamed = {name: state.older(name) for name in sorted(names, key=natural_key)}
     return renamed if len(set(renamed.values())) == len(renamed) else {name: name for name in renamed}

@@ -20,7 +20,7 @@ from ckpt_cli.hub.config import Config, architecture
 
 FILE = Path(__file__).with_name("rules.json")
 SCHEMA = 2
-"""Of a compiled rule set; kept ones of another schema are not used."""
+"""Version of compiled rule sets; cached ones of another version are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def rules_for(config: Config) -> HubRules | None:
 
 
 def knows(model_type: object, name: str) -> bool:
-    """Whether transformers has a class of this name for a model type, as far as the shipped file tells."""
+    """Whether transformers has a class of this name for a model type, by the shipped file."""
     return f"{model_type}/{name}" in _shipped()["models"]
 
 

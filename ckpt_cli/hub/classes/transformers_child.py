@@ -34,7 +34,7 @@ def asked_child(question: Question, config: Config, schema: int) -> dict[str, An
     """What `ckpt_cli.hub.classes.compile` answers to a question about a config, from the user's cache if it was asked before.
 
     ``schema`` counts the forms that the answer has had. {"error": ...} if transformers cannot build the model; None if it
-    is not installed or could not be asked, or if the config asks for more than anybody builds.
+    is not installed or could not be asked, or if the config asks for an impossibly large model.
     """
     version = installed_version()
     if version is None or huge_number(config) is not None:
@@ -98,7 +98,7 @@ def _run_child(question: Question, text: str) -> dict[str, Any] | None:
 
 
 def _keep(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a cache file whole or not at all, also about a config without an answer; a cache that cannot be written is none."""
+    """Write a cache file completely or not at all, also for a config without an answer; an unwritable cache is ignored."""
     import tempfile
 
     try:

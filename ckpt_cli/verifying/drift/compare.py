@@ -27,7 +27,7 @@ BLOCK = 128 << 10
 """Elements that are compared at a time: their float64 copies stay in the cache."""
 
 PACKED = ("F4", "QINT8", "QUINT8", "QINT32")
-"""Elements that are no numbers on their own: their bytes are equal or not."""
+"""Elements that are not numbers on their own: their bytes are equal or not."""
 
 LABEL = "comparing values"
 
@@ -129,7 +129,7 @@ def _compare(
 
 
 def _format_facts(mine: Mapping[str, tuple[Tensor, Dtype]], base: Mapping[str, Tensor]) -> tuple[FormatFact, ...]:
-    """What tells two forms of one model apart."""
+    """Facts that distinguish two forms of one model."""
     facts = bagel_facts({name: tensor.shape for name, (tensor, _) in mine.items()}, {name: tensor.shape for name, tensor in base.items()})
     return tuple(FormatFact(what=what, mine=own, base=other) for what, own, other in facts)
 

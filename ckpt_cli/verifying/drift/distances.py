@@ -119,10 +119,10 @@ class Accumulator:
         """Take what is not finite out of the sums, and remember it where it differs."""
         import numpy
 
-        strange = odd & (a != b) & ~(numpy.isnan(a) & numpy.isnan(b))
-        if strange.any():
-            self.odd_delta = float(numpy.maximum(self.odd_delta, numpy.abs(d[strange]).max()))
-            not_finite = strange & ~numpy.isfinite(b)
+        unequal = odd & (a != b) & ~(numpy.isnan(a) & numpy.isnan(b))
+        if unequal.any():
+            self.odd_delta = float(numpy.maximum(self.odd_delta, numpy.abs(d[unequal]).max()))
+            not_finite = unequal & ~numpy.isfinite(b)
             self.odd_base = float(numpy.maximum(self.odd_base, numpy.abs(b[not_finite]).max(initial=0.0)))
         d[odd] = 0
         for values in (a, b):

@@ -86,6 +86,29 @@ def foreign_names(names: Iterable[str]) -> str | None:
     return next((trainer for trainer, regex in FOREIGN if any(regex.fullmatch(name) for name in listed)), None)
 
 
+NUMBERED = re.compile(r"(?P<stem>model|ema)_(?P<number>[1-9][0-9]{0,8})", re.ASCII)
+"""Components of which accelerate numbers several in one save: number 0 goes by the name alone."""
+
+
+def numbered(component: str, number: int) -> str:
+    """The name of one of several models (averages) that were saved together.
+
+    >>> numbered("model", 0), numbered("ema", 1)
+    ('model', 'ema_1')
+    """
+    return f"{component}_{number}" if number else component
+
+
+def unnumbered(component: str) -> tuple[str, int]:
+    """The name and the number of a component: the reverse of `numbered`.
+
+    >>> unnumbered("model_1"), unnumbered("critic")
+    (('model', 1), ('critic', 0))
+    """
+    fields = NUMBERED.fullmatch(component)
+    return (fields["stem"], int(fields["number"])) if fields is not None else (component, 0)
+
+
 def few(names: Sequence[str], shown: int = 6) -> str:
     """The first names of a list, safe to print, and how many more there are."""
     listed = ", ".join(printable(name) for name in names[:shown])

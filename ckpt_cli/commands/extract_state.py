@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from typing_extensions import Unpack
 
 from ckpt_cli.commands.strict import refuse_warnings
-from ckpt_cli.discover.components import component_names, expanded
+from ckpt_cli.discover.components import component_names, expanded, numbered_notes
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.locate import locate
@@ -32,7 +32,7 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
-from ckpt_cli.state.optimizer import read_optimizer
+from ckpt_cli.state.optimizer import optimizer_notes, read_optimizer
 from ckpt_cli.state.optimizer_tensors import Optimizer
 from ckpt_cli.state.training_state import TrainingState, read_state
 from ckpt_cli.tensors.component import Note
@@ -108,6 +108,7 @@ def extract_state(
         check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
         if optimizer is not None:
             state.lost += optimizer.lost
+            notes = [*notes, *optimizer_notes(found, place, component is not None)]
         framework = trainer_of(place.match, found.path, None)
         side = state_files(state, framework)
         whole = plan.Plan((), None, None)
@@ -187,6 +188,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
         if step is None and target.run is not None:
             target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
         newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
+        notes += numbered_notes(target, found, type) if problem is None or not candidates else []
         if problem is None:
             return found, place, [*newer, *notes]
         candidates.append((found, place, problem))

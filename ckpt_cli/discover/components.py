@@ -5,13 +5,17 @@ from __future__ import annotations
 import difflib
 from dataclasses import replace
 
-from ckpt_cli.discover.found import Found
+from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.errors import CkptError, NotFound
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, groups
 from ckpt_cli.formats.torch_files.averages import is_average_name
+from ckpt_cli.names import few, numbered
+from ckpt_cli.tensors.component import Note
 
 SYNONYMS = {"regular": "model", "main": "model"}
+MAIN_MEANT = ("model", *SYNONYMS)
+"""What ``--type`` calls the main component, also where that has another name."""
 
 
 def expanded(found: Found, files: Files) -> Found:
@@ -30,10 +34,11 @@ def expanded(found: Found, files: Files) -> Found:
             # No state dict is called model, so that the first one goes by its own name.
             taken.add(names[0])
             places[places.index(place)] = replace(place, name=names[0])
-        for name in names[1:]:
+        for group in names[1:]:
+            name = numbered(group, place.match.number)
             if name not in taken:
                 taken.add(name)
-                places.append(replace(place, name=name, match=replace(place.match, component=name, group=name)))
+                places.append(replace(place, name=name, match=replace(place.match, component=group, group=group)))
     return replace(found, places=tuple(places))
 
 
@@ -80,3 +85,31 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
                 hint=f"did you mean --type {close[0]}?" if close else "pass one of these to --type",
             )
     return names
+
+
+def numbered_notes(target: Target, found: Found, wanted: str | None) -> list[Note]:
+    """What is said where accelerate saved several models: of those that nobody asked for, and of a number 0 that is not there."""
+    main, notes = found.places[0], []
+    others = [place.name for place in found.places if _is_other_model(place, main)]
+    if others and wanted is None:
+        which = "is another model" if len(others) == 1 else "are other models"
+        text = f"{_told(main)} was taken; {few(others)} {which} of this checkpoint (--type {others[0]})"
+        notes.append(Note("warning", "other-models", text))
+    if main.match.number and wanted in (None, "both", *MAIN_MEANT) and not _was_given(target, found):
+        text = f"{_told(main)} is number {main.match.number} of several models, and number 0 is not here"
+        notes.append(Note("warning", "no-first-model", f"{text}: taken as {main.name}"))
+    return notes
+
+
+def _is_other_model(place: Place, main: Place) -> bool:
+    return place.match.number != main.match.number and place.match.group is None and not is_average_name(place.name)
+
+
+def _was_given(target: Target, found: Found) -> bool:
+    """Whether the path was that of the component's own folder or file, beside which anything may lie."""
+    return target.run is None and (target.path != found.path or target.path in found.places[0].match.files)
+
+
+def _told(place: Place) -> str:
+    """A component by its folder, or by its first file where these lie in the checkpoint's own folder."""
+    return place.match.files[0].name if place.match.root in (place.home, place.match.files[0]) else f"{place.match.root.name}/"

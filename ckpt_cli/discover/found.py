@@ -12,6 +12,14 @@ from ckpt_cli.formats.trainers import trainer_of
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Another reading of a component, which was not taken: what it is, and its folder where that is one of its own."""
+
+    text: str
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """A component on disk: the files that a reader recognised, and the folder that it belongs to.
 
@@ -23,7 +31,7 @@ class Place:
     name: str
     match: Match
     home: Path
-    passed_over: tuple[str, ...] = ()
+    passed_over: tuple[PassedOver, ...] = ()
     more_homes: tuple[Path, ...] = ()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.beside import left_out_notes
-from ckpt_cli.discover.components import called_ema, component_names, expanded, with_ema_of_model
+from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
@@ -22,6 +22,7 @@ from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.ties import Live
+from ckpt_cli.names import few, unnumbered
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -111,6 +112,7 @@ def open_checkpoint(
         notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
+        notes += numbered_notes(target, found, type)
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
@@ -134,8 +136,9 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
         notes.append(Note("warning", "steps-inside", text))
     for component in opened.components:
         for other in component.place.passed_over:
-            text = f"{component.name}: {component.place.match.evidence} was chosen; {other} is also there"
-            notes.append(Note("info", "passed-over", text))
+            if other.folder is None:
+                text = f"{component.name}: {component.place.match.evidence} was chosen; {other.text} is also there"
+                notes.append(Note("info", "passed-over", text))
     if opened.target.nodes > 1:
         notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were joined as the nodes of one run"))
     return Checkpoint(
@@ -196,8 +199,9 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     homes = (place.home, found.path, *place.more_homes)
     assets = find_assets(homes, base)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
-    notes = (*component.notes, *left_out_notes(found, place, component, files), *notes_of_ranks(place, files))
-    live = (lambda: _live_tensors(found, files, base, shard_order)) if name == "ema" else None
+    notes = (*component.notes, *passed_over_notes(place), *left_out_notes(found, place, component, files), *notes_of_ranks(place, files))
+    stem, number = unnumbered(name)
+    live = (lambda: _live_tensors(found, number, files, base, shard_order)) if stem == "ema" else None
     return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
 
 
@@ -206,9 +210,24 @@ def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:
     return ReadOptions(expert_count(config), bool(config), shard_order)
 
 
-def _live_tensors(found: Found, files: Files, base: Path | None, shard_order: ShardOrder) -> Mapping[str, Tensor] | None:
-    """The tensors of the main component beside an EMA, None if there is none or it is not whole: it is only compared with."""
-    main = next((place.name for place in found.places if place.name != "ema"), None)
+def passed_over_notes(place: Place) -> list[Note]:
+    """A warning about folders that hold the same component once more: other weights, of which nothing tells that they are a copy."""
+    folders = [other.folder for other in place.passed_over if other.folder is not None]
+    if not folders:
+        return []
+    text = f"{place.name} was read from {_folder_name(place.match.root, place.home)}; {few([_folder_name(f, place.home) for f in folders])}"
+    return [Note("warning", "passed-over", f"{text} could be {place.name} too, and {'was' if len(folders) == 1 else 'were'} not read")]
+
+
+def _folder_name(folder: Path, home: Path) -> str:
+    """A folder as it is seen from the component's own."""
+    return str(folder.relative_to(home)) + "/" if folder != home and folder.is_relative_to(home) else f"{folder.name}/"
+
+
+def _live_tensors(found: Found, number: int, files: Files, base: Path | None, shard_order: ShardOrder) -> Mapping[str, Tensor] | None:
+    """The tensors of the model beside an EMA of the same ``number``, None if there is none or it is not whole: it is only compared with."""
+    alike = (place.name for place in found.places if unnumbered(place.name)[0] != "ema" and place.match.number == number)
+    main = next(alike, None)
     try:
         return describe_place(found, main, files, base, shard_order).component.tensors if main is not None else None
     except CkptError:

@@ -8,24 +8,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.unread import refused_tag
+from ckpt_cli.names import numbered, unnumbered
 
 ROLES = ("actor", "policy", "critic", "reward", "value")
 """Folders of a checkpoint that hold one trained model each; the first one present is the main component."""
 
 COMPONENT_FOLDERS = {
-    re.compile(r"pytorch_model_fsdp_[0-9]+", re.ASCII): "model",
-    re.compile(r"pytorch_ema_model_fsdp_[0-9]+", re.ASCII): "ema",
+    re.compile(r"pytorch_model_fsdp_(?P<number>[0-9]{1,9})", re.ASCII): "model",
+    re.compile(r"pytorch_ema_model_fsdp_(?P<number>[0-9]{1,9})", re.ASCII): "ema",
     re.compile(r"model_sharded|model_and_optim|trainer", re.ASCII): "model",
     re.compile(r"ema_sharded", re.ASCII): "ema",
     re.compile(r"dist_ckpt", re.ASCII): "model",
 }
+"""What a folder holds by its name. A ``number`` says which of several models (a generator and a discriminator) that were saved together."""
+
 MAIN = ("model", *ROLES[:2])
 DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
 
@@ -37,12 +40,12 @@ def inside_checkpoint(path: Path, there: Folders) -> Target | None:
     places = places_in(path, there)
     if places:
         name = path.name
-        role = name if name in ROLES else next((c for regex, c in COMPONENT_FOLDERS.items() if regex.fullmatch(name)), None)
-        root = path.parent if role is not None else path
-        if role in ROLES:
-            places = tuple(replace(place, name=role if place.name == "model" else place.name) for place in places)
-        elif role is not None:
-            places = tuple(replace(place, name=role, home=root) for place in places)
+        of_folder = (name, 0) if name in ROLES else _component_of(name)
+        root = path.parent if of_folder is not None else path
+        if name in ROLES:
+            places = tuple(replace(place, name=name if place.name == "model" else place.name) for place in places)
+        elif of_folder is not None:
+            places = tuple(_numbered(place, *of_folder, root) for place in places)
         return Target(path, None, (Found(root, step_of(root), places),))
     if not there.is_file(path):
         return None
@@ -68,9 +71,9 @@ def places_in(folder: Path, there: Folders) -> tuple[Place, ...]:
         if role in children:
             places += [Place(role, match, folder / role) for match in _of_role(folder / role, there) if match.component == "model"]
     for child in children:
-        for regex, component in COMPONENT_FOLDERS.items():
-            if regex.fullmatch(child):
-                places += [Place(component, match, folder) for match in recognise(folder / child, there)]
+        of_folder = _component_of(child)
+        if of_folder is not None:
+            places += [_numbered(Place("", match, folder), *of_folder, folder) for match in recognise(folder / child, there)]
     read = {place.name for place in places if not all_refused([place])}
     places = [place for place in places if not all_refused([place]) or place.name not in read]
     return _chosen(places or [Place("model", match, folder) for match in _of_role(folder, there) or _tags(folder, there)])
@@ -103,7 +106,21 @@ def all_refused(places: Sequence[Place]) -> bool:
 
 
 def _may_hold_component(name: str) -> bool:
-    return name in ROLES or any(regex.fullmatch(name) for regex in COMPONENT_FOLDERS)
+    return name in ROLES or _component_of(name) is not None
+
+
+def _component_of(folder: str) -> tuple[str, int] | None:
+    """The component that a folder of this name holds, and its number among several; None if the name is none of these."""
+    for regex, component in COMPONENT_FOLDERS.items():
+        fields = regex.fullmatch(folder)
+        if fields is not None:
+            return component, int(fields.groupdict().get("number") or 0)
+    return None
+
+
+def _numbered(place: Place, component: str, number: int, home: Path) -> Place:
+    """What lies in a component's folder. The folder's number counts: names of files in it need not have one."""
+    return replace(place, name=numbered(component, number), match=replace(place.match, number=number), home=home)
 
 
 def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
@@ -112,6 +129,18 @@ def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
     for place in sorted(places, key=lambda place: order_of(place.match)):
         first = unique.setdefault(place.name, place)
         if first is not place:
-            passed = f"{place.match.evidence} ({place.match.format})"
+            passed = PassedOver(f"{place.match.evidence} ({place.match.format})", _own_folder(place, first))
             unique[place.name] = replace(first, passed_over=(*first.passed_over, passed))
-    return tuple(sorted(unique.values(), key=lambda place: MAIN.index(place.name) if place.name in MAIN else len(MAIN)))
+    return tuple(sorted(unique.values(), key=_rank))
+
+
+def _rank(place: Place) -> tuple[int, int]:
+    """The main component first, then the other models of the same save, then the rest."""
+    name, number = unnumbered(place.name)
+    return (MAIN.index(name) if name in MAIN else len(MAIN), number)
+
+
+def _own_folder(place: Place, first: Place) -> Path | None:
+    """The folder of a reading that is not the chosen one's: other weights. Single files beside it are `beside`'s to judge."""
+    loose = place.match.root == place.home and not format_of(place.match).is_sharded
+    return None if loose or place.match.root == first.match.root else place.match.root

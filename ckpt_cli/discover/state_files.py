@@ -43,8 +43,8 @@ PATTERNS: dict[str, Kind] = {
     r"meta\.pt|trainer_state\.pt": "extra",
     rf"rng_state_{RANK}\.pth|rng_state\.pth": "random",
     rf"random_states_{RANK}\.pkl": "random",
-    r"scheduler(_[0-9]+)?\.(pt|bin)": "scheduler",
-    r"scaler\.pt": "scaler",
+    r"scheduler(_(?P<number>[0-9]{1,9}))?\.(pt|bin)": "scheduler",
+    r"scaler(_[0-9]+)?\.(pt|bin)": "scaler",
     r"(trainer_state|metadata)\.json": "json",
     r"data\.pt|dataloader\.pt|data_status\.pt|training_args\.bin|custom_checkpoint_[0-9]+\.pkl": "copied",
     r"(sampler|dl_state_dict)(_[0-9]+)?\.bin": "copied",
@@ -59,7 +59,8 @@ PATTERNS: dict[str, Kind] = {
 class StateFile:
     """A file with training state; ``rank`` is None for files that are one for all ranks.
 
-    ``family`` is the name with an R for the rank, None without one; ``grouped``: the number is that of a group of ranks.
+    ``family`` is the name with an R for the rank, None without one; ``grouped``: the number is that of a group of ranks. ``number``
+    is which of several schedulers of one save it is.
     """
 
     path: Path
@@ -68,6 +69,7 @@ class StateFile:
     world_size: int | None = None
     family: str | None = None
     grouped: bool = False
+    number: int = 0
 
     @property
     def copy_name(self) -> str:
@@ -98,7 +100,7 @@ def _recognised(path: Path, name: str) -> StateFile | None:
             numbers = {key: int(value) for key, value in fields.groupdict().items() if value is not None}
             group = next((key for key in ("rank", "group") if key in numbers), None)
             if group is None:
-                return StateFile(path, kind)
+                return StateFile(path, kind, number=numbers.get("number", 0))
             family = f"{name[: fields.start(group)]}R{name[fields.end(group) :]}"
             family = family if path.name.startswith("rank_") else family.rpartition("/")[2]
             return StateFile(path, kind, numbers[group], numbers.get("world"), family, group == "group")

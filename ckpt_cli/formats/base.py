@@ -32,7 +32,7 @@ class Match:
 
     ``ranks`` maps rank to file if the format has ranks; ``world_size`` is what the file names say, None if they do not.
     ``trouble`` is the error that describing it will raise, if names alone show it; ``group`` picks one of several state
-    dicts inside;
+    dicts inside; ``number`` is which of several models of one save this is (accelerate numbers them, and their optimizers alike);
     ``more_roots`` are folders of other nodes that hold files of the same save.
     """
 
@@ -46,6 +46,7 @@ class Match:
     trouble: CkptError | None = None
     group: str | None = None
     more_roots: tuple[Path, ...] = ()
+    number: int = 0
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -114,6 +115,10 @@ class Format(ABC):
     def optimizer_file(self, match: Match, files: Files) -> Path | None:
         """The weights file that also holds an optimizer in the form of rank files; None if there is none."""
         return None
+
+    def least_ranks(self, match: Match) -> int | None:
+        """How many ranks wrote the files at least, as far as their names tell; None if these say nothing of ranks."""
+        return match.world_size or (max(match.ranks) + 1 if match.ranks else None)
 
     # -- one save in several folders: without a shared disk, each node keeps the files of its own ranks
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ckpt_cli.hub.classes.rules import HubRules
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.tied_names import HEADS, tied_pair
-from ckpt_cli.names import printable, stripped_names
+from ckpt_cli.names import printable, stripped_names, unnumbered
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_after_cast, same_values
 from ckpt_cli.tensors.tensor import Tensor
@@ -46,7 +46,7 @@ def find_ties(
             shared = tensors[name].alias_of is not None or tensors[partner].alias_of is not None
             if ties or (shared and not name.endswith(HEADS)):
                 found.append(Tie(name, partner, f"tied to {partner}, which has the same values"))
-        elif ties and component == "ema" and (reason := _not_averaged(tensors[name], name, partner, live)) is not None:
+        elif ties and unnumbered(component)[0] == "ema" and (reason := _not_averaged(tensors[name], name, partner, live)) is not None:
             found.append(Tie(name, partner, f"tied to {partner}; {reason}"))
         elif ties:
             differing.append((name, partner))

@@ -42,7 +42,7 @@ from ckpt_cli.state.numbered import (
     renamed,
     undecided,
 )
-from ckpt_cli.state.optimizer_files import OWN_FOLDERS, OptimizerFiles, find_optimizer_files
+from ckpt_cli.state.optimizer_files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import equal
@@ -55,19 +55,23 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     """
     described = partial(describe_place, found, place.name, files, None, shard_order)
     homes = [place.home, *place.more_homes, found.path, place.match.files[0].parent]
-    folders = [match for home in homes for name in OWN_FOLDERS for match in recognise(home / name)]
+    number = place.match.number
+    folders = [match for folder in optimizer_folders(homes, number) for match in recognise(folder)]
     for match in (*folders, place.match):
         state = format_of(match).optimizer(match, files)
         if state is not None:
             return _of_save(state, match, files, described)
-    listed = find_optimizer_files(homes)
+    listed = find_optimizer_files(homes, number)
     if listed is None and (single := format_of(place.match).optimizer_file(place.match, files)) is not None:
         listed = OptimizerFiles({0: single}, 1)
     if listed is None:
+        others = [name for names in other_optimizers(homes, number).values() for name in names]
+        text = f": {few(others, 3)} {'is' if len(others) == 1 else 'are'} of another model by number" if others else ""
+        known = f"optimizer_{number}/, optimizer_{number}.bin or optimizer_{number}_rankR.bin"
         raise NotFound(
-            "this checkpoint holds no optimizer state in a known form",
+            f"this checkpoint holds no optimizer state of {place.name} in a known form{text}",
             path=found.path,
-            expected="optim_world_size_W_rank_R.pt, optimizer.bin, or an optimizer in a DCP folder",
+            expected=known if number else "optim_world_size_W_rank_R.pt, optimizer.bin, or an optimizer in a DCP folder",
             hint="leave out --optimizer",
         )
     listed = listed.of_at_least(place.match.world_size or max(place.match.ranks, default=-1) + 1)
@@ -85,6 +89,20 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         check_order(model.component)
         return of_flat(ranks, listed.of_at_least(model.component.world_size or 1), model, notes)
     return _of_numbers(ranks, listed, model, shard_order, notes)
+
+
+def optimizer_notes(found: Found, place: Place, asked: bool) -> list[Note]:
+    """What is said of the optimizers of other models that were saved together; ``asked``: this component was asked for by name."""
+    homes = [place.home, *place.more_homes, found.path, place.match.files[0].parent]
+    notes = []
+    for number, names in other_optimizers(homes, place.match.number).items():
+        owner = next((other.name for other in found.places if other.match.number == number), None)
+        text = f"{few(names, 3)} {'holds the optimizer' if len(names) == 1 else 'hold optimizers'} of another model and"
+        text += f" {'is' if len(names) == 1 else 'are'} not written" + (
+            f": --type {owner} --optimizer takes it" if owner is not None else ""
+        )
+        notes.append(Note("info" if asked and owner is not None else "warning", "other-optimizers", text))
+    return notes
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files.folders import files_in, is_file
+from ckpt_cli.files.folders import files_in, folders_in
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
 
 FOLDERS = ("", "optimizer", "optim")
@@ -17,17 +17,26 @@ RANK_FILES = tuple(
     for pattern in (
         r"optim_world_size_(?P<world>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt",
         r"optimizer_world_size_(?P<world>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt",
-        r"optimizer(_0)?_rank(?P<rank>[0-9]+)\.(bin|pt)",
+        r"optimizer(_(?P<number>[0-9]{1,9}))?_rank(?P<rank>[0-9]+)\.(bin|pt)",
         r"optimizer\.(?P<rank>[0-9]+)-of-(?P<world>[0-9]+)\.pt",
     )
 )
 """verl, EasyR1, SkyRL, VeOmni; lmms-engine; accelerate, BAGEL fork; BAGEL."""
 
-WHOLE_FILES = ("optimizer.bin", "optimizer.pt")
+WHOLE_FILES = (
+    re.compile(r"optimizer(_(?P<number>[0-9]{1,9}))?\.bin", re.ASCII),
+    re.compile(r"optimizer(_(?P<number>[0-9]{1,9}))?\.pt", re.ASCII),
+)
 """accelerate with a full state dict, and Hugging Face Trainer on one device."""
 
-OWN_FOLDERS = ("optimizer_0", "optim", "optimizer")
+OWN_FOLDERS = (
+    re.compile(r"optimizer_(?P<number>[0-9]{1,9})", re.ASCII),
+    re.compile(r"optim", re.ASCII),
+    re.compile(r"optimizer", re.ASCII),
+)
 """Folders of an optimizer that was saved like a model of its own: accelerate, NeMo AutoModel."""
+
+FILES = (*RANK_FILES, *WHOLE_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +56,45 @@ class OptimizerFiles:
         return missing_of(self.world_size, self.ranks)
 
 
-def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
-    """The optimizer files in folders (and their folder ``optimizer``). Raises MixedWorldSizes, or Inconsistent for a rank twice."""
+def optimizer_folders(homes: Sequence[Path], number: int) -> list[Path]:
+    """Folders that may hold the optimizer of a model, of those in which an optimizer is saved like a model."""
+    listed = [folders_in(home, _is_own_folder) for home in dict.fromkeys(homes)]
+    return [folder for there in listed for regex in OWN_FOLDERS for folder in there if _number_in(folder.name, (regex,)) == number]
+
+
+def other_optimizers(homes: Sequence[Path], number: int) -> dict[int, list[str]]:
+    """Names of files and folders with the optimizers of other models that were saved together, by the number in these names."""
+    others: dict[int, list[str]] = {}
+    for home in dict.fromkeys(homes):
+        names = [f"{path.name}/" for path in folders_in(home, _is_own_folder)]
+        names += [path.name for folder in FOLDERS for path in files_in(home / folder, lambda name: _number_in(name, FILES) is not None)]
+        for name in names:
+            found = _number_in(name.removesuffix("/"), OWN_FOLDERS if name.endswith("/") else FILES)
+            if found is not None and found != number and name not in others.setdefault(found, []):
+                others[found].append(name)
+    return dict(sorted(others.items()))
+
+
+def _is_own_folder(name: str) -> bool:
+    return _number_in(name, OWN_FOLDERS) is not None
+
+
+def _number_in(name: str, patterns: Sequence[re.Pattern[str]]) -> int | None:
+    """The number that a name of one of these patterns has, 0 if it has none; None for other names."""
+    fields = next((found for pattern in patterns if (found := pattern.fullmatch(name))), None)
+    return int(fields.groupdict().get("number") or 0) if fields is not None else None
+
+
+def find_optimizer_files(homes: Sequence[Path], number: int = 0) -> OptimizerFiles | None:
+    """The files in folders (and their folder ``optimizer``) of the optimizer with a number, of several that were saved together.
+
+    Raises MixedWorldSizes, or Inconsistent for a rank twice.
+    """
     for pattern in RANK_FILES:
         found: dict[tuple[int | None, int], Path] = {}
         for path in (path for home in dict.fromkeys(homes) for folder in FOLDERS for path in files_in(home / folder, pattern.fullmatch)):
             fields = pattern.fullmatch(path.name)
-            if fields is None:
+            if fields is None or _number_in(path.name, (pattern,)) != number:
                 continue
             world = int(fields["world"]) if "world" in fields.groupdict() else None
             other = found.setdefault((world, int(fields["rank"])), path)
@@ -73,7 +114,8 @@ def find_optimizer_files(homes: Sequence[Path]) -> OptimizerFiles | None:
             ranks = {rank: found[world, rank] for world, rank in sorted(found, key=lambda key: key[1])}
             return OptimizerFiles(ranks, size or max(ranks) + 1, said=size is not None)
     for home in dict.fromkeys(homes):
-        for name in WHOLE_FILES:
-            if is_file(home / name):
-                return OptimizerFiles({0: home / name}, 1)
+        for pattern in WHOLE_FILES:
+            for path in files_in(home, pattern.fullmatch):
+                if _number_in(path.name, (pattern,)) == number:
+                    return OptimizerFiles({0: path}, 1)
     return None

@@ -78,6 +78,7 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
     by_rank: dict[int, dict[str, Any]] = {}
     shared: dict[str, Any] = {}
     randoms: dict[int, Any] = {}
+    schedulers: dict[int, tuple[Path, Any]] = {}
     for file in listed:
         if file.kind == "copied":
             state.copies[file.copy_name] = file.path
@@ -87,8 +88,10 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
             value = _read(file, files, state)
             if file.kind == "random":
                 randoms[file.rank or 0] = value
-            elif file.kind == "scheduler" or file.kind == "scaler":
-                shared.setdefault("lr_scheduler" if file.path.stem == "scheduler" else file.path.stem, value)
+            elif file.kind == "scheduler":
+                schedulers.setdefault(file.number, (file.path, value))
+            elif file.kind == "scaler":
+                shared.setdefault(file.path.stem, value)
             elif not isinstance(value, dict):
                 _lose(state, "", "not a dict of states", file.path)
                 state.copies[file.copy_name] = file.path
@@ -103,13 +106,15 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
     if inside:
         state.sources.append(where)
     shared = {**inside, **shared}
-    _check_ranks(listed, {*by_rank, *randoms}, place.match.world_size, state)
+    _number_schedulers(schedulers, place.match.number, shared, state)
+    _check_ranks(listed, {*by_rank, *randoms}, place.match.world_size, known.least_ranks(place.match), state)
     _check_steps(by_rank, homes, state)
     _merge_schedulers(by_rank, shared, state)
     _merge_randoms(by_rank, shared, randoms, state)
     _merge_rest(by_rank, shared, state)
     _describe(found, shared, state)
-    stands = scheduler_step(state.scheduler)
+    # Another model's scheduler may count in another way than the first, which the other folders are asked for.
+    stands = scheduler_step(state.scheduler) if not place.match.number else None
     foreign = foreign_step(found, place, stands, files) if stands is not None else None
     if foreign is not None and not any(note.code == "step-differs" for note in state.notes):
         state.notes.append(Note("warning", "step-differs", foreign))
@@ -164,14 +169,16 @@ def _depth(content: Any) -> int:
     return depth
 
 
-def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int | None, state: TrainingState) -> None:
+def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int | None, least: int | None, state: TrainingState) -> None:
+    """Tell which ranks lack a state, and whether it is of other ranks than the weights: these are of ``least`` if names do not say it."""
     by_rank = [file for file in listed if file.rank is not None and file.kind != "copied"]
     said = {file.world_size for file in by_rank if file.world_size is not None}
     world = max((file.world_size or (file.rank or 0) + 1 for file in by_rank), default=0)
     if of_weights is not None and of_weights <= MAX_RANKS and by_rank and not said:
         world = max(world, of_weights)
-    if of_weights is not None and said - {of_weights}:
-        text = f"the state is from {world} ranks, the weights are from {of_weights}: they may be from different saves"
+    differing = _other_world(by_rank, of_weights, least)
+    if differing is not None:
+        text = f"the state is from {differing} ranks, the weights are from {of_weights or least}: they may be from different saves"
         state.notes.append(Note("warning", "world-sizes-differ", text))
     state.ranks = world
     missing = missing_of(world, there)
@@ -179,7 +186,19 @@ def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int |
         other = f"; values that ranks share are those of rank {min(there)}" if 0 in missing and there else ""
         text = f"{ranks_of(missing, world)} missing from the training state: None in per-rank lists{other}"
         state.notes.append(Note("warning", "missing-rank", text))
-    _check_families(listed, set(missing), of_weights, state)
+    _check_families(listed, set(missing), of_weights, least, state)
+
+
+def _other_world(files: Sequence[StateFile], of_weights: int | None, least: int | None) -> int | None:
+    """The number of ranks of state files of which no save of the weights can be; None if they fit.
+
+    Names without a world size tell by their highest rank: files that a run with more ranks left behind.
+    """
+    said = {file.world_size for file in files if file.world_size is not None}
+    sizes = said or {file.rank + 1 for file in files if file.rank is not None}
+    if of_weights is not None:
+        return max((size for size in sizes if size > of_weights or (said and size != of_weights)), default=None)
+    return max((size for size in sizes if least is not None and size > least), default=None)
 
 
 def _check_steps(by_rank: Mapping[int, dict[str, Any]], homes: Sequence[Path], state: TrainingState) -> None:
@@ -190,8 +209,8 @@ def _check_steps(by_rank: Mapping[int, dict[str, Any]], homes: Sequence[Path], s
         state.notes.append(Note("warning", "ranks-of-steps", text))
 
 
-def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int | None, state: TrainingState) -> None:
-    """Report which ranks' files are missing among others of their name: of dataloaders, or of a rank that left another file.
+def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int | None, least: int | None, state: TrainingState) -> None:
+    """Tell which ranks' files are missing among others of their name: of dataloaders, or of a rank that left another file.
 
     Random states may lie in either of two files, so that they are compared as values (`_note_lacking`).
     """
@@ -203,6 +222,10 @@ def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int
         there = {file.rank for file in files if file.rank is not None}
         said = {file.world_size for file in files if file.world_size is not None}
         world = max({*there, *(size - 1 for size in said)}) + 1
+        differing = _other_world(files, of_weights, least) if files[0].kind == "copied" else None
+        if differing is not None:
+            text = f"{family} is of {differing} ranks, the weights are of {of_weights or least}: they may be of different saves"
+            state.notes.append(Note("warning", "world-sizes-differ", text))
         if not said and not files[0].grouped and of_weights is not None:
             world = max(world, of_weights)
         missing = [rank for rank in missing_of(world, there) if files[0].kind == "copied" or rank not in told]
@@ -241,6 +264,19 @@ def _note_lacking(what: str, held: Mapping[int, Any], by_rank: Mapping[int, Any]
     if held and lacking:
         text = f"{'rank' if len(lacking) == 1 else 'ranks'} {few(lacking)} saved no {what}, others did"
         state.notes.append(Note("warning", "missing-part", text))
+
+
+def _number_schedulers(schedulers: dict[int, tuple[Path, Any]], number: int, shared: dict[str, Any], state: TrainingState) -> None:
+    """Of several schedulers of one save, that with the number of the model is its scheduler; the others keep names of their own."""
+    own = schedulers.pop(number, None)
+    if own is not None:
+        shared.setdefault("lr_scheduler", own[1])
+    shared |= {f"scheduler_{other}": value for other, (_, value) in schedulers.items()}
+    if schedulers:
+        files = few([path.name for path, _ in schedulers.values()], 3)
+        text = f"{files}: kept as {few([f'scheduler_{other}' for other in schedulers], 3)}"
+        text += f", beside {own[0].name} as lr_scheduler" if own is not None else f"; none has the number of this component ({number})"
+        state.notes.append(Note("info" if own is not None else "warning", "other-schedulers", text))
 
 
 def _single(value: Any) -> Any:

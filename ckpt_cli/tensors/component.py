@@ -14,11 +14,15 @@ from ckpt_cli.tensors.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An entry of a state dict that is not a tensor; never interpreted, only shown. ``holds_data``: it is more than a setting."""
+    """An entry of a state dict that is not a tensor; never interpreted, only shown.
+
+    ``holds_data``: it is more than a setting; ``is_number``: a number of Python, which may be either.
+    """
 
     name: str
     text: str
     holds_data: bool = False
+    is_number: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, stored_entry, tile
 from ckpt_cli.formats.dcp.metadata import CatalogTensor, Stored
-from ckpt_cli.formats.torch_files.state_dict import holds_storage
+from ckpt_cli.formats.torch_files.state_dict import holds_storage, leaf_of
 from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Leaf
 from ckpt_cli.tensors.plain_values import Unrepresented, ValueReader
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -84,6 +85,12 @@ class ItemReader:
         with reading(self.path(stored.file)):
             item = self._zip_item(self._checked(stored), stored)
             return item is not None and holds_storage(item.root)
+
+    def leaf(self, name: str, stored: Stored) -> Leaf:
+        """An object as an entry that is no tensor."""
+        with reading(self.path(stored.file)):
+            item = self._zip_item(self._checked(stored), stored)
+            return Leaf(name, "stored object") if item is None else leaf_of(name, item.root)
 
     def value(self, stored: Stored) -> Any:
         """An object that was pickled, as plain values; Unrepresented if its item is no file of torch.save."""

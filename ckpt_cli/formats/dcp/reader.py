@@ -7,6 +7,7 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -25,11 +26,15 @@ from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
 from ckpt_cli.formats.dcp.state import read_dcp_state
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.step_names import nearest_step
+from ckpt_cli.formats.torch_files.state_dict import left_out_notes
+from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import check_name, few, is_extra_state, printable
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "dcp"
+ITEM_FILE = re.compile(r"__(?P<rank>[0-9]{1,9})_[0-9]+\.distcp", re.ASCII)
+"""How torch names the files of a rank."""
 
 
 class Dcp(Format):
@@ -72,6 +77,11 @@ class Dcp(Format):
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         return read_dcp_optimizer((match.root, *match.more_roots), files)
+
+    def least_ranks(self, match: Match) -> int | None:
+        ranks = [int(fields["rank"]) for path in match.files if (fields := ITEM_FILE.fullmatch(path.name)) is not None]
+        # One rank may write what all have: a save without collectives.
+        return max(ranks) + 1 if any(ranks) else None
 
     def joined(self, first: Match, second: Match) -> Match:
         if first.trouble is not None and second.trouble is None:
@@ -132,7 +142,8 @@ class Dcp(Format):
 
 def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note]:
     """Warnings about entries beside weights that are not tensors. Raises Unsupported, or MissingShard, where that would lose weights."""
-    notes = []
+    notes: list[Note] = []
+    leaves: list[Leaf] = []
     for name, thing in group.objects.items():
         if is_extra_state(name):
             continue
@@ -160,7 +171,9 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
                 )
             text = f"{printable(name)} is not a tensor but holds tensors, which are not written"
             notes.append(Note("warning", "object-with-tensors", text))
-    return notes
+        elif not stray or not (is_state_key(name) or is_record_key(name)):
+            leaves.append(reader.leaf(name, thing.stored))
+    return [*notes, *left_out_notes(leaves)]
 
 
 def _notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], reader: ItemReader, files: Files) -> list[Note]:

@@ -22,7 +22,7 @@ from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, S
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
-from ckpt_cli.names import few
+from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Mesh, Note
 
 FORMAT = "rank-shards"
@@ -30,7 +30,7 @@ FORMAT = "rank-shards"
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """How one family of trainers names the files of one component."""
+    """How one family of trainers names the files of one component, or of several with a ``number`` each."""
 
     regex: re.Pattern[str]
     component: str
@@ -41,7 +41,7 @@ PATTERNS = (
     NamePattern(re.compile(r"model_world_size_(?P<world>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt", re.ASCII), "model", "verl family"),
     NamePattern(re.compile(r"model_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "model", "BAGEL fork"),
     NamePattern(re.compile(r"ema_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "ema", "BAGEL fork"),
-    NamePattern(re.compile(r"pytorch_model_fsdp(_[0-9]+)?_rank(?P<rank>[0-9]+)\.bin", re.ASCII), "model", "accelerate"),
+    NamePattern(re.compile(r"pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?_rank(?P<rank>[0-9]+)\.bin", re.ASCII), "model", "accelerate"),
 )
 
 
@@ -56,17 +56,21 @@ class RankShards(Format):
             # One shard file stands for the folder it lies in.
             return [match for match in self.recognise(path.parent, there) if path in match.files] if _pattern(path.name) else []
         entries = [entry.name for entry in there.entries(path) if entry.suffix in (".pt", ".bin")]
-        found: dict[tuple[NamePattern, int | None], dict[int, list[Path]]] = {}
+        found: dict[tuple[NamePattern, int, int | None], dict[int, list[Path]]] = {}
         for name in entries:
             pattern = _pattern(name)
             fields = pattern.regex.fullmatch(name) if pattern is not None else None
             if pattern is not None and fields is not None:
                 world = int(fields["world"]) if "world" in fields.groupdict() else None
-                found.setdefault((pattern, world), {}).setdefault(int(fields["rank"]), []).append(path / name)
-        worlds: dict[NamePattern, list[int | None]] = {}
-        for pattern, world in found:
-            worlds.setdefault(pattern, []).append(world)
-        return [_match(path, pattern, sizes, {size: found[pattern, size] for size in sizes}) for pattern, sizes in worlds.items()]
+                number = int(fields.groupdict().get("number") or 0)
+                found.setdefault((pattern, number, world), {}).setdefault(int(fields["rank"]), []).append(path / name)
+        worlds: dict[tuple[NamePattern, int], list[int | None]] = {}
+        for pattern, number, world in found:
+            worlds.setdefault((pattern, number), []).append(world)
+        return [
+            _match(path, pattern, number, sizes, {size: found[pattern, number, size] for size in sizes})
+            for (pattern, number), sizes in sorted(worlds.items(), key=lambda item: (PATTERNS.index(item[0][0]), item[0][1]))
+        ]
 
     def groups(self, match: Match, files: Files) -> list[str]:
         """The state dicts in a rank file: all ranks must have the same, which is checked when they are read."""
@@ -208,7 +212,9 @@ def _pattern(name: str) -> NamePattern | None:
     return next((pattern for pattern in PATTERNS if pattern.regex.fullmatch(name)), None)
 
 
-def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Mapping[int | None, Mapping[int, list[Path]]]) -> Match:
+def _match(
+    root: Path, pattern: NamePattern, number: int, sizes: list[int | None], found: Mapping[int | None, Mapping[int, list[Path]]]
+) -> Match:
     files = tuple(path for size in sizes for paths in found[size].values() for path in paths)
     size = sizes[0]
     trouble: CkptError | None = None
@@ -228,7 +234,8 @@ def _match(root: Path, pattern: NamePattern, sizes: list[int | None], found: Map
     if max(ranks) >= MAX_RANKS or (size is not None and not max(ranks) < size <= MAX_RANKS):
         text = f"rank {str(max(ranks))[:20]} cannot be one of {'the' if size is None else str(size)[:20]} ranks"
         trouble = trouble or MixedWorldSizes(text, path=root, expected="files of one save", hint="the file may have been renamed")
-    return Match(FORMAT, pattern.component, root, files, pattern.writer, size, ranks, trouble)
+    component = numbered(pattern.component, number)
+    return Match(FORMAT, component, root, files, pattern.writer, size, ranks, trouble, number=number)
 
 
 def _name_of(match: Match, rank: int) -> str:

@@ -21,14 +21,14 @@ from ckpt_cli.formats.sets.names import PartName, lost_part, part_name
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.training_state_names import is_state_file
-from ckpt_cli.names import few
+from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
 
 FORMAT = "torch-file"
 INDEX = "pytorch_model.bin.index.json"
 KNOWN = re.compile(
-    r"pytorch_model\.bin|pytorch_model_fsdp(_[0-9]+)?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
+    r"pytorch_model\.bin|pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
     r"|(model|checkpoint|model_best)\.pth\.tar|model_optim_rng\.pt|consolidated\.0+\.pth",
     re.ASCII,
 )
@@ -50,7 +50,8 @@ class TorchFiles(Format):
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
             wanted = path.name.endswith(SUFFIXES) and not is_state_file(path.name)
-            return [Match(FORMAT, _component(path), path, (path,), "a file of torch.save")] if wanted else []
+            match = Match(FORMAT, _component(path), path, (path,), "a file of torch.save", number=_number(path))
+            return [match] if wanted else []
         if there.is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
         listed = there.files(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or _part(name))
@@ -68,17 +69,19 @@ class TorchFiles(Format):
             )
             unproven = lost_part(parts, there) or unproven
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]
-        models, ema = [entry for entry in found if entry.stem != "ema"], [entry for entry in found if entry.stem == "ema"]
+        by_component: dict[str, list[Path]] = {}
+        for entry in sorted(found, key=lambda entry: (_component(entry) == "ema", _number(entry))):
+            by_component.setdefault(_component(entry), []).append(entry)
         matches = []
-        for component, files in (("model", models), ("ema", ema)):
-            if files:
-                several = Undecidable(
-                    f"several files could be the model: {few([file.name for file in files])}",
-                    path=path,
-                    expected="one of them",
-                    hint="pass the file itself instead of its folder",
-                )
-                matches.append(Match(FORMAT, component, path, tuple(files), files[0].name, trouble=several if len(files) > 1 else None))
+        for component, files in by_component.items():
+            several = Undecidable(
+                f"several files could be the model: {few([file.name for file in files])}",
+                path=path,
+                expected="one of them",
+                hint="pass the file itself instead of its folder",
+            )
+            trouble, number = several if len(files) > 1 else None, _number(files[0])
+            matches.append(Match(FORMAT, component, path, tuple(files), files[0].name, trouble=trouble, number=number))
         return matches
 
     def groups(self, match: Match, files: Files) -> list[str]:
@@ -140,7 +143,13 @@ def _part(name: str) -> PartName | None:
 
 
 def _component(path: Path) -> str:
-    return "ema" if path.name == "ema.pt" else "model"
+    return "ema" if path.name == "ema.pt" else numbered("model", _number(path))
+
+
+def _number(path: Path) -> int:
+    """Which of several models that were saved together a file is, by its name."""
+    fields = KNOWN.fullmatch(path.name)
+    return int(fields["number"] or 0) if fields is not None else 0
 
 
 def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[RankState, list[Leaf]]:

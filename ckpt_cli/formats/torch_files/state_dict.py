@@ -17,6 +17,12 @@ from ckpt_cli.tensors.plain_values import NUMPY_CORES
 MAX_SETTING = 4096
 """Bytes of an entry that may be a setting; more are data."""
 
+NUMPY_VALUES = (
+    *((module, name) for module in NUMPY_CORES for name in ("_reconstruct", "scalar")),
+    *((module, "_frombuffer") for module in ("numpy.core.numeric", "numpy._core.numeric")),
+)
+"""What rebuilds numpy's arrays and scalars; the last is that of pickles with protocol 5."""
+
 FLAT_PARAMETER = re.compile(r"(.*\.)?(_?flat_param(_[0-9]+)?|.*_flat_param)")
 """What FSDP and fairscale call a module's parameters in one vector."""
 
@@ -53,11 +59,16 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
                     expected="a flat dict of tensors",
                     hint="save the state dict inside it on its own",
                 )
-        leaves.append(Leaf(checked, describe(node), _is_array(node)))
+        leaves.append(leaf_of(checked, node))
     _refuse_flat_parameters(held)
     if not held:
         raise CorruptFile("the state dict holds no tensor", expected="a dict of tensors")
     return held, tuple(leaves)
+
+
+def leaf_of(name: str, node: object) -> Leaf:
+    """An entry that is no tensor and holds none."""
+    return Leaf(name, describe(node), _is_data(node), isinstance(node, (int, float, complex)) and not isinstance(node, bool))
 
 
 def _refuse_flat_parameters(held: Mapping[str, Local]) -> None:
@@ -98,14 +109,14 @@ def holds_storage(node: object) -> bool:
     return StorageSearch().holds(node)
 
 
-def _is_array(node: object) -> bool:
-    """Whether a node is a numpy array, or bytes that may be one: data, not a setting."""
+def _is_data(node: object) -> bool:
+    """Whether a node is an array or a scalar of numpy, or bytes that may be one: data that is no setting."""
     if isinstance(node, Call) and node.is_("_codecs", "encode") and node.args and isinstance(node.args[0], str):
         # How protocol 2 holds bytes.
         return len(node.args[0]) > MAX_SETTING
     if isinstance(node, (bytes, bytearray)):
         return len(node) > MAX_SETTING
-    return isinstance(node, Call) and any(node.is_(module, "_reconstruct") for module in NUMPY_CORES)
+    return isinstance(node, Call) and any(node.is_(module, name) for module, name in NUMPY_VALUES)
 
 
 def _unknown_tensor(node: object) -> str | None:
@@ -118,8 +129,13 @@ def _unknown_tensor(node: object) -> str | None:
 
 
 def left_out_notes(leaves: Iterable[Leaf]) -> tuple[Note, ...]:
-    """A warning that names entries with data that are not tensors and so are not written."""
-    names = list(dict.fromkeys(leaf.name for leaf in leaves if leaf.holds_data))
-    if not names:
-        return ()
-    return (Note("warning", "left-out", f"{few(names)}: arrays or bytes, not torch tensors, are not written"),)
+    """What is said of entries that are no tensors and so are not written: a warning for data, a note for plain numbers."""
+    leaves = list(leaves)
+    data = list(dict.fromkeys(leaf.name for leaf in leaves if leaf.holds_data))
+    numbers = list(dict.fromkeys(leaf.name for leaf in leaves if leaf.is_number))
+    notes = []
+    if data:
+        notes.append(Note("warning", "left-out", f"{few(data)}: numpy values or bytes, not torch tensors, are not written"))
+    if numbers:
+        notes.append(Note("info", "left-out", f"{few(numbers)}: plain numbers among the weights are not written"))
+    return tuple(notes)

@@ -15,8 +15,11 @@ from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.found import Target as Run
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since
+from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since, step_info
+from ckpt_cli.discover.places import unread_notes
+from ckpt_cli.discover.steps import ambiguous, newest_notes
 from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
@@ -188,7 +191,10 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
         newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
         if problem is None:
-            return found, place, [*newer, *notes]
+            if step is None and target.run is not None:
+                _refuse_twin(found, target)
+                newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
+            return found, place, [*newer, *notes, *unread_notes(found, place)]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break
@@ -196,7 +202,17 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
     if not candidates:
         raise first_error or NotFound("there is no checkpoint", path=path)
     found, place, problem = candidates[0]
+    if step is None and target.run is not None:
+        _refuse_twin(found, target, whole=False)
     return found, place, [Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")]
+
+
+def _refuse_twin(taken: Found, target: Run, *, whole: bool = True) -> None:
+    """Raise AmbiguousStep if the step that is taken lies in another folder as well, with all files (or without, if none has them)."""
+    same = [found for found in target.checkpoints if found.step == taken.step]
+    rivals = [found for found in same if not whole or found.path == taken.path or step_info(found).problem is None]
+    if len(rivals) > 1:
+        raise ambiguous(target, taken.step, rivals)
 
 
 def _summary(scheduler: Any) -> Any:

@@ -16,9 +16,11 @@ from typing import Any
 from ckpt_cli.discover.found import Blocked, Found, Target, Tracker
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
-from ckpt_cli.files.folders import Folders, status_of
+from ckpt_cli.files.folders import Folders, is_file, status_of
+from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -148,8 +150,7 @@ def _is_same(folder: Path, other: Path) -> bool:
 def ambiguous(target: Target, step: int | None, rivals: Sequence[Found]) -> AmbiguousStep:
     """The error for a step that lies in several folders: nothing says which of them is meant, and their names do not either."""
     names = ", ".join(target.label(found.path) for found in rivals)
-    text = f"step {step} is there more than once: {names}"
-    return AmbiguousStep(text, path=target.path, hint=f"pass the folder itself, such as {rivals[-1].path}")
+    return AmbiguousStep(f"step {step} is there more than once: {names}", path=target.path, hint="pass the folder itself")
 
 
 def with_step(target: Target, step: int | None) -> Target:
@@ -236,9 +237,10 @@ def older_notes(target: Target, taken: Found) -> list[Note]:
     if written is None:
         return []
     lower = [found for found in target.checkpoints if (found.step or 0) < (taken.step or 0)]
-    times = [(time, found) for found in _some_of(lower) if (time := _time_of(found)) is not None]
-    latest, other = max(times, key=lambda pair: pair[0], default=(written, taken))
-    if latest - written <= SECONDS:
+    times = [(time, found) for found in _some_of(lower) if (time := _time_of(found)) is not None and time - written > SECONDS]
+    later = ((time, found) for time, found in sorted(times, key=lambda pair: -pair[0]) if not _is_output(found))
+    latest, other = next(later, (written, None))
+    if other is None:
         return []
     names = f"{target.label(taken.path)} was taken, and {target.label(other.path)} was written {_span(latest - written)} later"
     text = f"{names}: if training was started again in this folder, the former is of the training before"
@@ -262,6 +264,14 @@ def _time_of(found: Found) -> float | None:
     except Unreadable:
         return None  # only asked for a warning
     return None if status is None else status.st_mtime
+
+
+def _is_output(found: Found) -> bool:
+    """Whether a folder called like a step was merged into the run later: its time is not that of training."""
+    try:
+        return not format_of(found.places[0].match).is_sharded and is_file(found.path / MANIFEST)
+    except Unreadable:
+        return False
 
 
 def _span(seconds: float) -> str:

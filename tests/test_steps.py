@@ -212,6 +212,11 @@ class TestOneStepInTwoFolders:
         ((level, text),) = told(result.checkpoint.notes, "step-skipped")
         assert level == "warning"
         assert broken in text
+        model(run / whole, 2.0, state=20)
+        (run / broken / "trainer_state.json").write_text('{"global_step": 20}')
+        state = ckpt_cli.extract_state(run, tmp_path / "state")
+        assert Path(state.path).name == whole
+        assert [broken in text for _, text in told(state.notes, "step-skipped")] == [True]
 
     def test_a_link_to_it_is_no_second_one(self, tmp_path: Path) -> None:
         run = tmp_path / "run"

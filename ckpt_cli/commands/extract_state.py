@@ -178,7 +178,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             raise
         except CkptError as error:
             first_error = first_error or error
-            notes.append(Note("warning", "step-skipped", f"{listed.path.name} is skipped: {short_reason(error)}"))
+            notes.append(Note("warning", "step-skipped", f"{target.label(listed.path)} is skipped: {short_reason(error)}"))
             continue
         if len(names) > 1:
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
@@ -192,27 +192,34 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
         newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
         if problem is None:
             if step is None and target.run is not None:
-                _refuse_twin(found, target)
+                newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
             return found, place, [*newer, *notes, *unread_notes(found, place)]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break
-        notes.append(Note("warning", "step-skipped", f"{found.path.name} is skipped: {problem}"))
+        notes.append(Note("warning", "step-skipped", f"{target.label(found.path)} is skipped: {problem}"))
     if not candidates:
         raise first_error or NotFound("there is no checkpoint", path=path)
     found, place, problem = candidates[0]
-    if step is None and target.run is not None:
-        _refuse_twin(found, target, whole=False)
+    twins = [other for other, _, _ in candidates if other.step == found.step]
+    if step is None and target.run is not None and len(twins) > 1:
+        raise ambiguous(target, found.step, twins)
     return found, place, [Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")]
 
 
-def _refuse_twin(taken: Found, target: Run, *, whole: bool = True) -> None:
-    """Raise AmbiguousStep if the step that is taken lies in another folder as well, with all files (or without, if none has them)."""
-    same = [found for found in target.checkpoints if found.step == taken.step]
-    rivals = [found for found in same if not whole or found.path == taken.path or step_info(found).problem is None]
-    if len(rivals) > 1:
-        raise ambiguous(target, taken.step, rivals)
+def _notes_of_twins(taken: Found, target: Run) -> list[Note]:
+    """What is said of other folders of the step that is taken, which lack files. Raises AmbiguousStep if one has them, or is not read."""
+    notes = []
+    for other in target.checkpoints:
+        if other.step != taken.step or other.path == taken.path:
+            continue
+        problem = step_info(other).problem
+        unknown = any(isinstance(place.match.trouble, (Unreadable, LfsPointer, Unsupported)) for place in other.places)
+        if problem is None or unknown:
+            raise ambiguous(target, taken.step, sorted((taken, other), key=lambda found: found.path.name))
+        notes.append(Note("warning", "step-skipped", f"{target.label(other.path)} is skipped: {problem}"))
+    return notes
 
 
 def _summary(scheduler: Any) -> Any:

@@ -434,6 +434,8 @@ class TestAStepThatWasRenamed:
         assert len(told(ckpt_cli.verify(run).notes, "step-differs")) == 1
         state = ckpt_cli.extract_state(run, tmp_path / "state")
         assert len(told(state.notes, "step-differs")) == 1
+        merged = ckpt_cli.merge(run, tmp_path / "with", with_state=True)
+        assert len(told([*merged.checkpoint.notes, *merged.outputs[0].notes], "step-differs")) == 1
 
     def test_is_named_in_an_average_that_it_is_not_the_newest_of(self, tmp_path: Path) -> None:
         run = tmp_path / "run"

@@ -105,9 +105,9 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
     A trainer may write both in one save (ZeRO with a gathered copy), but a copy of weights from elsewhere looks the same, and names
     do not tell which of the two is newer. Looked for in the checkpoint that is read only: it takes a listing of every folder in it.
     """
-    if all_refused([place]):
-        return []
     there = Folders()
+    if all_refused([place]) or not there.is_folder(found.path):
+        return []  # beside a single file anything may lie
     told: dict[str, None] = {}
     for folder in dict.fromkeys((found.path, place.home, place.match.root)):
         if not there.is_folder(folder):

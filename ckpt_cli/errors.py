@@ -108,6 +108,12 @@ class UsageError(CkptError):
     usual_hint = "see --help"
 
 
+class AmbiguousStep(UsageError):
+    """Several folders hold the step that is meant."""
+
+    code = "ambiguous-step"
+
+
 class InputError(CkptError):
     """An input is missing, unreadable or not recognised."""
 

@@ -159,8 +159,8 @@ class TestAPrefix:
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(saved)) == []
         assert result.outputs[0].naming == (
-            "those of the hub: 27 of 27 are in the list of Qwen2ForCausalLM that ships with ckpt (transformers 5.24.0); shapes not compared: "
-            "transformers is not installed, net. was removed from every name"
+            "those of the hub: 27 of 27 are in the list of Qwen2ForCausalLM that ships with ckpt (transformers 5.24.0); shapes not "
+            "compared: transformers is not installed, net. was removed from every name"
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_cli.discover.components import component_names
-from ckpt_cli.discover.found import Target
+from ckpt_cli.discover.found import Target, Tracker
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.errors import NotFound, NotRecognised, Unreadable, UsageError
 from tests.conftest import Copy
@@ -238,13 +238,13 @@ class TestSteps:
         assert caught.value.exit_code == 2
 
     def test_tracker_files_are_hints(self, verl: Path) -> None:
-        assert locate(verl).hints == ("latest_checkpointed_iteration.txt says 30",)
+        assert locate(verl).trackers == (Tracker("latest_checkpointed_iteration.txt", 30),)
 
     @pytest.mark.parametrize("content", [b"", b"latest", b"\xff\xfe", b"-3", "\u0663".encode()])
     def test_a_tracker_that_makes_no_sense_says_nothing(self, copy: Copy, content: bytes) -> None:
         run = copy("layouts", "verl-run", "run")
         (run / "latest_checkpointed_iteration.txt").write_bytes(content)
-        assert locate(run).hints == ()
+        assert locate(run).trackers == ()
 
 
 class TestTypes:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, short_reason
+from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, short_reason, step_info
+from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.folders import status_of
 from ckpt_cli.files.source import Files
@@ -105,7 +106,7 @@ def open_snapshots(
             )
 
         def open_found(checkpoint: Found, path: Path = path, target: Target = target) -> Opened:
-            only = replace(target, checkpoints=(checkpoint,))
+            only = replace(target, checkpoints=(checkpoint,), trackers=(), folders=())
             return open_checkpoint(
                 path, files, type=type, step=checkpoint.step, base=base, also=also, shard_order=shard_order, located=only
             )
@@ -163,10 +164,12 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
         raise UsageError(
             "no step of the run is chosen", path=target.path, expected=f"some of the steps {there}", hint=_choices_of(target.checkpoints)
         )
+    if choice.steps:
+        _refuse_twins(target, candidates)
     whole: list[Opened] = []
     first_error: CkptError | None = None
     for candidate in reversed(candidates):
-        if choice.last is not None and len(whole) == choice.last:
+        if choice.last is not None and len(whole) == choice.last and candidate.step != whole[-1].found.step:
             break
         try:
             whole.append(open_found(candidate))
@@ -176,7 +179,8 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
                     error.hint = ", or ".join(filter(None, (error.hint, f"leave step {candidate.step} out")))
                 raise
             first_error = first_error or error
-            notes.append(Note("warning", "step-skipped", f"{candidate.path.name} is left out: {short_reason(error)}"))
+            notes.append(Note("warning", "step-skipped", f"{target.label(candidate.path)} is left out: {short_reason(error)}"))
+    _refuse_twins(target, [opened.found for opened in reversed(whole)])
     reach = min((opened.found.step or 0 for opened in whole), default=0) if len(whole) == choice.last else 0
     if choice.last is not None:
         target.check_readable(lambda step: step in chosen and step >= reach, CHOOSE)
@@ -186,7 +190,21 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
         raise first_error
     if choice.last is not None and len(whole) < choice.last:
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps were found, not {choice.last}"))
+    if whole and (choice.everything or choice.last is not None):
+        notes += newest_notes(target, whole[0].found, lambda found: step_info(found).problem is None)
+    elif whole:
+        notes += told_by_trackers(target, whole[0].found)
     return whole[::-1]
+
+
+def _refuse_twins(target: Target, chosen: Sequence[Found]) -> None:
+    """Raise AmbiguousStep if one step lies in two folders: it would count twice, or one of them is another training."""
+    for step in sorted({found.step for found in chosen if found.step is not None}, reverse=True):
+        twins = [found for found in chosen if found.step == step]
+        if len(twins) > 1:
+            error = ambiguous(target, step, twins)
+            error.hint = "pass the step folders that are meant instead of the run"
+            raise error
 
 
 def _of_older(found: Sequence[Opened]) -> list[Note]:

@@ -15,8 +15,11 @@ from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.discover.components import component_names, expanded, numbered_notes
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.found import Target as Run
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since
+from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since, step_info
+from ckpt_cli.discover.places import unread_notes
+from ckpt_cli.discover.steps import ambiguous, newest_notes
 from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
@@ -176,7 +179,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             raise
         except CkptError as error:
             first_error = first_error or error
-            notes.append(Note("warning", "step-skipped", f"{listed.path.name} is skipped: {short_reason(error)}"))
+            notes.append(Note("warning", "step-skipped", f"{target.label(listed.path)} is skipped: {short_reason(error)}"))
             continue
         if len(names) > 1:
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
@@ -190,15 +193,35 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
         newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
         notes += numbered_notes(target, found, type) if problem is None or not candidates else []
         if problem is None:
-            return found, place, [*newer, *notes]
+            if step is None and target.run is not None:
+                newer += _notes_of_twins(found, target)
+                newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
+            return found, place, [*newer, *notes, *unread_notes(found, place)]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break
-        notes.append(Note("warning", "step-skipped", f"{found.path.name} is skipped: {problem}"))
+        notes.append(Note("warning", "step-skipped", f"{target.label(found.path)} is skipped: {problem}"))
     if not candidates:
         raise first_error or NotFound("there is no checkpoint", path=path)
     found, place, problem = candidates[0]
+    twins = [other for other, _, _ in candidates if other.step == found.step]
+    if step is None and target.run is not None and len(twins) > 1:
+        raise ambiguous(target, found.step, twins)
     return found, place, [Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")]
+
+
+def _notes_of_twins(taken: Found, target: Run) -> list[Note]:
+    """What is said of other folders of the step that is taken, which lack files. Raises AmbiguousStep if one has them, or is not read."""
+    notes = []
+    for other in target.checkpoints:
+        if other.step != taken.step or other.path == taken.path:
+            continue
+        problem = step_info(other).problem
+        unknown = any(isinstance(place.match.trouble, (Unreadable, LfsPointer, Unsupported)) for place in other.places)
+        if problem is None or unknown:
+            raise ambiguous(target, taken.step, sorted((taken, other), key=lambda found: found.path.name))
+        notes.append(Note("warning", "step-skipped", f"{target.label(other.path)} is skipped: {problem}"))
+    return notes
 
 
 def _summary(scheduler: Any) -> Any:

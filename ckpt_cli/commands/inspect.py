@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ckpt_cli.discover.components import component_names
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import describe_checkpoint, listed_component, open_checkpoint, steps_of
-from ckpt_cli.errors import CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
+from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths_of, text_of
@@ -30,25 +30,28 @@ def detect(
     """What a path holds: trainer, steps, components, world size, completeness.
 
     Reads pickles and headers of the chosen step (the newest complete one), never weights. Raises NotFound,
-    NotRecognised or Unreadable; an incomplete checkpoint is not an error here; it is reported as ``problem``.
+    NotRecognised or Unreadable; an incomplete checkpoint, or a newest step that is there more than once, is not an error here; it is
+    reported as ``problem``.
     """
     path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     try:
         with Files() as files:
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
             checkpoint = describe_checkpoint(opened)
-    except (IncompleteError, CorruptFile, LfsPointer, Unsupported) as error:
+    except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
         target = locate(path, step, nodes)
         found = target.checkpoints[-1]
         names = component_names(found, component)
         components = [listed_component(place) for place in found.places]
+        # Which of several folders is meant is no trouble of the files in them.
+        problem = None if isinstance(error, AmbiguousStep) else error.message
         checkpoint = Checkpoint(
             path=str(found.path),
             step=found.step,
             run=str(target.run) if target.run else None,
             framework=found.trainer(target.run),
             components=tuple(
-                info.model_copy(update={"problem": info.problem or error.message}) if info.name in names else info for info in components
+                info.model_copy(update={"problem": info.problem or problem}) if info.name in names else info for info in components
             ),
             steps=steps_of(target, {}),
         )

@@ -203,5 +203,6 @@ def _with_state(job: Job, opened: Opened, files: Files) -> Job:
         raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
     extra = state_files(state, opened.found.trainer(opened.target.run))
     first, *others = job.parts
-    parts = (replace(first, notes=(*first.notes, *state.notes)), *others)
+    said = [note for note in state.notes if note not in opened.notes]
+    parts = (replace(first, notes=(*first.notes, *said)), *others)
     return replace(job, parts=parts, side_files={**extra, **job.side_files}, state_files=tuple(sorted(extra)))

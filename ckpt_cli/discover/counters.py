@@ -34,6 +34,10 @@ MAX_BYTES = 1 << 20
 
 MAX_SIBLINGS = 3
 
+TRAINER_STATE = "trainer_state.json"
+MAX_TRAINER_STATE = 16 << 20
+"""It has a line for each logged step: some megabytes after a long training."""
+
 
 def counter_of(values: Mapping[str, Any]) -> int | None:
     """The step that the state of a rank counts: of its own, or that of its scheduler. None if it says none."""
@@ -88,7 +92,7 @@ def _notes_of_ranks(place: Place, files: Files) -> list[Note]:
 def nodes_disagree(homes: Sequence[Path]) -> str | None:
     """The message for node folders whose trainer_state.json record different steps."""
     steps: dict[int, Path] = {}
-    for path in dict.fromkeys(home / "trainer_state.json" for home in homes):
+    for path in dict.fromkeys(home / TRAINER_STATE for home in homes):
         content = parse_json(read_small(path)) if is_file(path) else None
         number = _natural(content.get("global_step")) if isinstance(content, dict) else None
         if number is not None:
@@ -97,6 +101,21 @@ def nodes_disagree(homes: Sequence[Path]) -> str | None:
         return None
     told = [f"{number} ({path.parent})" for number, path in sorted(steps.items())]
     return f"trainer_state.json of the joined folders names different steps: {few(told, 4)}"
+
+
+def renamed_notes(found: Found) -> list[Note]:
+    """A warning if trainer_state.json right in a step folder says another step than the folder's name."""
+    if found.step is None:
+        return []
+    try:
+        path = found.path / TRAINER_STATE
+        content = parse_json(read_small(path, MAX_TRAINER_STATE)) if is_file(path) else None
+    except CkptError:
+        return []  # weights are what is wanted
+    said = _natural(content.get("global_step")) if isinstance(content, dict) else None
+    if said is None or said == found.step:
+        return []
+    return [Note("warning", "step-differs", f"the folder says step {found.step}, the state in it says {said}")]
 
 
 def foreign_step(found: Found, place: Place, said: int, files: Files) -> str | None:

@@ -48,7 +48,9 @@ class Found:
 
     def trainer(self, run: Path | None) -> str:
         """The name of the trainer that wrote it; ``run`` is the folder of its steps."""
-        return trainer_of(self.places[0].match, self.path, run)
+        # Steps may lie in a folder of the run, such as checkpoint/.
+        inner = self.path.parent if run is not None and self.path.parent.parent == run else run
+        return trainer_of(self.places[0].match, self.path, inner)
 
     def known_place(self, name: str) -> Place:
         """The place of a component. Raises NotFound if there is none of that name."""
@@ -68,24 +70,42 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True)
+class Tracker:
+    """What a small file of the trainer, or a link called ``latest``, says the last step is. Never trusted, only compared."""
+
+    name: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.name} says {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What a path refers to: the checkpoints of a run, oldest first, or one checkpoint.
 
-    ``run`` is None if the path is a checkpoint or lies inside one. ``hints`` is what tracker files say; ``nodes`` counts the
-    folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself; ``bare`` are
+    ``run`` is None if the path is a checkpoint or lies inside one. ``nodes`` counts the
+    folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself, and ``refused``
+    names those of them that are not read; ``bare`` are
     step folders without weights, ``blocked`` those that could not be looked at; ``stray``: a weights file beside them that is
-    no model, and why not.
+    no model, and why not; ``folders`` are those in which the steps lie, if there are several.
     """
 
     path: Path
     run: Path | None
     checkpoints: tuple[Found, ...]
-    hints: tuple[str, ...] = ()
+    trackers: tuple[Tracker, ...] = ()
     nodes: int = 1
     steps_inside: int = 0
     bare: tuple[Path, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     stray: tuple[str, str] | None = None
+    folders: tuple[Path, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    def label(self, path: Path) -> str:
+        """How a step folder is called in messages: by its name, or where steps lie in several folders, as it lies in the run."""
+        return str(path.relative_to(self.path)) if self.folders and path.is_relative_to(self.path) else path.name
 
     def check_readable(self, counts: Callable[[int], bool], hint: str | None = None) -> None:
         """Raise Unreadable for the newest step folder that could not be looked at, of those whose step ``counts``."""

@@ -16,10 +16,9 @@ from ckpt_cli.discover.final_model import stray_files
 from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_refused, inside_checkpoint, places_in
-from ckpt_cli.discover.steps import RUN_FOLDERS, step_folders, steps_beneath, steps_in, tracker_hints, with_step
+from ckpt_cli.discover.steps import RUN_FOLDERS, Steps, bare_in, steps_in, steps_of_run, trackers_in, with_step
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, entries_in, status_of
-from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few, printable
 
 
@@ -49,23 +48,28 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     stray: tuple[str, str] | None = None
     if step is None and not steps_meant:
         inside = inside_checkpoint(given, there)
-        steps, unknown = steps_beneath(given, there) if inside is not None else ((), ())
-        if inside is not None and (steps or unknown):
+        steps = steps_of_run(given, there) if inside is not None and there.is_folder(given) else Steps()
+        if inside is not None and steps:
             stray = stray_files(given, [place.match for place in inside.checkpoints[0].places])
         # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them, and neither does a stray file.
-        if inside is not None and stray is None and not (all_refused(inside.checkpoints[0].places) and steps):
-            return replace(inside, steps_inside=sum(not all_refused(found.places) for found in steps))
-    for run in (given, *(given / name for name in RUN_FOLDERS)):
-        checkpoints, blocked = steps_in(run, there, step)
-        if step is not None and not checkpoints and not blocked:
-            checkpoints, blocked = steps_in(run, there)  # to say which there are
-        if checkpoints or blocked:
-            known = {found.path for found in checkpoints} | {unknown.path for unknown in blocked}
-            bare = tuple(f for f in step_folders(run, there) if f not in known and (step is None or step_of(f) == step))
-            target = Target(given, run, checkpoints, hints=tracker_hints(run, there), bare=bare, blocked=blocked, stray=stray)
-            if not checkpoints:
-                target.check_readable(lambda _: True)
-            return with_step(target, step)
+        if inside is not None and stray is None and not (all_refused(inside.checkpoints[0].places) and steps.found):
+            refused = tuple(inside.label(found.path) for found in steps.found if all_refused(found.places))
+            return replace(inside, steps_inside=len(steps.found) - len(refused), refused=refused)
+    steps = steps_of_run(given, there, step) or steps_of_run(given, there)  # all of them, to say which there are
+    if steps:
+        target = Target(
+            given,
+            steps.folders[0] if len(steps.folders) == 1 else given,
+            steps.found,
+            trackers=trackers_in(steps.folders, there),
+            bare=bare_in(given, steps, there, step),
+            blocked=steps.blocked,
+            stray=stray,
+            folders=steps.folders if len(steps.folders) > 1 else (),
+        )
+        if not steps.found:
+            target.check_readable(lambda _: True)
+        return with_step(target, step)
     if step is not None or steps_meant:
         inside = inside_checkpoint(given, there)
         if inside is not None:

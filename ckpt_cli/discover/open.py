@@ -10,9 +10,11 @@ from pathlib import Path
 
 from ckpt_cli.discover.beside import left_out_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
-from ckpt_cli.discover.counters import notes_of_ranks
+from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
+from ckpt_cli.discover.places import unread_notes
+from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
@@ -80,7 +82,7 @@ def open_checkpoint(
     ``also`` are folders that hold more files of the same checkpoint; ``ema_from_model``: a checkpoint without EMA gets a
     component "ema" that is its model; ``located`` is what `locate` found at the path, if that was asked before.
     Raises NotFound, NotRecognised, InputError for unreadable files and newer steps that cannot be looked at, IncompleteError for a
-    checkpoint that is not whole.
+    checkpoint that is not whole, AmbiguousStep if the newest step is whole in several folders.
     """
     target = located or locate(path, step, also)
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
@@ -107,12 +109,19 @@ def open_checkpoint(
             problems[listed.path] = short_reason(error)
             errors.append(error)
             continue
+        if choosing:
+            _refuse_rival(listed, target, problems, lambda other: _why_not_whole(other, type, files, base, shard_order))
         newer = since(found) if step is None and target.run is not None else lambda _: False
         notes = bare_notes(target, newer)
-        notes += [Note("warning", "step-skipped", f"{skipped.name} is skipped: {why}") for skipped, why in problems.items()]
+        notes += [Note("warning", "step-skipped", f"{target.label(skipped)} is skipped: {why}") for skipped, why in problems.items()]
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
         notes += numbered_notes(target, found, type)
+        notes += renamed_notes(found)
+        if step is None and target.run is not None:
+            notes += newest_notes(target, found, lambda other: _is_whole(other, type, files, base, shard_order))
+        else:
+            notes += told_by_trackers(target, found)
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
@@ -130,10 +139,14 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Che
     described = {opened.name: ComponentInfo.of(opened.component, opened.name) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
     config = main.assets.config
-    notes = [*opened.notes, *extra_notes, *_tracker_notes(opened)]
+    notes = [*opened.notes, *extra_notes]
     if opened.target.steps_inside:
         text = f"the folder has weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
         notes.append(Note("warning", "steps-inside", text))
+    if opened.target.refused:
+        were = "was" if len(opened.target.refused) == 1 else "were"
+        text = f"{few(opened.target.refused, 3)} beside the weights {were} not read, since no such step can be, and may be newer"
+        notes.append(Note("warning", "unread", text))
     for component in opened.components:
         for other in component.place.passed_over:
             if other.folder is None:
@@ -199,7 +212,13 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     homes = (place.home, found.path, *place.more_homes)
     assets = find_assets(homes, base)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
-    notes = (*component.notes, *passed_over_notes(place), *left_out_notes(found, place, component, files), *notes_of_ranks(place, files))
+    notes = (
+        *component.notes,
+        *passed_over_notes(place),
+        *left_out_notes(found, place, component, files),
+        *notes_of_ranks(place, files),
+        *unread_notes(found, place),
+    )
     stem, number = unnumbered(name)
     live = (lambda: _live_tensors(found, number, files, base, shard_order)) if stem == "ema" else None
     return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
@@ -254,7 +273,7 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
 def bare_notes(target: Target, counts: Callable[[int], bool]) -> list[Note]:
     """What is said about step folders without weights, of those whose step ``counts``, and about stray files beside them."""
     bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
-    notes = [Note("warning", "step-skipped", f"{folder.name} is skipped: no weights were recognised in it") for folder in bare]
+    notes = [Note("warning", "step-skipped", f"{target.label(folder)} is skipped: no weights were recognised in it") for folder in bare]
     return [*stray_notes(target), *notes]
 
 
@@ -281,16 +300,31 @@ def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Ta
 
 def _is_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> bool:
     """Whether the components of another step that ``type`` means can be read and are complete."""
+    return _why_not_whole(found, type, files, base, shard_order) is None
+
+
+def _why_not_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> CkptError | None:
+    """The error with which the components of another step that ``type`` means cannot be read."""
     try:
         found = expanded(found, files)
-        return all(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
-    except CkptError:
-        return False
+        for name in component_names(found, type):
+            describe_place(found, name, files, base, shard_order)
+    except CkptError as error:
+        return error
+    return None
 
 
-def _tracker_notes(opened: Opened) -> list[Note]:
-    step = opened.found.step
-    return [Note("info", "tracker", f"{hint}, but step {step} was chosen") for hint in opened.target.hints if not hint.endswith(f" {step}")]
+def _refuse_rival(taken: Found, target: Target, problems: dict[Path, str], trouble: Callable[[Found], CkptError | None]) -> None:
+    """Raise AmbiguousStep if another folder of the step that was taken is whole too, or cannot be looked at. Others are skipped ones."""
+    for other in target.checkpoints:
+        if other.step != taken.step or other.path == taken.path or other.path in problems:
+            continue
+        error = trouble(other)
+        if error is None or isinstance(error, Undecidable) or not isinstance(error, (IncompleteError, CorruptFile, NotFound)):
+            raise ambiguous(
+                target, taken.step, [found for found in target.checkpoints if found.step == taken.step and found.path not in problems]
+            )
+        problems[other.path] = short_reason(error)
 
 
 def short_reason(error: CkptError) -> str:

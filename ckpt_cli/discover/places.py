@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
-from ckpt_cli.errors import Unreadable
+from ckpt_cli.errors import Unreadable, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.unread import refused_tag
-from ckpt_cli.names import numbered, unnumbered
+from ckpt_cli.formats.unread import Unread, refused_tag
+from ckpt_cli.names import few, numbered, unnumbered
+from ckpt_cli.tensors.component import Note
 
 ROLES = ("actor", "policy", "critic", "reward", "value")
 """Folders of a checkpoint that hold one trained model each; the first one present is the main component."""
@@ -98,6 +99,33 @@ def _tags(folder: Path, there: Folders) -> list[Match]:
                 if found:
                     return found
     return []
+
+
+def unread_notes(found: Found, place: Place) -> list[Note]:
+    """A warning about steps of DeepSpeed and Megatron in the folder of weights that are read.
+
+    A trainer may write both in one save (ZeRO with a gathered copy), but a copy of weights from elsewhere looks the same, and names
+    do not tell which of the two is newer. Looked for in the checkpoint that is read only: it takes a listing of every folder in it.
+    """
+    there = Folders()
+    if all_refused([place]) or not there.is_folder(found.path):
+        return []  # beside a single file anything may lie
+    told: dict[str, None] = {}
+    for folder in dict.fromkeys((found.path, place.home, place.match.root)):
+        if not there.is_folder(folder):
+            continue
+        beside = [match for match in Unread().recognise(folder, there) if isinstance(match.trouble, Unsupported)]
+        told |= dict.fromkeys(f"{few([path.name for path in match.files], 2)} ({match.evidence})" for match in beside)
+        is_step = step_of(folder) is not None
+        for child in there.entries(folder)[:MAX_TAGS]:
+            if is_step or step_of(child) is None:
+                with contextlib.suppress(Unreadable):
+                    told |= dict.fromkeys(f"{child.name} ({match.evidence})" for match in refused_tag(child, there))
+    if not told:
+        return []
+    were = "was" if len(told) == 1 else "were"
+    text = f"{few(list(told), 3)} beside the weights of {place.name} {were} not read: the two may be of different steps"
+    return [Note("warning", "unread", text)]
 
 
 def all_refused(places: Sequence[Place]) -> bool:

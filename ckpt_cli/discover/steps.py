@@ -1,20 +1,57 @@
-"""The steps of a run, by the names of their folders. Tracker files are hints; the files decide."""
+"""The steps of a run, by the names of their folders, and what is reported about the one that is used as the newest.
+
+Tracker files are only compared; the files decide.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
-from pathlib import Path
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any
 
-from ckpt_cli.discover.found import Blocked, Found, Target
+from ckpt_cli.discover.found import Blocked, Found, Target, Tracker
 from ckpt_cli.discover.places import places_in
-from ckpt_cli.errors import CorruptFile, NotFound, Unreadable, UsageError
-from ckpt_cli.files.folders import Folders
+from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
+from ckpt_cli.files.folders import Folders, is_file, status_of
+from ckpt_cli.files.manifest import NAME as MANIFEST
+from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
 
 RUN_FOLDERS = ("checkpoint", "checkpoints", "ckpt")
 """Where some trainers keep the steps inside of their output folder."""
+
+TRACKERS = ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt", "latest_global_step.txt", "latest")
+JSON_TRACKER = "checkpoint_tracker.json"
+"""EasyR1's."""
+
+TAG = re.compile(r"global_step(?P<step>[0-9]+)", re.ASCII)
+"""What DeepSpeed writes into ``latest``."""
+
+MAX_LOOKED = 64
+"""Of how many lower steps the time is asked: all of most runs. Of longer ones the nearest half, and others at equal distances."""
+
+SECONDS = 3600
+"""How much younger a lower step must be: no save takes as long, and neither does copying most runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a run by their number, and the ``folders`` in which they lie: its own, or those of `RUN_FOLDERS`."""
+
+    found: tuple[Found, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+    folders: tuple[Path, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.found or self.blocked)
 
 
 def step_folders(run: Path, there: Folders) -> list[Path]:
@@ -50,11 +87,70 @@ def steps_in(folder: Path, there: Folders, only: int | None = None) -> tuple[tup
     return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name))), tuple(blocked)
 
 
-def steps_beneath(given: Path, there: Folders) -> tuple[tuple[Found, ...], tuple[Blocked, ...]]:
-    """The steps in a folder, or in the one inside of it where some trainers keep them."""
-    if not there.is_folder(given):
-        return (), ()
-    return next((found for name in ("", *RUN_FOLDERS) if any(found := steps_in(given / name, there))), ((), ()))
+def steps_of_run(given: Path, there: Folders, only: int | None = None) -> Steps:
+    """The steps in a folder and in those inside of it where some trainers keep them: all are one run.
+
+    A trainer that was given another name for its folder goes on in it, so that none of them is the right one by its name.
+    """
+    found: list[Found] = []
+    blocked: list[Blocked] = []
+    folders: list[Path] = []
+    for folder in _folders_of(given):
+        try:
+            checkpoints, unknown = steps_in(folder, there, only)
+        except Unreadable as error:
+            if folders:
+                error.hint = ", or ".join(filter(None, (error.hint, "pass the folder of the step itself")))
+            raise
+        if (checkpoints or unknown) and not any(_is_same(folder, other) for other in folders):
+            found += checkpoints
+            blocked += unknown
+            folders.append(folder)
+    return Steps(_without_links(found), tuple(blocked), tuple(folders))
+
+
+def bare_in(given: Path, steps: Steps, there: Folders, only: int | None) -> tuple[Path, ...]:
+    """The step folders without weights, but for those whose step lies in another folder of the run."""
+    known = {found.path for found in steps.found} | {unknown.path for unknown in steps.blocked}
+    bare = []
+    for folder in _folders_of(given):
+        elsewhere = {found.step for found in steps.found if found.path.parent != folder}
+        for path in step_folders(folder, there):
+            step = step_of(path)
+            if path in known or step in elsewhere or (only is not None and step != only):
+                continue
+            if not any(_is_same(path, found.path) for found in steps.found if found.step == step):
+                bare.append(path)
+    return tuple(bare)
+
+
+def _folders_of(given: Path) -> list[Path]:
+    return [given, *(given / name for name in RUN_FOLDERS)]
+
+
+def _without_links(found: Sequence[Found]) -> tuple[Found, ...]:
+    """The steps in their order; a link to the folder of the same step is not a second one."""
+    listed = sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name, checkpoint.path))
+    kept: list[Found] = []
+    for checkpoint in listed:
+        twin = next((other for other in reversed(kept) if other.step == checkpoint.step and _is_same(other.path, checkpoint.path)), None)
+        if twin is None:
+            kept.append(checkpoint)
+        elif twin.path.is_symlink():
+            kept[kept.index(twin)] = checkpoint
+    return tuple(kept)
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    """Whether two paths lead to one folder."""
+    first, second = status_of(folder), status_of(other)
+    return first is not None and second is not None and os.path.samestat(first, second)
+
+
+def ambiguous(target: Target, step: int | None, rivals: Sequence[Found]) -> AmbiguousStep:
+    """The error for a step that lies in several folders: nothing says which of them is meant, and their names do not either."""
+    names = ", ".join(target.label(found.path) for found in rivals)
+    return AmbiguousStep(f"step {step} is there more than once: {names}", path=target.path, hint="pass the folder itself")
 
 
 def with_step(target: Target, step: int | None) -> Target:
@@ -68,24 +164,143 @@ def with_step(target: Target, step: int | None) -> Target:
     if bare is not None and not chosen:
         raise NotFound("no weights were recognised in this step folder", path=bare)
     if len(chosen) > 1:
-        names = ", ".join(found.path.name for found in chosen)
-        raise UsageError(f"step {step} is there more than once: {names}", path=target.path, hint="pass the folder itself")
+        raise ambiguous(target, step, chosen)
     if not chosen:
         there = ", ".join(str(found.step) for found in target.checkpoints if found.step is not None)
         raise NotFound(f"there is no step {step}", path=target.path, expected=f"one of the steps {there}" if there else None)
     return replace(target, checkpoints=chosen)
 
 
-def tracker_hints(run: Path, there: Folders) -> tuple[str, ...]:
-    """What tracker files say the last step is; never trusted, only shown when the files disagree."""
-    hints = []
-    for name in ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt", "latest_global_step.txt"):
-        if not there.is_file(run / name):
+def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:
+    """What tracker files in the folders of steps say the last step is."""
+    said: dict[Tracker, None] = {}
+    for folder in folders:
+        for name in (*TRACKERS, JSON_TRACKER):
+            path = folder / name
+            # What cannot be read, and what is too long to be a tracker, says nothing.
+            with contextlib.suppress(CkptError, OSError):
+                if there.is_file(path):
+                    step = _tracked(read_small(path, 1 << 16), as_json=name == JSON_TRACKER)
+                elif name == "latest" and there.is_folder(path) and path.is_symlink():
+                    step = _named_step(PurePath(os.readlink(path)).name)
+                else:
+                    continue
+                if step is not None:
+                    said[Tracker(name, step)] = None
+    return tuple(said)
+
+
+def _tracked(content: bytes, *, as_json: bool) -> int | None:
+    if as_json:
+        values: Any = parse_json(content)
+        step = values.get("last_global_step") if isinstance(values, dict) else None
+        return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+    return _named_step(content.decode("ascii", "replace").strip()) if len(content) <= 1 << 10 else None
+
+
+def _named_step(text: str) -> int | None:
+    """The step that a number, the name of a step folder or a tag of DeepSpeed says."""
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return int(text)
+    tag = TAG.fullmatch(text)
+    return int(tag["step"]) if tag is not None else step_of(PurePath(text))
+
+
+# -- the step that is taken for the newest ------------------------------------------------------------------------
+
+
+def newest_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool]) -> list[Note]:
+    """What is said of a step of a run that nobody asked for by number; ``is_whole`` says whether another one can be read."""
+    return [*folder_notes(target), *older_notes(target, taken), *tracker_notes(target, taken, is_whole)]
+
+
+def folder_notes(target: Target) -> list[Note]:
+    """Where the steps lie, if in several folders."""
+    if not target.folders:
+        return []
+    where = []
+    for folder in target.folders:
+        steps = [str(found.step) for found in target.checkpoints if found.path.parent == folder]
+        where.append(f"{few(steps, 5)} in {target.label(folder)}")
+    return [Note("info", "step-folders", f"the steps lie in several folders, and count as those of one run: {'; '.join(where)}")]
+
+
+def older_notes(target: Target, taken: Found) -> list[Note]:
+    """A warning if a lower step was written more than an hour after the one that is taken for the newest.
+
+    Training that is started again in its old folder overwrites the low steps first, and the high ones of the run before stay until it gets
+    there. Times of files tell: `rsync -a`, `cp -a` and moving keep them, and after a plain copy they are those of the copying, in any
+    order but minutes apart. (A plain copy that takes hours and begins with a high step gives a false alarm, which is why this is no error.)
+    The time is that of one weights file per step: folders change when something is written beside the weights.
+    """
+    written = _time_of(taken)
+    if written is None:
+        return []
+    lower = [found for found in target.checkpoints if (found.step or 0) < (taken.step or 0)]
+    times = [(time, found) for found in _some_of(lower) if (time := _time_of(found)) is not None and time - written > SECONDS]
+    later = ((time, found) for time, found in sorted(times, key=lambda pair: -pair[0]) if not _is_output(found))
+    latest, other = next(later, (written, None))
+    if other is None:
+        return []
+    names = f"{target.label(taken.path)} was taken, and {target.label(other.path)} was written {_span(latest - written)} later"
+    text = f"{names}: if training was started again in this folder, the former is of the training before"
+    return [Note("warning", "older-steps", text)]
+
+
+def _some_of(steps: Sequence[Found]) -> Sequence[Found]:
+    """At most `MAX_LOOKED` of the steps, the lowest among them: a training that began anew wrote that one first."""
+    if len(steps) <= MAX_LOOKED:
+        return steps
+    half = MAX_LOOKED // 2
+    far = steps[:-half]
+    return [*(far[place * (len(far) - 1) // (half - 1)] for place in range(half)), *steps[-half:]]
+
+
+def _time_of(found: Found) -> float | None:
+    """When the first weights file of a step was written; None where that cannot be told."""
+    files = found.places[0].match.files
+    try:
+        status = status_of(files[0]) if files else None
+    except Unreadable:
+        return None  # only asked for a warning
+    return None if status is None else status.st_mtime
+
+
+def _is_output(found: Found) -> bool:
+    """Whether a folder called like a step was merged into the run later: its time is not that of training."""
+    try:
+        return not format_of(found.places[0].match).is_sharded and is_file(found.path / MANIFEST)
+    except Unreadable:
+        return False
+
+
+def _span(seconds: float) -> str:
+    hours = round(seconds / 3600)
+    return f"{hours} hour{'s' if hours > 1 else ''}" if hours < 48 else f"{round(hours / 24)} days"
+
+
+def tracker_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool]) -> list[Note]:
+    """What is said where a tracker file names another step than the one that was taken for the newest.
+
+    A lower one that is whole may be where training went back to. A higher one that is not there was saved, and lost since.
+    """
+    notes = []
+    for tracker in target.trackers:
+        if tracker.step == taken.step:
             continue
-        try:
-            text = read_small(run / name, 1 << 10).decode("ascii", "replace").strip()
-        except (NotFound, CorruptFile):
-            continue  # one that is too long says nothing
-        if text.isascii() and text.isdigit():
-            hints.append(f"{name} says {int(text)}")
-    return tuple(hints)
+        named = [found for found in target.checkpoints if found.step == tracker.step]
+        if tracker.step > (taken.step or 0) and not named and all(step_of(folder) != tracker.step for folder in target.bare):
+            text = f"{tracker}, and that step is not there: the newest whole one is {taken.step}; did a copy end early?"
+            notes.append(Note("warning", "tracker", text))
+        elif tracker.step < (taken.step or 0) and any(map(is_whole, named)):
+            text = f"{tracker}, which is whole, but the newer step {taken.step} was taken: did training go back to {tracker.step}?"
+            notes.append(Note("warning", "tracker", text))
+        else:
+            notes += told_by_trackers(target, taken, tracker.step)
+    return notes
+
+
+def told_by_trackers(target: Target, taken: Found, only: int | None = None) -> list[Note]:
+    """That trackers name another step than one that was asked for."""
+    others = [tracker for tracker in target.trackers if tracker.step != taken.step and only in (None, tracker.step)]
+    return [Note("info", "tracker", f"{tracker}, but step {taken.step} was chosen") for tracker in others]

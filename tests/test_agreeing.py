@@ -181,7 +181,7 @@ class TestTensorsThatAreNotAveraged:
         assert isinstance(error, DifferentTensors)
         assert error.tensor == "count"
         assert error.message == "I64 values are not averaged, and those of step 20 and step 30 differ"
-        assert error.hint == "without --strict those of step 30 are taken"
+        assert error.hint == "without --strict those of step 30 are used"
 
     def test_are_compared_however_they_are_cut(self) -> None:
         values = torch.arange(12, dtype=torch.int64).reshape(4, 3)

@@ -142,7 +142,7 @@ class TestTable:
 
     def test_of_many_groups_the_rest_is_counted(self) -> None:
         shown = table([drift(f"part{i}x.w", 0.1) for i in range(25)], 120)
-        assert shown[-1] == "... and 5 more, all of them with --json"
+        assert shown[-1] == "... and 5 more (--json lists all)"
 
     @pytest.mark.parametrize(
         ("distance", "text"), [(None, ""), (0.0, "1"), (2.1e-6, "1-2.1e-06"), (0.25, "0.7500"), (1.5, "-0.5000"), (math.nan, "nan")]

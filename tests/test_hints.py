@@ -437,7 +437,7 @@ CASES = (
     Case(
         "integers that differ",
         lambda p: ckpt_cli.average(_counted(p), p.out, strict=True),
-        r"without --strict those of .* are taken",
+        r"without --strict those of .* are used",
         lambda p: ckpt_cli.average(_counted(p), p.out),
     ),
     Case("a step twice in a list", lambda p: ckpt_cli.average(p.run(), p.out, steps=(100, 100)), r"use --weights to give one more weight"),

@@ -147,7 +147,7 @@ class TestQuiet:
         folder = model(tmp_path / "model", **{f"l{i}.weight": torch.zeros(4, 4) for i in range(20)})
         outcome = call("verify", folder, "--full", "-q")
         assert outcome.err.count("warning: ") == 8
-        assert "... and 12 more, all of them with --json" in outcome.err
+        assert "... and 12 more (--json lists all)" in outcome.err
 
     def test_detect_says_why_it_cannot_be_merged(self, lacking: Path, call: Callable[..., Outcome]) -> None:
         outcome = call("detect", lacking / "checkpoint-200", "-q")

@@ -57,11 +57,11 @@ WeightsName = Annotated[
 ]
 Include = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--include", metavar="GLOB", help="Only these tensors.", show_default=False),
+    typer.Option("--include", metavar="GLOB", help="Write only these tensors.", show_default=False),
 ]
 Exclude = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--exclude", metavar="GLOB", help="Not these tensors.", show_default=False),
+    typer.Option("--exclude", metavar="GLOB", help="Leave out these tensors.", show_default=False),
 ]
 CarryFromBase = Annotated[
     Optional[list[str]],  # noqa: UP045

@@ -128,7 +128,7 @@ def error_text(error: CkptError) -> str:
     lines = [f"error[{error.code}]: {printable(error.message)}"]
     lines += [f"  {printable(line)}" for line in error.details[:DETAILS]]
     if len(error.details) > DETAILS:
-        lines.append(f"  ... and {len(error.details) - DETAILS} more, all of them with --json")
+        lines.append(f"  ... and {len(error.details) - DETAILS} more (--json lists all)")
     if error.tensor is not None:
         lines.append(f"  tensor: {printable(error.tensor)}")
     if error.path is not None:

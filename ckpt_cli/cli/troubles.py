@@ -43,7 +43,7 @@ def lines(troubles: Sequence[Trouble]) -> Iterator[str]:
             label = f"error[{code}]" if trouble.level == "error" else "warning"
             yield f"{label}: {printable(trouble.text)}"
         if len(alike) > ROWS:
-            yield f"  ... and {len(alike) - ROWS} more, all of them with --json"
+            yield f"  ... and {len(alike) - ROWS} more (--json lists all)"
 
 
 def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:

@@ -82,7 +82,7 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
         }
         made.add_row(*as_cells(row[head] for head in shown))
     if len(changed) > ROWS:
-        made.add_row(*as_cells([f"... and {len(changed) - ROWS} more, all of them with --json", *[""] * (len(shown) - 1)]))
+        made.add_row(*as_cells([f"... and {len(changed) - ROWS} more (--json lists all)", *[""] * (len(shown) - 1)]))
     return made
 
 

@@ -114,7 +114,7 @@ def _print_group(console: Console, findings: Sequence[Finding], *, everything: b
         where = " in ".join(filter(None, (item.tensor, item.file)))
         console.print(Padding(plain(f"{where}: {item.message}" if where else item.message), (0, 0, 0, 2), expand=False))
     if len(listed) < len(findings):
-        console.print(plain(f"  ... and {len(findings) - len(listed)} more, all of them with -v or --json"))
+        console.print(plain(f"  ... and {len(findings) - len(listed)} more (-v or --json lists all)"))
 
 
 def _other_source(result: VerifyResult) -> str | None:

@@ -107,7 +107,7 @@ def average_result(result: AverageResult, session: Session) -> None:
         facts.append(("from base", _carried(output)))
         facts += [("dropped", f"{name}: {why}") for name, why in list(output.dropped.items())[:ROWS]]
         if len(output.dropped) > ROWS:
-            facts.append(("", f"... and {len(output.dropped) - ROWS} more, all of them with --json"))
+            facts.append(("", f"... and {len(output.dropped) - ROWS} more (--json lists all)"))
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
         facts += _beside(checkpoint)

@@ -90,7 +90,7 @@ class TestStepsInSeveralFolders:
         model(run / "checkpoints" / "checkpoint-2", 4.0)
         result = ckpt_cli.average(run, tmp_path / "out", everything=True)
         assert value_of(tmp_path / "out") == 2.5
-        assert [note.level for note in result.notes if note.code == "step-folders"] == ["info"]
+        assert [note.level for note in result.checkpoint.notes if note.code == "step-folders"] == ["info"]
 
     def test_of_which_the_newest_is_not_whole(self, tmp_path: Path) -> None:
         run = tmp_path / "run"

@@ -190,11 +190,16 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
         raise first_error
     if choice.last is not None and len(whole) < choice.last:
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps were found, not {choice.last}"))
-    if whole and (choice.everything or choice.last is not None):
-        notes += newest_notes(target, whole[0].found, lambda found: step_info(found).problem is None)
-    elif whole:
-        notes += told_by_trackers(target, whole[0].found)
+    if whole:
+        newest = whole[0]
+        unasked = choice.everything or choice.last is not None
+        told = newest_notes(target, newest.found, _is_listed_whole) if unasked else told_by_trackers(target, newest.found)
+        whole[0] = replace(newest, notes=(*told, *newest.notes))
     return whole[::-1]
+
+
+def _is_listed_whole(found: Found) -> bool:
+    return step_info(found).problem is None
 
 
 def _refuse_twins(target: Target, chosen: Sequence[Found]) -> None:
@@ -209,7 +214,8 @@ def _refuse_twins(target: Target, chosen: Sequence[Found]) -> None:
 
 def _of_older(found: Sequence[Opened]) -> list[Note]:
     """Notes about all checkpoints except the newest, each with its name."""
-    said = [(opened.found.path.name, note) for opened in found[:-1] for note in opened.notes if note.code != "step-skipped"]
+    passed = {("warning", "step-skipped"), ("info", "tracker")}
+    said = [(opened.found.path.name, note) for opened in found[:-1] for note in opened.notes if (note.level, note.code) not in passed]
     return [Note(note.level, note.code, f"{name}: {note.text}") for name, note in said]
 
 

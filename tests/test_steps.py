@@ -245,7 +245,8 @@ class TestAStepThatIsNotReadBesideWeights:
     def test_in_the_step_folder(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         for step in (2, 4):
-            model(run / f"checkpoint-{step}", 1.0, state=step)
+            model(run / f"checkpoint-{step}", 1.0, state=step, time=1e9)
+            os.utime(run / f"checkpoint-{step}" / "trainer_state.json", (1e9 + 7200,) * 2)
             self.deepspeed(run / f"checkpoint-{step}" / f"global_step{step}")
         for command, notes in of_all_commands(run, tmp_path / "out", "unread").items():
             level, text = notes[-1]
@@ -253,6 +254,14 @@ class TestAStepThatIsNotReadBesideWeights:
             assert "global_step4 (DeepSpeed)" in text, command
         state = ckpt_cli.extract_state(run, tmp_path / "state")
         assert [level for level, _ in told(state.notes, "unread")] == ["warning"]
+
+    def test_that_the_trainer_gathered_in_the_same_save_is_a_note(self, tmp_path: Path) -> None:
+        """The Hugging Face Trainer writes the gathered model beside DeepSpeed's folder and its own state."""
+        step = model(tmp_path / "run" / "checkpoint-4", 1.0, state=4)
+        self.deepspeed(step / "global_step4")
+        ((level, text),) = told(ckpt_cli.merge(step, tmp_path / "out").checkpoint.notes, "unread")
+        assert level == "info"
+        assert "global_step4 (DeepSpeed)" in text
 
     def test_of_megatron_in_the_step_folder(self, tmp_path: Path) -> None:
         step = self.megatron(model(tmp_path / "iter_0000005", 1.0))

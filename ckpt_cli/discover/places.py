@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import Unreadable, Unsupported
-from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.folders import Folders, status_of
+from ckpt_cli.formats.ages import MAX_HOURS
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise
 from ckpt_cli.formats.step_names import step_of
@@ -104,8 +105,8 @@ def _tags(folder: Path, there: Folders) -> list[Match]:
 def unread_notes(found: Found, place: Place) -> list[Note]:
     """A warning about steps of DeepSpeed and Megatron in the folder of weights that are read.
 
-    A trainer may write both in one save (ZeRO with a gathered copy), but a copy of weights from elsewhere looks the same, and names
-    do not tell which of the two is newer. Looked for in the checkpoint that is read only: it takes a listing of every folder in it.
+    A copy of weights from elsewhere looks like one that belongs there, and names do not tell which of the two is newer. Looked for in the
+    checkpoint that is read only: it takes a listing of every folder in it.
     """
     there = Folders()
     if all_refused([place]) or not there.is_folder(found.path):
@@ -124,8 +125,16 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
     if not told:
         return []
     were = "was" if len(told) == 1 else "were"
-    text = f"{few(list(told), 3)} beside the weights of {place.name} {were} not read: the two may be of different steps"
-    return [Note("warning", "unread", text)]
+    text = f"{few(list(told), 3)} beside the weights of {place.name} {were} not read"
+    if _saved_together(found, place):
+        return [Note("info", "unread", text)]
+    return [Note("warning", "unread", f"{text}: the two may be of different steps")]
+
+
+def _saved_together(found: Found, place: Place) -> bool:
+    """Whether the weights are as old as the Trainer's own state: with ZeRO it writes gathered weights beside DeepSpeed's folder."""
+    state, weights = (status_of(path) for path in (found.path / "trainer_state.json", place.match.files[0]))
+    return state is not None and weights is not None and abs(state.st_mtime - weights.st_mtime) < MAX_HOURS * 3600
 
 
 def all_refused(places: Sequence[Place]) -> bool:

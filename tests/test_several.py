@@ -42,16 +42,18 @@ class TestModels:
         folder = two_models(tmp_path / "checkpoint_3")
         (folder / "pytorch_model_fsdp.bin").unlink()
         result = ckpt_cli.merge(folder)
-        assert result.outputs[0].component == "model_1" and "no-first-model" in codes(result)
+        assert result.outputs[0].component == "model_1"
+        assert "no-first-model" in codes(result)
 
-    @pytest.mark.parametrize("layout", ["rank_files"])
-    def test_files_of_ranks(self, layouts: Path, tmp_path: Path, layout: str) -> None:
+    def test_files_of_ranks(self, layouts: Path, tmp_path: Path) -> None:
         folder = tmp_path / "checkpoint-7"
-        shutil.copytree(layouts / "accelerate" / layout, folder)
+        shutil.copytree(layouts / "accelerate" / "rank_files", folder)
         for path in sorted(folder.glob("pytorch_model_fsdp_0_rank*.bin")):
             shutil.copy(path, folder / path.name.replace("_0_", "_1_"))
         result = ckpt_cli.merge(folder, tmp_path / "out", type="all")
         assert [out.component for out in result.outputs] == ["model", "model_1"]
+        one = ckpt_cli.merge(folder / "pytorch_model_fsdp_1_rank1.bin", tmp_path / "one")
+        assert "other-model" not in codes(one)
 
     def test_two_folders_of_one_component(self, layouts: Path, tmp_path: Path) -> None:
         folder = tmp_path / "checkpoint-7"

@@ -14,6 +14,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, folders_in, is_file, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.safetensors.folder import INDEX_SUFFIX, OPTIMIZER
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
@@ -78,6 +79,8 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     if not is_folder(place.match.root):
         return []
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
+    # Other models of the same save are components of their own, also where a file of this one was given.
+    used |= {os.path.abspath(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}
     folders = dict.fromkeys((place.match.root, place.home))
     used |= {os.path.abspath(folder / name) for folder in folders for name in _merged_before(folder)}
     paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if os.path.abspath(path) not in used}

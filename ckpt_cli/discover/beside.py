@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.same_weights import is_copy_of
-from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import files_in, folders_in, is_file, is_folder
+from ckpt_cli.errors import CkptError, Unreadable
+from ckpt_cli.files.folders import entries_in, files_in, is_file, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import recognise
@@ -110,8 +110,13 @@ def _adapters_beneath(place: Place, component: Component) -> list[Note]:
     """Adapters in a folder of their own, which are not fused into weights that hold none."""
     if has_adapters(component.tensors):
         return []
-    roots = dict.fromkeys((place.match.root, place.home))
-    held = [folder.name for root in roots if is_folder(root) for folder in folders_in(root) if is_file(folder / ADAPTER_CONFIG)]
+    held: list[str] = []
+    for root in dict.fromkeys((place.match.root, place.home)):
+        for entry in entries_in(root) if is_folder(root) else ():
+            # No weights are read from there, so that one that cannot be accessed does not matter.
+            with contextlib.suppress(Unreadable):
+                if is_folder(entry) and is_file(entry / ADAPTER_CONFIG):
+                    held.append(entry.name)
     if not held:
         return []
     text = f"LoRA adapters in {few(list(dict.fromkeys(held)))}, beside the weights of {place.name}, are left out"

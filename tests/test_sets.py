@@ -741,3 +741,20 @@ class TestFilesBesideStepFolders:
         result = ckpt_cli.merge(outer, tmp_path / "out")
         assert result.checkpoint.step == 200
         assert "stray-weights" in {note.code for note in result.checkpoint.notes}
+
+
+class TestPartsOfTorchtune:
+    """The number stands before that of the epoch."""
+
+    def test_are_parts_beside_each_other(self, tmp_path: Path) -> None:
+        first, second = (put(tmp_path / f"hf_model_000{number}_0.pt") for number in (1, 2))
+        for path in (first, second):
+            error = part_error(path, Folders())
+            assert error is not None
+            assert "torchtune" in error.message
+
+    def test_the_second_alone_is_one(self, tmp_path: Path) -> None:
+        assert part_error(put(tmp_path / "hf_model_0002_3.pt"), Folders()) is not None
+
+    def test_the_first_alone_may_be_all(self, tmp_path: Path) -> None:
+        assert part_error(put(tmp_path / "hf_model_0001_3.pt"), Folders()) is None

@@ -12,7 +12,7 @@ from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import ORDERED, Method, formula
 from ckpt_cli.averaging.options import AverageOptions
 from ckpt_cli.averaging.steps import Snapshots
-from ckpt_cli.base_model.carry import BASE, carried_tensors, dtypes_of_base
+from ckpt_cli.base_model.carry import BASE, carried_tensors, dtypes_of_base, tied_heads
 from ckpt_cli.base_model.opened import Base, base_unread, named_alike
 from ckpt_cli.base_model.resemblance import checked_base
 from ckpt_cli.discover.components import called_ema
@@ -174,7 +174,9 @@ def _job(
     notes += _base_notes(sources[-1], agreed, assets, base, options) if base is not None else ()
     if held is not None and options.carry_from_base:
         alike = named_alike(held, newest.kind, newest.naming, assets.config)
-        carried, more = carried_tensors({*agreed.tensors, *on_purpose}, alike, options.carry_from_base)
+        carried, more = carried_tensors(
+            {*agreed.tensors, *on_purpose}, alike, options.carry_from_base, tied_heads(agreed.tensors, alike, assets.config)
+        )
         agreed = replace(agreed, tensors={**agreed.tensors, **carried})
         notes += more
     if held is not None and options.dtype == BASE:

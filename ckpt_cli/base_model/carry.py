@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, NotFound
+from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -15,10 +17,19 @@ BASE = "base"
 """The word for ``--dtype`` that gives every tensor the dtype which it has in the base."""
 
 
-def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str]) -> tuple[dict[str, Tensor], list[Note]]:
+def tied_heads(tensors: Collection[str], base: Mapping[str, Tensor], config: Config) -> dict[str, str]:
+    """The output head of a base (and the embedding) that a run ties and so does not store: the base's own would undo the training."""
+    pair = tied_pair(list(base)) if ties_embeddings(config) else None
+    return {pair[0]: pair[1]} if pair is not None and pair[0] not in tensors and pair[1] in tensors else {}
+
+
+def carried_tensors(
+    there: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str], tied: Mapping[str, str]
+) -> tuple[dict[str, Tensor], list[Note]]:
     """The tensors of the base that ``globs`` name and that are not ``there``, and notes about them.
 
-    ``there`` are names that are written or were left out on purpose. Raises NotFound for a glob that no tensor of the base matches.
+    ``there`` are names that are written or were left out on purpose, ``tied`` those of `tied_heads`. Raises NotFound for a glob that no
+    tensor of the base matches.
     """
     for glob in globs:
         if not any(fnmatch.fnmatchcase(name, glob) for name in base):
@@ -27,10 +38,15 @@ def carried_tensors(there: Collection[str], base: Mapping[str, Tensor], globs: S
                 expected="a pattern for whole names, such as 'model.visual.*'",
                 hint="ckpt inspect --all with the base's folder lists its names",
             )
-    taken = {name: base[name] for name in base if name not in there and any(fnmatch.fnmatchcase(name, glob) for glob in globs)}
+    named = [name for name in base if name not in there and any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+    taken = {name: base[name] for name in named if name not in tied}
     idle = [glob for glob in globs if not any(fnmatch.fnmatchcase(name, glob) for name in taken)]
     why = "the run already has all of these, or they were left out"
     notes = [Note("warning", "unused-pattern", f"--carry-from-base {printable(glob)}: {why}") for glob in idle]
+    for name in named:
+        if name in tied:
+            text = f"{printable(name)} is not taken from the base: config.json ties it to {printable(tied[name])}, which was trained"
+            notes.append(Note("info", "tied-head", text))
     return taken, notes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.base_model.carry import BASE, carried_tensors, dtypes_of_base
+from ckpt_cli.base_model.carry import BASE, carried_tensors, dtypes_of_base, tied_heads
 from ckpt_cli.base_model.opened import Base, base_unread, named_alike, open_base
 from ckpt_cli.base_model.resemblance import checked_base, config_doubt
 from ckpt_cli.discover.default_output import default_output
@@ -34,7 +34,7 @@ from ckpt_cli.names import few
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE, model_files
-from ckpt_cli.output.select import PEFT, Selection, compare_copies, select_tensors
+from ckpt_cli.output.select import PEFT, Selection, compare_copies, is_wanted, select_tensors
 from ckpt_cli.output.target import check_target
 from ckpt_cli.results.lora import LoraInfo
 from ckpt_cli.tensors.component import Component, Note
@@ -259,9 +259,8 @@ def _part(
     filled: tuple[str, ...] = ()
     if options.carry_from_base and base is not None and base.component is not None:
         there = {*selection.tensors, *selection.on_purpose}
-        carried, more = carried_tensors(
-            there, named_alike(base.component.tensors, selection.kind, selection.naming, config), options.carry_from_base
-        )
+        alike = named_alike(base.component.tensors, selection.kind, selection.naming, config)
+        carried, more = carried_tensors(there, alike, options.carry_from_base, tied_heads(selection.tensors, alike, config))
         carried_names = tuple(carried)
         selection, notes = replace(selection, tensors={**selection.tensors, **carried}), [*notes, *more]
         for tensor in carried.values():
@@ -352,7 +351,7 @@ def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Con
     """Tied tensors that a base stores and the selection lacks because they are tied, not because a filter or a key map left them out."""
     lacking = {head: embedding for head, embedding in selection.tied.items() if head in base and embedding in base}
     pair = tied_pair(list(base)) if ties_embeddings(config) else None
-    filtered = options.include or options.exclude
-    if pair is not None and not filtered and pair[0] not in {*selection.tensors, *selection.on_purpose} and pair[1] in selection.tensors:
+    wanted = pair is not None and is_wanted(pair[0], options.include, options.exclude)
+    if pair is not None and wanted and pair[0] not in {*selection.tensors, *selection.on_purpose} and pair[1] in selection.tensors:
         lacking[pair[0]] = pair[1]
     return lacking

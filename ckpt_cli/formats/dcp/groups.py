@@ -15,6 +15,7 @@ from ckpt_cli.errors import Inconsistent
 from ckpt_cli.formats.dcp.megatron import refuse_megatron
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
 from ckpt_cli.formats.torch_files.averages import AVERAGE
+from ckpt_cli.formats.torch_files.matrices import SLOTS
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
 
 
@@ -78,6 +79,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
             taken |= set(inside)
             break
     kept = {below for tensor in catalog.tensors.values() if len(tensor.shape) > 1 for below in _of_trainer(tensor)}
+    modules = {_words(tensor)[0] for tensor in catalog.tensors.values() if _is_weight(tensor)}
     nested = [
         (prefix, inside)
         for top in dict.fromkeys(tensor.path[0] for tensor in catalog.tensors.values() if len(tensor.path) > 1)
@@ -85,7 +87,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
             {
                 key: tensor
                 for key, tensor in catalog.tensors.items()
-                if key not in taken and _is_below(tensor, (top,)) and not _is_training_state(tensor, kept)
+                if key not in taken and _is_below(tensor, (top,)) and not _is_training_state(tensor, kept, modules)
             },
             (top,),
         )
@@ -101,7 +103,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
         named.append(_group(catalog, name, "", inside, prefix))
     # Groups with matrices come first: of two groups, counters are not the model either.
     found += sorted(named, key=lambda group: (not _has_matrix(group.tensors), _rank(group.name)))
-    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not _is_flat_state(t)}
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not _is_flat_state(t, modules)}
     if flat:
         first = (not found or found[0].writer == "") and not _is_loose(flat, named)
         group = _group(catalog, "model" if first and "model" not in names else "flat", FLAT, flat, ())
@@ -109,18 +111,34 @@ def groups_of(catalog: Catalog) -> list[Group]:
     return found
 
 
-def _is_training_state(tensor: CatalogTensor, kept: Container[Path]) -> bool:
-    """Whether a tensor belongs to an optimizer or the like by the keys above it, or to a trainer's state without matrices."""
-    return any(map(is_state_key, tensor.path[:-1])) or any(below not in kept for below in _of_trainer(tensor))
+def _words(tensor: CatalogTensor) -> list[str]:
+    """All keys of a tensor, those within a name too."""
+    return ".".join(tensor.path).split(".")
+
+
+def _is_weight(tensor: CatalogTensor) -> bool:
+    """Whether a tensor is a module's, whatever that is called: a matrix of floats that is no slot of an optimizer."""
+    words = _words(tensor)
+    slots = SLOTS.isdisjoint(words) and not {"state", "param_groups"} & set(words)
+    return slots and len(tensor.shape) > 1 and tensor.dtype.kind == "float"
+
+
+def _is_training_state(tensor: CatalogTensor, kept: Container[Path], modules: Container[str]) -> bool:
+    """Whether a tensor belongs to an optimizer or the like by the keys above it, or to a trainer's state without matrices.
+
+    ``modules`` are first keys below which matrices of a model are: a module may be called opt.
+    """
+    of_state = any(map(is_state_key, tensor.path[:-1])) and tensor.path[0] not in modules
+    return of_state or any(below not in kept for below in _of_trainer(tensor))
 
 
 def _is_of_trainer(key: str) -> bool:
     return is_state_key(key) or is_trainer_key(key)
 
 
-def _is_flat_state(tensor: CatalogTensor) -> bool:
+def _is_flat_state(tensor: CatalogTensor, modules: Container[str]) -> bool:
     first = tensor.path[0].split(".")[0]
-    return is_state_key(first) or (is_trainer_key(first) and len(tensor.shape) < 2)
+    return (is_state_key(first) and first not in modules) or (is_trainer_key(first) and len(tensor.shape) < 2)
 
 
 def _of_trainer(tensor: CatalogTensor) -> list[Path]:

@@ -70,6 +70,9 @@ WEAK = set_kind(
 )
 """Marks that count only beside a sibling with a neighbouring number, or number 0."""
 
+TORCHTUNE = set_kind(r"hf_model_(?P<part>\d{4})_\d+\.(pt|bin|safetensors)", "torchtune", "part")
+"""Part and epoch, as torchtune named them before it wrote "N of M". Number 1 alone may be all of a small model."""
+
 RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", re.ASCII)
 """``mp_rank_00_001``, ``tp_rank_00_pp_rank_000``: where Megatron and NeMo put the file of one rank."""
 
@@ -188,7 +191,7 @@ def part_of(path: Path, there: Folders) -> Part | None:
     if several is not None:
         return several
     counted = {place for fields in OF.regex.finditer(path.name) for place in range(*fields.span())}
-    for kind in (*MARKS, WEAK):
+    for kind in (TORCHTUNE, *MARKS, WEAK):
         fields = next((found for found in kind.regex.finditer(path.name) if found.start("part") not in counted), None)
         if fields is None or len(fields["part"]) > MAX_DIGITS:
             continue
@@ -303,6 +306,8 @@ def _counts(name: str) -> Iterator[re.Match[str]]:
 
 def _counts_alone(part: Part) -> bool:
     """Whether a mark without a neighbour is one: not a weak one, nor a rank that is rather that of a decomposition."""
+    if part.kind is TORCHTUNE:
+        return part.number > 1
     if part.kind is not RANK or part.place is None:
         return part.kind is not WEAK
     padded = part.path.name[part.place[0]] == "0"

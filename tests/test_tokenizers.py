@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
+from ckpt_cli.errors import Unsupported
 
 
 def tokenizer(order: str = "abcdefgh") -> dict[str, Any]:
@@ -100,3 +102,39 @@ def test_adapters_in_a_folder_beside_whole_weights_are_named(tmp_path: Path) -> 
     (run / "lora_adapter" / "adapter_config.json").write_text("{}")
     told = {note.code: note.text for note in ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes if note.level == "warning"}
     assert "lora_adapter" in told["adapters-beside"]
+
+
+def test_the_same_weights_in_two_copies_are_averaged_twice(tmp_path: Path) -> None:
+    first = model(tmp_path / "one")
+    shutil.copytree(first, tmp_path / "two")
+    result = ckpt_cli.average([first, tmp_path / "two"], tmp_path / "mean")
+    assert "hold the same weights" in {note.code: note.text for note in result.notes}["same-twice"]
+    other = ckpt_cli.average([first, model(tmp_path / "three")], tmp_path / "other")
+    assert "same-twice" not in {note.code for note in other.notes}
+
+
+@pytest.mark.parametrize("name", ["lora_unet_down.lora_up.weight", "attn.to_q.lora.down.weight", "x.hada_w1_a", "layers.0.q_proj.lora_a"])
+def test_factors_of_adapters_are_not_averaged(tmp_path: Path, name: str) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        save_file({name: torch.randn(4, 2)}, tmp_path / folder / "model.safetensors")
+    with pytest.raises(Unsupported, match="mean of products"):
+        ckpt_cli.average([tmp_path / "one", tmp_path / "two"], tmp_path / "out")
+
+
+class TestCustomCode:
+    AUTO: ClassVar = {"auto_map": {"AutoConfig": "configuration_my.MyConfig", "AutoModel": "modeling_my.MyModel"}}
+
+    def test_that_is_missing_is_named(self, tmp_path: Path) -> None:
+        run = model(tmp_path / "run", config=self.AUTO)
+        (run / "configuration_my.py").write_text("from .helper_my import x")
+        told = warnings(ckpt_cli.merge(run, tmp_path / "out"))["lacks-code"]
+        assert "helper_my.py, modeling_my.py" in told
+
+    def test_of_another_repository_or_none_is_not(self, tmp_path: Path) -> None:
+        remote = {"auto_map": {"AutoModel": "org/name--modeling_my.MyModel"}}
+        assert "lacks-code" not in warnings(ckpt_cli.merge(model(tmp_path / "run", config=remote), tmp_path / "out"))
+        whole = model(tmp_path / "whole", config=self.AUTO)
+        for name in ("configuration_my.py", "modeling_my.py"):
+            (whole / name).write_text("")
+        assert "lacks-code" not in warnings(ckpt_cli.merge(whole, tmp_path / "other"))

@@ -150,6 +150,7 @@ def _job(
                 include=options.include,
                 exclude=options.exclude,
                 allow_unequal_replicas=options.allow_unequal_replicas,
+                averaging=True,
                 live=component.live,
             ),
         )

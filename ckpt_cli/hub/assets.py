@@ -21,7 +21,7 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small, size_of
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
-from ckpt_cli.hub.custom_code import custom_code
+from ckpt_cli.hub.custom_code import custom_code, missing_code
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 
@@ -137,6 +137,11 @@ def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
     """What an output lacks to be usable, and where it may come from."""
     cure = "pass --base DIR with the model that training started from" if base is None else "neither the run nor the base has one"
     notes = [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
+    modules = {path.stem: path for name, path in assets.files.items() if name.endswith(".py")}
+    code = missing_code(modules, _texts(assets.files.values()))
+    if code:
+        text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
+        notes.append(Note("warning", "lacks-code", text))
     parts = _parts_elsewhere(assets)
     if parts:
         text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"

@@ -35,6 +35,22 @@ def custom_code(modules: Mapping[str, Path], configs: Iterable[Any]) -> dict[str
     return chosen
 
 
+def missing_code(modules: Mapping[str, Path], configs: Iterable[Any]) -> list[str]:
+    """Python files that ``auto_map`` names, or that those import relatively, and that are not among ``modules``.
+
+    Code in another repository of the hub (``org/name--module.Class``) is loaded from there.
+    """
+    named = [name for config in configs if isinstance(config, dict) for name in _references(config, 0) if "--" not in name]
+    wanted = {match["module"] for name in named if (match := REFERENCE.fullmatch(name))}
+    seen: set[str] = set()
+    while wanted:
+        stem = wanted.pop()
+        if stem not in seen and stem in modules:
+            wanted |= _imports(read_small(modules[stem]).decode("utf-8", "replace"))
+        seen.add(stem)
+    return sorted(f"{stem}.py" for stem in seen - modules.keys())
+
+
 def _references(config: Any, depth: int) -> Iterator[str]:
     """Names of classes in the places of a config that may name custom ones."""
     if depth > MAX_DEPTH:

@@ -26,6 +26,11 @@ ADAPTED = re.compile(
 )
 SAVED = re.compile(r"(?P<module>.+)\.modules_to_save\.(?P<adapter>[^.]+)\.(?P<rest>.+)")
 ORIGINAL = re.compile(r"(?P<module>.+)\.original_module\.(?P<rest>.+)")
+OTHER_LORA = re.compile(
+    r"(^|[._])(lora_(up|down)|lora\.(up|down)|hada_(w[12]|t[12])(_[ab])?|lokr_(w[12]|t2)(_[ab])?)([._]|$)|(^|\.)lora_[ab]$", re.IGNORECASE
+)
+"""Factors of adapters in forms other than PEFT's: kohya, LyCORIS, old diffusers, mlx-lm."""
+
 LORA = re.compile(r"(^|\.)(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer|modules_to_save)(\.|$)")
 
 

@@ -11,7 +11,7 @@ from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.hub.classes.fit import KnownClass, changed_prefix, common_prefix, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, unknown_operations
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
-from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.hub.peft_names import OTHER_LORA, has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
 from ckpt_cli.names import Naming, foreign_names, printable, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
@@ -72,12 +72,13 @@ def select_tensors(
     exclude: Sequence[str] = (),
     allow_unequal_replicas: bool = False,
     adapters: bool = False,
+    averaging: bool = False,
     live: Live | None = None,
 ) -> Selection:
     """Decide names and tensors.
 
     ``include`` and ``exclude`` are globs for whole output names; ``names``: those of the hub, or as trained; ``adapters``: tensors of
-    PEFT are written as they are; ``live`` gives the tensors of the model beside an EMA.
+    PEFT are written as they are; ``averaging``: factors of any adapter are refused; ``live`` gives the tensors of the model beside an EMA.
 
     Raises NotFound if nothing is left, Unsupported for PEFT weights otherwise, Inconsistent for names that collide and replicas
     that differ.
@@ -124,6 +125,14 @@ def select_tensors(
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
     patterns = (*include, *exclude)
     notes += [_unused("pattern", pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
+    foreign = next((name for name in kept if OTHER_LORA.search(name)), None)
+    if averaging and foreign is not None:
+        raise Unsupported(
+            "these are factors of an adapter, which cannot be averaged: a mean of products is not the product of means",
+            tensor=foreign,
+            expected="weights without adapters",
+            hint="fuse each into its model with the program that made it, then average the results",
+        )
     if has_adapters(kept) and not adapters:
         raise Unsupported(
             "these are weights with LoRA adapters, which cannot be averaged: a mean of products is not the product of means",

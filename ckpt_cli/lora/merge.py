@@ -14,7 +14,7 @@ from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture, ties_embeddings
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
-from ckpt_cli.hub.tied_names import tied_pair
+from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, tied_pair
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, fuse_adapters, is_of_experts, lacks_base, layout_doubt, on_base, pattern_key
 from ckpt_cli.lora.whole import check_whole
@@ -117,10 +117,27 @@ def with_adapters_fused(
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
     notes += check_whole(state, facts, saved, opened.assets.config, state.tensors)
     state = replace(state, tensors=_with_ties(state.tensors, opened.assets.config))
+    notes += _tie_notes(state, opened.assets.config)
     result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
     notes += _layout_notes(state, facts)
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
     return replace(component, tensors=result.tensors), info, tuple(notes)
+
+
+def _tie_notes(state: PeftState, config: Config) -> list[Note]:
+    """A warning about an adapter on one of two tied tensors: training used the other one without it, and a merged model cannot."""
+    if not ties_embeddings(config):
+        return []
+    adapted = [name for adapter in state.adapters if (name := adapted_name(adapter, state.tensors)) is not None]
+    ends = {name: ".".join(name.split(".")[-2:]) for name in adapted}
+    embeddings, heads = ([name for name in adapted if ends[name] in known] for known in (EMBEDDINGS, HEADS))
+    if bool(embeddings) == bool(heads):
+        return []
+    other = "the output head" if embeddings else "the embedding"
+    text = (
+        f"the adapter of {(embeddings or heads)[0]} changes {other} too, which config.json ties to it: in training {other} had no adapter"
+    )
+    return [Note("warning", "lora-tied", text)]
 
 
 def _with_ties(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:

@@ -215,7 +215,7 @@ class TestStrict:
             ckpt_cli.merge(folder, tmp_path / "b", dtype="fp16", strict=True)
 
     def test_values_that_are_not_finite_prevent_publication_of_an_average(self, run: Path, tmp_path: Path) -> None:
-        paths = [self._with_assets(run, model(tmp_path / f"m{i}", w=torch.tensor([1.0, float("nan")]))) for i in range(2)]
+        paths = [self._with_assets(run, model(tmp_path / f"m{i}", w=torch.tensor([1.0 + i, float("nan")]))) for i in range(2)]
         ckpt_cli.average(paths, tmp_path / "a", allow_non_finite=True)
         with pytest.raises(Warned, match="2 warnings"):
             ckpt_cli.average(paths, tmp_path / "b", allow_non_finite=True, strict=True)

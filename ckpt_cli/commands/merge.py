@@ -83,14 +83,23 @@ def merge(
             _with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, target, reference, rules, chosen)
         ]
         checkpoint = describe_checkpoint(opened).without_tensors()
+        known = [_known_notes(job, home) for job in jobs]
         if chosen.strict:
-            refuse_warnings([*checkpoint.notes, *(note for job in jobs for note in _known_notes(job, home))])
-        outputs = _run(jobs, opened, reference, chosen, progress)
+            refuse_warnings([*checkpoint.notes, *(note for notes in known for note in notes)])
+        outputs = _run(jobs, known, opened, reference, chosen, progress)
     seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=seconds)
 
 
-def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> list[MergedComponent]:
+def _run(
+    jobs: Sequence[Job],
+    known: Sequence[Sequence[Note]],
+    opened: Opened,
+    base: Base | None,
+    options: MergeOptions,
+    progress: Progress | None,
+) -> list[MergedComponent]:
+    """Write all jobs; ``known`` are the notes of each, made before: nothing is read once outputs have their names."""
     orders = [
         Order(
             job.plan,
@@ -104,8 +113,9 @@ def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeO
     # Before anything is written: what fails later would leave outputs beside an error.
     comparisons = [_comparison(job, base, options, progress) for job in jobs]
     published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
-    folder = None if base is None else base.folder
-    results = [_result(job, folder, options, done, compared) for job, done, compared in zip(jobs, published, comparisons, strict=True)]
+    results = [
+        _result(job, notes, options, done, compared) for job, notes, done, compared in zip(jobs, known, published, comparisons, strict=True)
+    ]
     if not options.verify or options.dry_run:
         return results
     return [
@@ -169,11 +179,11 @@ def _comparison(job: Job, base: Base | None, options: MergeOptions, progress: Pr
 
 
 def _result(
-    job: Job, folder: Path | None, options: MergeOptions, published: Publication, comparison: BaseComparison | None
+    job: Job, known: Sequence[Note], options: MergeOptions, published: Publication, comparison: BaseComparison | None
 ) -> MergedComponent:
-    """The result of a job; ``folder`` is that of the base."""
+    """The result of a job; ``known`` are its notes from before it was written."""
     tensors = [tensor for part in job.parts for tensor in part.opened.component.tensors.values()]
-    notes = [*_known_notes(job, folder), *overflow_notes(published.written)]
+    notes = [*known, *overflow_notes(published.written)]
     exported = job.parts[0].lora is not None and job.parts[0].lora.outcome == "exported"
     return MergedComponent(
         **written_facts(job.plan, published, options.jobs, not_assets=job.state_files),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CkptError
+from ckpt_cli.errors import CorruptFile, LfsPointer, NotFound
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import Assets
@@ -71,10 +71,10 @@ def vocabulary_digest(path: Path) -> str | None:
 
 
 def _content(path: Path) -> Any:
-    """What is in the file; nothing if it cannot be read, which is found elsewhere."""
+    """What is in the file; nothing if that is no JSON, which is found elsewhere. Raises Unreadable."""
     try:
         return parse_json(read_small(path))
-    except CkptError:
+    except (CorruptFile, NotFound, LfsPointer):
         return None
 
 

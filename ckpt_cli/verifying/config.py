@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
-from ckpt_cli.errors import CkptError
+from ckpt_cli.errors import CkptError, Unreadable
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.classes.config_counts import mismatches
@@ -149,6 +149,10 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
 
 def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """Every id that the tokenizer makes needs a row of the embedding."""
-    for item in ids_beyond(folder / TOKENIZER, tensors):
+    try:
+        beyond = list(ids_beyond(folder / TOKENIZER, tensors))
+    except Unreadable:
+        return  # a finding about the file itself says so
+    for item in beyond:
         code = "vocabulary" if item.is_grave else "added-tokens"
         yield finding(code, item.text, tensor=item.embedding, file=TOKENIZER, largest=item.largest, rows=item.rows)

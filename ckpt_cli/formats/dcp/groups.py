@@ -79,7 +79,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
             taken |= set(inside)
             break
     kept = {below for tensor in catalog.tensors.values() if len(tensor.shape) > 1 for below in _of_trainer(tensor)}
-    modules = {_words(tensor)[0] for tensor in catalog.tensors.values() if _is_weight(tensor)}
+    modules = {below for tensor in catalog.tensors.values() if _is_weight(tensor) for below in _below_state_keys(tensor)}
     nested = [
         (prefix, inside)
         for top in dict.fromkeys(tensor.path[0] for tensor in catalog.tensors.values() if len(tensor.path) > 1)
@@ -116,6 +116,12 @@ def _words(tensor: CatalogTensor) -> list[str]:
     return ".".join(tensor.path).split(".")
 
 
+def _below_state_keys(tensor: CatalogTensor) -> list[Path]:
+    """The paths of the keys above a tensor that are called like training state; of a name without keys above it, its first part."""
+    keys = tensor.path[:-1] or tuple(_words(tensor)[:1])
+    return [keys[: depth + 1] for depth, key in enumerate(keys) if is_state_key(key)]
+
+
 def _is_weight(tensor: CatalogTensor) -> bool:
     """Whether a tensor is a module's, whatever that is called: a matrix of floats that is no slot of an optimizer."""
     words = _words(tensor)
@@ -123,22 +129,21 @@ def _is_weight(tensor: CatalogTensor) -> bool:
     return slots and len(tensor.shape) > 1 and tensor.dtype.kind == "float"
 
 
-def _is_training_state(tensor: CatalogTensor, kept: Container[Path], modules: Container[str]) -> bool:
+def _is_training_state(tensor: CatalogTensor, kept: Container[Path], modules: Container[Path]) -> bool:
     """Whether a tensor belongs to an optimizer or the like by the keys above it, or to a trainer's state without matrices.
 
-    ``modules`` are first keys below which matrices of a model are: a module may be called opt.
+    ``modules`` are paths below which matrices of a model are, although they end in such a key: a module may be called opt.
     """
-    of_state = any(map(is_state_key, tensor.path[:-1])) and tensor.path[0] not in modules
-    return of_state or any(below not in kept for below in _of_trainer(tensor))
+    return any(below not in modules for below in _below_state_keys(tensor)) or any(below not in kept for below in _of_trainer(tensor))
 
 
 def _is_of_trainer(key: str) -> bool:
     return is_state_key(key) or is_trainer_key(key)
 
 
-def _is_flat_state(tensor: CatalogTensor, modules: Container[str]) -> bool:
+def _is_flat_state(tensor: CatalogTensor, modules: Container[Path]) -> bool:
     first = tensor.path[0].split(".")[0]
-    return (is_state_key(first) and first not in modules) or (is_trainer_key(first) and len(tensor.shape) < 2)
+    return any(below not in modules for below in _below_state_keys(tensor)) or (is_trainer_key(first) and len(tensor.shape) < 2)
 
 
 def _of_trainer(tensor: CatalogTensor) -> list[Path]:

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError
+from ckpt_cli.errors import CkptError, NotFound, Unreadable
+from ckpt_cli.hub.text_assets import unmarked
 
 ROWS = 600
 
@@ -124,6 +125,13 @@ class TestTexts:
         assert "byte-order-mark" in {note.code for note in merged.notes}
         assert not (tmp_path / "out" / name).read_bytes().startswith(b"\xef\xbb\xbf")
         assert wanted not in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
+
+    def test_that_cannot_be_opened_are_errors_of_ours(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound):
+            unmarked(tmp_path / "none.json")
+        (tmp_path / "folder.json").mkdir()
+        with pytest.raises(Unreadable):
+            unmarked(tmp_path / "folder.json")
 
     def test_that_no_loader_reads_are_named(self, tmp_path: Path) -> None:
         source = model(tmp_path / "model")

@@ -313,6 +313,17 @@ def read_small(path: Path, limit: int = 64 << 20) -> bytes:
     return content
 
 
+def begins_with(path: Path, start: bytes) -> bool:
+    """Whether a file begins with these bytes, of which no more are read. Raises what opening raises."""
+    fd, _ = _open(os.fspath(path))
+    try:
+        return _starts_with(fd, start)
+    except OSError as error:
+        raise unreadable(error, path, "reading failed") from error
+    finally:
+        os.close(fd)
+
+
 def _open(name: str) -> tuple[int, Identity]:
     try:
         fd = os.open(name, OPEN_FLAGS)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile
-from ckpt_cli.files.source import read_small
+from ckpt_cli.files.source import begins_with, read_small
 from ckpt_cli.tensors.component import Note
 
 TEXTS = (".json", ".jinja")
@@ -41,10 +41,7 @@ def text_notes(assets: Mapping[str, Path]) -> list[Note]:
 
 def unmarked(path: Path) -> bytes | Path:
     """The path of a text, or its content if that begins with a byte order mark."""
-    if path.suffix not in TEXTS:
-        return path
-    with path.open("rb") as file:
-        marked = file.read(len(MARK)) == MARK
+    marked = path.suffix in TEXTS and begins_with(path, MARK)
     return read_small(path).removeprefix(MARK) if marked else path
 
 

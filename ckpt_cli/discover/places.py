@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
-from ckpt_cli.errors import Unreadable, Unsupported
+from ckpt_cli.errors import CkptError, Undecidable, Unreadable, Unsupported
 from ckpt_cli.files.folders import Folders, status_of
+from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.ages import MAX_HOURS
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import format_of, order_of, recognise
+from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.unread import Unread, refused_tag
+from ckpt_cli.formats.unread import Unread
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.names import few, numbered, unnumbered
 from ckpt_cli.tensors.component import Note
 
@@ -35,6 +37,11 @@ MAIN = ("model", *ROLES[:2])
 DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
 
 MAX_TAGS = 1024
+TAG_FILE = "latest"
+"""What DeepSpeed writes beside its saves: the name of the newest one."""
+
+GATHERED = "weights16"
+"""The component that is the model in the dtype of the training, beside one in fp32."""
 
 
 def inside_checkpoint(path: Path, there: Folders) -> Target | None:
@@ -43,7 +50,8 @@ def inside_checkpoint(path: Path, there: Folders) -> Target | None:
     if places:
         name = path.name
         of_folder = (name, 0) if name in ROLES else _component_of(name)
-        root = path.parent if of_folder is not None else path
+        in_tag = step_of(path.parent) is not None and any(format_of(place.match).in_tags for place in places)
+        root = path.parent if of_folder is not None or in_tag else path
         if name in ROLES:
             places = tuple(replace(place, name=name if place.name == "model" else place.name) for place in places)
         elif of_folder is not None:
@@ -78,7 +86,23 @@ def places_in(folder: Path, there: Folders) -> tuple[Place, ...]:
             places += [_numbered(Place("", match, folder), *of_folder, folder) for match in recognise(folder / child, there)]
     read = {place.name for place in places if not all_refused([place])}
     places = [place for place in places if not all_refused([place]) or place.name not in read]
-    return _chosen(places or [Place("model", match, folder) for match in _of_role(folder, there) or _tags(folder, there)])
+    places = places or [Place("model", match, folder) for match in _of_role(folder, there)]
+    if not places or there.is_file(folder / TAG_FILE):
+        places = _with_tag(places, [Place("model", match, folder) for match in _tags(folder, there)], there)
+    return _chosen(places)
+
+
+def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Place]:
+    """The save in a tag is the model; a whole model that the trainer gathered beside it has the weights in the dtype of the training.
+
+    Adapters, and whatever else is no whole model, stay what they are: only a folder that is loaded as it is counts as gathered.
+    """
+    if not places or not tags or all_refused(tags):
+        return places or tags
+    gathered = [place for place in places if format_of(place.match).is_loaded or not format_of(place.match).is_sharded]
+    if len(gathered) < len(places) or any(there.is_file(place.match.root / ADAPTER_CONFIG) for place in places):
+        return places
+    return [*tags, *(replace(place, name=GATHERED) if place.name == "model" else place for place in places)]
 
 
 def _of_role(folder: Path, there: Folders) -> list[Match]:
@@ -89,17 +113,38 @@ def _of_role(folder: Path, there: Folders) -> list[Match]:
 def _tags(folder: Path, there: Folders) -> list[Match]:
     """What DeepSpeed or Megatron keep one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
 
-    Of a folder that is no step, step folders are its steps and not this.
+    Of a folder that is no step, step folders are its steps and not this. Of several the one that ``latest`` names is taken.
     """
     is_step = step_of(folder) is not None
+    found: dict[str, list[Match]] = {}
     for child in there.entries(folder)[:MAX_TAGS]:
-        if is_step or step_of(child) is None:
-            # What cannot be looked at beside it may be anything, and no weights are taken from here in any case.
-            with contextlib.suppress(Unreadable):
-                found = refused_tag(child, there)
-                if found:
-                    return found
-    return []
+        if not is_step and step_of(child) is not None:
+            return []
+        # What cannot be looked at beside it may be anything, and no weights are taken from it in any case.
+        with contextlib.suppress(Unreadable):
+            if there.is_folder(child) and (matches := tags_in(child, there)):
+                found[child.name] = matches
+    if len(found) < 2:
+        return next(iter(found.values()), [])
+    said = _latest(folder, there)
+    if said in found:
+        return [*found.pop(said), *(match for matches in found.values() for match in matches)]
+    first = next(iter(found.values()))
+    trouble = Undecidable(
+        f"there are {len(found)} saves in this folder: {few(list(found))}",
+        path=folder,
+        expected=f"a file {TAG_FILE} that names one of them",
+        hint=f"pass {folder / next(reversed(found))}, or another of them",
+    )
+    return [replace(match, trouble=trouble) for match in first]
+
+
+def _latest(folder: Path, there: Folders) -> str | None:
+    """The tag that DeepSpeed's own tools take."""
+    try:
+        return read_small(folder / TAG_FILE, 1 << 10).decode("utf-8", "replace").strip() if there.is_file(folder / TAG_FILE) else None
+    except CkptError:
+        return None
 
 
 def unread_notes(found: Found, place: Place) -> list[Note]:
@@ -112,6 +157,7 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
     if all_refused([place]) or not there.is_folder(found.path):
         return []  # beside a single file anything may lie
     told: dict[str, None] = {}
+    taken = {other.match.root for other in found.places}
     for folder in dict.fromkeys((found.path, place.home, place.match.root)):
         if not there.is_folder(folder):
             continue
@@ -121,7 +167,9 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
         for child in there.entries(folder)[:MAX_TAGS]:
             if is_step or step_of(child) is None:
                 with contextlib.suppress(Unreadable):
-                    told |= dict.fromkeys(f"{child.name} ({match.evidence})" for match in refused_tag(child, there))
+                    if not there.is_folder(child):
+                        continue
+                    told |= dict.fromkeys(f"{child.name} ({match.evidence})" for match in tags_in(child, there) if child not in taken)
     if not told:
         return []
     were = "was" if len(told) == 1 else "were"

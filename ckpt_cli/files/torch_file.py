@@ -111,6 +111,11 @@ class TorchFile:
         return self._window.size
 
     @property
+    def stem(self) -> str | None:
+        """What torch called the archive: the name of the file that was written, without its suffix. None if there is no archive."""
+        return self._top.rstrip("/") or None if self._zip is not None else None
+
+    @property
     def fingerprint(self) -> object:
         """Equal for two files whose storages have the same names, sizes and checksums; None without checksums."""
         if self._zip is None:

@@ -82,7 +82,7 @@ def assemble(states: Sequence[RankState], world_size: int, missing: tuple[int, .
         _refuse_unseen_ranks(states, world_size, missing)
         text = f"{ranks_of(missing, world_size)} missing; other ranks hold replicas of everything"
         notes["missing"] = Note("warning", "replicas-only", text)
-    return Assembled(_with_aliases(tensors), tuple(notes.values()))
+    return Assembled(with_aliases(tensors), tuple(notes.values()))
 
 
 def _refuse_unseen_ranks(states: Sequence[RankState], world_size: int, missing: tuple[int, ...]) -> None:
@@ -306,39 +306,55 @@ def stored_entry(entry: Entry, source: Source) -> StoredTensor:
 
 def tile(name: str, dtype: Dtype, placed: PlacedTensor, world_size: int, missing: tuple[int, ...]) -> Tensor:
     """Separate pieces from replicas (the same box again) and prove that the pieces tile the tensor."""
+    parts = map(_piece, sorted(placed.parts, key=lambda part: part.rank))
+    lacking = f"{ranks_of(missing, world_size)} missing" if missing else None
+    return tiled(name, dtype, placed.shape, parts, placed.kind, placed.layout, check_copies=placed.check_copies, lacking=lacking)
+
+
+def tiled(
+    name: str,
+    dtype: Dtype,
+    shape: Shape,
+    parts: Iterable[Piece],
+    kind: LayoutKind,
+    layout: str,
+    *,
+    check_copies: bool = True,
+    lacking: str | None = None,
+) -> Tensor:
+    """A tensor of these parts: a box that comes again is a replica. Raises Overlap, Gap, or MissingShard where ``lacking`` says what is."""
     pieces: dict[Box, Piece] = {}
     copies: list[Piece] = []
-    for part in sorted(placed.parts, key=lambda part: part.rank):
-        piece = _piece(part)
-        if part.box in pieces:
+    for piece in parts:
+        if piece.box in pieces:
             copies.append(piece)
-        elif part.box.numel:
-            pieces[part.box] = piece
+        elif piece.box.numel:
+            pieces[piece.box] = piece
     boxes = list(pieces)
-    problem = check_tiling(placed.shape, boxes)
+    problem = check_tiling(shape, boxes)
     if isinstance(problem, Overlapping):
         first, second = pieces[boxes[problem.first]], pieces[boxes[problem.second]]
         raise Overlap(
-            f"ranks {first.rank} and {second.rank} both hold {problem.box} of shape {list(placed.shape)}",
+            f"ranks {first.rank} and {second.rank} both hold {problem.box} of shape {list(shape)}",
             tensor=name,
             hint="files from two saves may be mixed",
         )
     if problem is not None:
         count = f"{problem.elements:,}".replace(",", " ")
-        text = f"{count} elements of shape {list(placed.shape)}, from {problem.box} on"
-        if missing:
-            raise MissingShard(f"{ranks_of(missing, world_size)} missing")
+        text = f"{count} elements of shape {list(shape)}, from {problem.box} on"
+        if lacking is not None:
+            raise MissingShard(lacking)
         hint = "files from two saves may be mixed, or files of some ranks may be missing"
         raise Gap(f"no rank holds {text}", tensor=name, hint=hint)
     return Tensor(
         name=name,
         dtype=dtype,
-        shape=placed.shape,
+        shape=shape,
         pieces=tuple(pieces.values()),
         copies=tuple(copies),
-        kind=placed.kind,
-        layout=placed.layout,
-        check_copies=placed.check_copies and bool(copies),
+        kind=kind,
+        layout=layout,
+        check_copies=check_copies and bool(copies),
     )
 
 
@@ -358,7 +374,7 @@ def _piece(part: Part) -> Piece:
     )
 
 
-def _with_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_aliases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Names whose pieces are the same bytes of the same files share a storage: tied weights as FSDP2 saves them."""
     seen: dict[tuple[object, ...], str] = {}
     result: dict[str, Tensor] = {}

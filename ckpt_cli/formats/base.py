@@ -78,6 +78,9 @@ class Format(ABC):
     is_sharded: bool = True
     keeps_order: bool = True
     tells_writer: bool = False
+    in_tags: bool = False
+    """Whether it keeps a save in a folder of any name, one level below the folder of the step."""
+
     by_content: bool = False
     """Whether only the content tells which components there are."""
 

@@ -4,11 +4,12 @@
 module                reads
 ====================  =============================================================================
 `rank_files`          one ``torch.save`` file per rank: verl, EasyR1, SkyRL, lmms-engine, accelerate, BAGEL forks
+`deepspeed`           tag folders of DeepSpeed: ZeRO stages 0 to 3, BF16_Optimizer, pipelines, experts, universal
 `dcp`                 torch DCP folders: accelerate, Lightning, torchtitan, OLMo-core, composer, ...
 `safetensors/shards`  sharded safetensors of torch's HuggingFaceStorageWriter
 `safetensors/folder`  safetensors, single or with an index: Hugging Face model folders
 `torch_files`         single files of ``torch.save``, also ``pytorch_model.bin`` with an index
-`unread`              nothing: DeepSpeed's and Megatron's folders and unknown sets, which are refused by name
+`unread`              nothing: Megatron's folders and unknown sets, which are refused by name
 ====================  =============================================================================
 """
 
@@ -23,6 +24,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
+from ckpt_cli.formats.deepspeed.reader import DeepSpeed
 from ckpt_cli.formats.placeholders import refuse_placeholders
 from ckpt_cli.formats.rank_files.reader import RankShards
 from ckpt_cli.formats.safetensors.folder import HubFolder
@@ -30,10 +32,10 @@ from ckpt_cli.formats.safetensors.shards import HubShards
 from ckpt_cli.formats.sets.contents import share_error
 from ckpt_cli.formats.sets.names import index_beside, part_error
 from ckpt_cli.formats.torch_files.reader import TorchFiles
-from ckpt_cli.formats.unread import Unread
+from ckpt_cli.formats.unread import Unread, refused_tag
 from ckpt_cli.tensors.component import Component
 
-FORMATS: tuple[Format, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
+FORMATS: tuple[Format, ...] = (RankShards(), DeepSpeed(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
 
 
 def recognise(path: Path, there: Folders | None = None) -> list[Match]:
@@ -45,6 +47,12 @@ def recognise(path: Path, there: Folders | None = None) -> list[Match]:
     found = [match for known in FORMATS for match in known.recognise(path, there)]
     read = {match.component for match in found if not format_of(match).is_refused}
     return [_doubted(match, there) for match in found if not format_of(match).is_refused or match.component not in read]
+
+
+def tags_in(folder: Path, there: Folders) -> list[Match]:
+    """What a folder of any name holds, below that of a step: saves of formats that keep them so, and what is refused there."""
+    found = [match for known in FORMATS if known.in_tags for match in known.recognise(folder, there)]
+    return found or refused_tag(folder, there)
 
 
 def describe(match: Match, files: Files, options: ReadOptions) -> Component:

@@ -8,8 +8,8 @@ from pathlib import PurePath
 STEP_FOLDERS = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
-        r"global_steps?_(?P<step>[0-9]+)",
-        r"checkpoint-(?P<step>[0-9]+)",
+        r"global_steps?_?(?P<step>[0-9]+)",
+        r"checkpoint[-_](?P<step>[0-9]+)",
         r"step[-_]?(?P<step>[0-9]+)(\.ckpt)?",
         r"epoch=[0-9]+-step=(?P<step>[0-9]+)(\.ckpt)?",
         r"epoch_[0-9]+_step_(?P<step>[0-9]+)",

@@ -30,8 +30,11 @@ class Trainer:
     evidence: str = ""
 
 
-RANKS, DCP = ("rank-shards",), ("dcp",)
+RANKS, DCP, DEEPSPEED = ("rank-shards",), ("dcp",), ("deepspeed",)
 TRAINERS = (
+    Trainer("Hugging Face Trainer with DeepSpeed", DEEPSPEED, beside=("trainer_state.json",)),
+    Trainer("accelerate with DeepSpeed", DEEPSPEED, root="pytorch_model(_[0-9]+)?"),
+    Trainer("DeepSpeed", DEEPSPEED),
     Trainer("BAGEL fork", RANKS, evidence="BAGEL fork"),
     Trainer("BAGEL fork", DCP, root="model_sharded|ema_sharded"),
     Trainer("BAGEL", ("safetensors",), folder="[0-9]{7}", inside=("ema.safetensors",)),

@@ -1,4 +1,4 @@
-"""Folders that are recognised but not read: steps of DeepSpeed and Megatron, and sets of unknown names.
+"""Folders that are recognised but not read: steps of Megatron, and sets of unknown names.
 
 They are last in the registry, and count only if no other format matches: a folder that also holds a whole model
 is that model.
@@ -16,7 +16,6 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.sets.contents import MEGATRON
-from ckpt_cli.formats.sets.deepspeed import deepspeed_hint, unread_sets
 from ckpt_cli.formats.sets.names import SUFFIXES, error_of, part_of
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.tensors.component import Component
@@ -28,7 +27,6 @@ LEGACY = re.compile(r"mp_rank_[0-9]{2,}(_[0-9]{3,})*", re.ASCII)
 LEGACY_FILE = "model_optim_rng.pt"
 MAX_NAMES = 1000
 RELEASE = "release"
-STAGE_0_TO_2 = "mp_rank_00_model_states.pt"
 
 
 class Unread(Format):
@@ -47,15 +45,6 @@ class Unread(Format):
             trouble: CkptError = Unsupported(text, path=path, hint=MEGATRON)
             return [Match(FORMAT, "model", path, tuple(folder / LEGACY_FILE for folder in ranks), "Megatron-LM", trouble=trouble)]
         names = [entry.name for entry in there.files(path, lambda name: name.endswith(SUFFIXES))]
-        sharded = unread_sets(names)
-        if sharded:
-            text = f"this is a DeepSpeed checkpoint ({counted(len(sharded))}), which is not read yet"
-            hint = deepspeed_hint(path, there)
-            if STAGE_0_TO_2 in sharded and not any(name.startswith(("zero_pp_rank_0_mp_rank_00_model", "layer_")) for name in sharded):
-                whole = part_of(path / STAGE_0_TO_2, there) is None
-                hint = f"pass {path / STAGE_0_TO_2}, the weights in the dtype of the training; or {hint}" if whole else hint
-            trouble = Unsupported(text, path=path, hint=hint)
-            return [Match(FORMAT, "model", path, tuple(path / name for name in sharded), "DeepSpeed", trouble=trouble)]
         wanted = [name for name in sorted(names)[:MAX_NAMES] if not is_state_file(name)]
         part = next((found for name in wanted if (found := part_of(path / name, there)) is not None), None)
         if part is None:
@@ -67,7 +56,7 @@ class Unread(Format):
 
 
 def refused_tag(folder: Path, there: Folders) -> list[Match]:
-    """What is refused in a folder of any name: a tag of DeepSpeed, or Megatron's step of a converted model (``release``)."""
+    """What is refused in a folder of any name: Megatron's step of a converted model (``release``) among others."""
     found = Unread().recognise(folder, there)
     if folder.name == RELEASE:
         found += [replace(match, format=FORMAT, evidence="Megatron-LM") for match in Dcp().recognise(folder, there)]

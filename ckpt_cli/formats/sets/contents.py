@@ -13,14 +13,14 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, PartOfSet, Unsupported
-from ckpt_cli.files.folders import Folders, is_file
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.files.torch_file import TorchFile, dimensions
-from ckpt_cli.formats.sets.deepspeed import deepspeed_hint
 from ckpt_cli.tensors.tensor import Tensor
 
+DEEPSPEED = "put it back into the folder of its save, under the name that DeepSpeed gave it, and pass that folder"
 MEGATRON = "convert it with Megatron's own tools or with mbridge"
 PARALLEL = {
     "TP": ("tensor_model_parallel_size", "model_parallel_size"),
@@ -80,7 +80,7 @@ def _refuse_megatron(entries: Mapping[Any, Any], path: Path) -> None:
 
 
 def _refuse_deepspeed(file: TorchFile, entries: Mapping[Any, Any], path: Path) -> None:
-    hint = deepspeed_hint(path.parent, Folders())
+    hint = DEEPSPEED
     module = as_dict(entries.get(MODULE))
     if MODULE not in entries:
         raise PartOfSet(

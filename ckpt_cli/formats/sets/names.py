@@ -18,7 +18,6 @@ from ckpt_cli.errors import CkptError, PartOfSet
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.formats.sets.deepspeed import DEEPSPEED, SetKind, deepspeed_hint, set_kind
 from ckpt_cli.names import few
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
@@ -32,8 +31,24 @@ SMALL = 8
 """Numbers below this are ranks even without a neighbour: other kinds of rank (of a decomposition) are mostly larger."""
 
 
+@dataclass(frozen=True, slots=True)
+class SetKind:
+    """A naming scheme for the files of a set: ``part`` is a number in the expression, ``parts`` how many there are, if names say it.
+
+    ``content_decides``: part 0 without siblings may be the whole model, which `sets.contents` finds out.
+    """
+
+    regex: re.Pattern[str]
+    writer: str
+    unit: str
+    content_decides: bool = False
+
+
+def set_kind(expression: str, writer: str, unit: str = "rank", content_decides: bool = False) -> SetKind:
+    return SetKind(re.compile(expression, re.ASCII | re.IGNORECASE), writer, unit, content_decides)
+
+
 WHOLE_NAMES = (
-    *DEEPSPEED,
     set_kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
     set_kind(r"(model|weights)\.(?P<part>\d{2})\.safetensors", "MLX", "part", content_decides=True),
     set_kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
@@ -334,8 +349,8 @@ def _hint(part: Part, missing: Sequence[str], there: Folders) -> str:
     if index is not None:
         absent = [file for file in sorted(_indexed(index)) if not there.is_file(index.parent / file)]
         return f"pass {index}" if not absent else f"{index.name} lists the files; get the missing ones: {few(absent)}"
-    if part.kind in DEEPSPEED or part.kind.unit == "parameter":
-        return deepspeed_hint(part.path.parent, there)
+    if part.kind.unit == "parameter":
+        return "pass the folder of the whole save"
     if part.is_indexed:
         what = "the other files and the index" if missing else "the index that belongs to these files"
         advice = f"get {what} from where the model came from"

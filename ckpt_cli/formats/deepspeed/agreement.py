@@ -1,0 +1,44 @@
+"""Whether two tensors hold the same weights in two dtypes, by samples: of every stored range its first and last elements."""
+
+from __future__ import annotations
+
+from ckpt_cli.boxes import contiguous_strides
+from ckpt_cli.dtypes import numpy_dtype
+from ckpt_cli.tensors.casting import RANGE, cast, view_as
+from ckpt_cli.tensors.reading import PieceIndex, read_range
+from ckpt_cli.tensors.tensor import Tensor
+
+SAMPLE = 32
+MAX_SAMPLES = 64
+
+
+def agrees(master: Tensor, weights: Tensor) -> bool:
+    """Whether samples of the weights are those of the master, rounded to their dtype. Dtypes that are no floats are not compared."""
+    if master.dtype.code not in RANGE or weights.dtype.code not in RANGE or master.shape != weights.shape:
+        return master.shape == weights.shape
+    import numpy
+
+    indexes = PieceIndex(master.pieces), PieceIndex(weights.pieces)
+    for start in _starts(master):
+        count = min(SAMPLE, master.numel - start)
+        raw, own = bytearray(count * master.dtype.itemsize), bytearray(count * weights.dtype.itemsize)
+        read_range(master, start, count, raw, indexes[0])
+        read_range(weights, start, count, own, indexes[1])
+        made = numpy.empty(count, dtype=numpy_dtype(weights.dtype))
+        cast(view_as(raw, master.dtype, count), master.dtype, weights.dtype, made)
+        theirs = view_as(own, weights.dtype, count)
+        if not numpy.all((made == theirs) | (numpy.isnan(made) & numpy.isnan(theirs))):
+            return False
+    return True
+
+
+def _starts(tensor: Tensor) -> list[int]:
+    """Where samples begin: at the beginning and before the end of every piece, up to a bound."""
+    strides = contiguous_strides(tensor.shape)
+    starts: dict[int, None] = {}
+    step = max(len(tensor.pieces) // MAX_SAMPLES, 1)
+    for piece in tensor.pieces[::step]:
+        first = sum(a * stride for a, stride in zip(piece.box.offset, strides, strict=True))
+        last = sum((a + n - 1) * stride for a, n, stride in zip(piece.box.offset, piece.box.extent, strides, strict=True))
+        starts |= dict.fromkeys((first, max(last - SAMPLE + 1, first)))
+    return list(starts)

@@ -1,0 +1,38 @@
+"""Tensors of what one file holds, or of ranges of flat vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ckpt_cli.boxes import Shape, whole
+from ckpt_cli.errors import MissingShard, Undecidable
+from ckpt_cli.files.torch_file import StoredTensor
+from ckpt_cli.formats.assembly import Part, PlacedTensor, tile, tiled
+from ckpt_cli.formats.deepspeed.partitions import Parameter
+from ckpt_cli.formats.flat import Run, run_pieces
+from ckpt_cli.tensors.tensor import Tensor
+
+
+def tensor_of(name: str, stored: StoredTensor) -> Tensor:
+    """A tensor that one file holds."""
+    part = Part(0, stored, whole(stored.shape), (0,) * len(stored.shape))
+    return tile(name, stored.dtype, PlacedTensor(stored.shape, [part], "whole", ""), 1, ())
+
+
+def flat_tensor(parameter: Parameter, slot: str, shape: Shape | None) -> Tensor:
+    if shape is None or math.prod(shape) != parameter.numel:
+        raise Undecidable(
+            f"no file says the shape of these {parameter.numel} elements",
+            tensor=parameter.name,
+            expected="a layer with a tensor of this name",
+        )
+    return flat_of(parameter.name, shape, parameter.runs[slot], "")
+
+
+def flat_of(name: str, shape: Shape, runs: Sequence[Run], what: str) -> Tensor:
+    """A tensor that lies in flat vectors. Raises Gap if these do not hold all of it."""
+    if not runs:
+        raise MissingShard("no rank holds any of it", tensor=name)
+    pieces = [piece for run in runs for piece in run_pieces(run, shape)]
+    return tiled(name, runs[0].stored.dtype, shape, pieces, "sharded" if len(runs) > 1 else "whole", f"{what}flat x{len(runs)}")

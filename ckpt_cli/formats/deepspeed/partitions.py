@@ -1,0 +1,243 @@
+"""From the partitions of all ranks to parameters: where each lies in the flat vectors. Pure integers, no I/O.
+
+Stages 1 and 2 and BF16_Optimizer, for the n_i elements of the parameters of a group and the gaps a_i behind them
+(``parameter_alignment``)::
+
+    total = sum(n_i + a_i)         part = 2 * ceil(total / (2 * ranks))         parameter i begins at sum(n_j + a_j for j < i)
+
+The vectors of the ranks, each of ``part`` elements, make one line; what is behind ``total`` is cut off (BF16_Optimizer keeps it).
+Stage 3: every parameter is cut into ``ceil(n / ranks)`` elements per rank, and a vector holds these one after the other.
+
+Source: DeepSpeed 0.14 to 0.19, ``runtime/zero/stage_1_and_2.py``, ``stage3.py`` and ``runtime/bf16_optimizer.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.errors import Inconsistent, MissingShard, MixedWorldSizes, reading
+from ckpt_cli.files.torch_file import StoredTensor
+from ckpt_cli.formats.assembly import ranks_of
+from ckpt_cli.formats.deepspeed.model_states import ModelStates
+from ckpt_cli.formats.deepspeed.optimizer_states import MASTER, OptimizerStates
+from ckpt_cli.formats.flat import Run, runs_of_line
+
+EXPERT = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>[0-9]{1,6})(?P<after>\..*)", re.ASCII)
+MIXED = "files from two saves may be mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter in flat vectors: its shape (None if only another file says it) and its runs by slot; the rest is one for its group."""
+
+    name: str
+    numel: int
+    shape: Shape | None
+    runs: Mapping[str, tuple[Run, ...]]
+    scalars: Mapping[str, StoredTensor]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """A group of the optimizer: its options, and its parameters in the order of storage."""
+
+    options: Mapping[str, Any]
+    parameters: tuple[Parameter, ...]
+
+
+def parameter_groups(model: ModelStates, ranks: Sequence[OptimizerStates]) -> tuple[ParameterGroup, ...]:
+    """The parameters of one model parallel rank. ``ranks`` are its data parallel ranks, in order.
+
+    Raises MissingShard, MixedWorldSizes, Inconsistent, each with the file.
+    """
+    first = ranks[0]
+    for other in ranks[1:]:
+        with reading(other.path):
+            _check_alike(first, other)
+    with reading(first.path):
+        placed = _by_slices(first, ranks) if model.groups is None else _by_shapes(model.groups, first, ranks)
+        names = [parameter.name for group in placed for parameter in group]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise Inconsistent("the optimizer holds this parameter twice", tensor=twice, hint=MIXED)
+    return tuple(
+        ParameterGroup(options, tuple(parameter for member in members for parameter in placed[member]))
+        for options, members in zip(first.options, first.members, strict=True)
+    )
+
+
+def _check_alike(first: OptimizerStates, other: OptimizerStates) -> None:
+    for what, mine, its in (
+        ("the ZeRO stage", first.stage, other.stage),
+        ("the number of partitions", len(first.partitions), len(other.partitions)),
+        ("the number of ranks", first.counts, other.counts),
+        ("the gaps between parameters", first.alignments, other.alignments),
+        ("the parameter groups", first.members, other.members),
+    ):
+        if mine != its:
+            raise Inconsistent(f"{what} differs from that in {first.path.name}", hint=MIXED)
+    for mine_, its_ in zip(first.partitions, other.partitions, strict=True):
+        if {slot: vector.dtype for slot, vector in mine_.vectors.items()} != {slot: vector.dtype for slot, vector in its_.vectors.items()}:
+            raise Inconsistent(f"dtypes or slots of the optimizer differ from those in {first.path.name}", hint=MIXED)
+
+
+def _check_ranks(count: int, ranks: Sequence[OptimizerStates]) -> None:
+    """The files of all ranks among which a group is partitioned, and no others."""
+    there = {states.rank for states in ranks}
+    name = ranks[0].path.name
+    if len(ranks) > count or max(there) >= count:
+        raise MixedWorldSizes(
+            f"{name} was written by {count} ranks, and there are files of {max(len(ranks), max(there) + 1)}",
+            path=ranks[0].path.parent,
+            expected="files of one save",
+            hint="files of an older save by more ranks may be left in the folder: move them to another one",
+        )
+    missing = tuple(itertools.islice((rank for rank in range(count) if rank not in there), 13))
+    if missing:
+        wanted = re.sub(r"zero_pp_rank_[0-9]+_", f"zero_pp_rank_{missing[0]}_", name)
+        few = missing[:12]
+        subject = ranks_of(few, count) if len(missing) <= 12 else f"ranks {', '.join(map(str, few))} and more of {count} are"
+        raise MissingShard(f"{subject} missing", path=ranks[0].path.parent, expected=str(ranks[0].path.parent / wanted))
+
+
+# -- by the shapes in the model states -----------------------------------------------------------------------------------
+
+
+def _by_shapes(groups: Sequence[Mapping[str, Shape]], first: OptimizerStates, ranks: Sequence[OptimizerStates]) -> list[list[Parameter]]:
+    if len(groups) != len(first.partitions):
+        text = f"the optimizer has {len(first.partitions)} partitions, param_shapes of the model states has {len(groups)}"
+        raise Inconsistent(text, hint=MIXED)
+    placed = []
+    for index, shapes in enumerate(groups):
+        count = first.counts[index]
+        if first.stage == 3:
+            _check_ranks(count, ranks)
+            placed.append(list(_partitioned(shapes, index, ranks)))
+        elif any(EXPERT.fullmatch(name) for name in shapes) and count < len(ranks):
+            placed.append(list(_of_experts(shapes, index, count, ranks)))
+        else:
+            _check_ranks(count, ranks)
+            placed.append(list(_on_line(shapes, index, ranks)))
+    return placed
+
+
+def _on_line(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerStates]) -> Iterator[Parameter]:
+    """Stages 1 and 2: the vectors of all ranks are one line."""
+    gaps = ranks[0].alignments[index] if ranks[0].alignments is not None else (0,) * len(shapes)
+    if len(gaps) != len(shapes):
+        raise Inconsistent(f"group {index} has {len(shapes)} parameters, and gaps behind {len(gaps)}", hint=MIXED)
+    total = sum(math.prod(shape) for shape in shapes.values()) + sum(gaps)
+    part = 2 * -(-total // (2 * len(ranks)))
+    for place, states in enumerate(ranks):
+        needed = min(max(total - place * part, 0), part)
+        _check_lengths(states, index, {needed, part}, total)
+        length = states.partitions[index].vectors[MASTER].numel
+        if states.paddings is not None and states.paddings[index] not in (part - length, part - needed):
+            raise Inconsistent(f"group_paddings says {states.paddings[index]}, and {part - length} elements are missing", path=states.path)
+    start = 0
+    for (name, shape), gap in zip(shapes.items(), gaps, strict=True):
+        count = math.prod(shape)
+        slots = ranks[0].partitions[index].vectors
+        runs = {slot: runs_of_line(start, count, part, [states.partitions[index].vectors[slot] for states in ranks]) for slot in slots}
+        yield _parameter(name, count, shape, runs, index, ranks[0])
+        start += count + gap
+
+
+def _of_experts(shapes: Mapping[str, Shape], index: int, count: int, ranks: Sequence[OptimizerStates]) -> Iterator[Parameter]:
+    """Experts, under the numbers that they have on their rank: ranks with the same remainder hold the same ones."""
+    if len(ranks) % count or {states.rank for states in ranks} != set(range(len(ranks))):
+        raise MissingShard(
+            f"experts are partitioned among {count} ranks each, and there are files of {len(ranks)} ranks",
+            path=ranks[0].path.parent,
+            expected="the files of all ranks",
+        )
+    sets = len(ranks) // count
+    local = 1 + max(int(fields["number"]) for name in shapes if (fields := EXPERT.fullmatch(name)) is not None)
+    for block in range(sets):
+        for parameter in _on_line(shapes, index, ranks[block::sets]):
+            fields = EXPERT.fullmatch(parameter.name)
+            if fields is None:
+                raise Inconsistent("a group of experts holds a parameter of none", tensor=parameter.name)
+            name = f"{fields['before']}{block * local + int(fields['number'])}{fields['after']}"
+            yield Parameter(name, parameter.numel, parameter.shape, parameter.runs, parameter.scalars, parameter.values)
+
+
+def _partitioned(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerStates]) -> Iterator[Parameter]:
+    """Stage 3: a part of every parameter on every rank. The padding at the end of a parameter is uninitialised memory."""
+    world = len(ranks)
+    total = sum(-(-math.prod(shape) // world) for shape in shapes.values())
+    for states in ranks:
+        _check_lengths(states, index, {total}, total)
+    start = 0
+    for name, shape in shapes.items():
+        count = math.prod(shape)
+        part = -(-count // world)
+        runs = {
+            slot: tuple(
+                Run(states.partitions[index].vectors[slot], start, rank * part, min(part, count - rank * part), rank)
+                for rank, states in enumerate(ranks)
+                if rank * part < count
+            )
+            for slot in ranks[0].partitions[index].vectors
+        }
+        yield _parameter(name, count, shape, runs, index, ranks[0])
+        start += part
+
+
+def _check_lengths(states: OptimizerStates, index: int, allowed: set[int], total: int) -> None:
+    for slot, vector in states.partitions[index].vectors.items():
+        if vector.numel not in allowed:
+            raise Inconsistent(
+                f"{slot} of group {index} has {vector.numel} elements",
+                path=states.path,
+                expected=f"{' or '.join(map(str, sorted(allowed)))}, as the shapes in the model states say ({total} in all)",
+                hint=MIXED,
+            )
+
+
+def _parameter(
+    name: str, count: int, shape: Shape | None, runs: Mapping[str, tuple[Run, ...]], index: int, states: OptimizerStates
+) -> Parameter:
+    return Parameter(name, count, shape, runs, states.partitions[index].scalars, states.partitions[index].values)
+
+
+# -- by the slices in the optimizer states -------------------------------------------------------------------------------
+
+
+def _by_slices(first: OptimizerStates, ranks: Sequence[OptimizerStates]) -> list[list[Parameter]]:
+    """BF16_Optimizer without ZeRO, as in pipelines: no shapes, but every rank lists the ranges of its vector."""
+    placed = []
+    for index, count in enumerate(first.counts):
+        _check_ranks(count, ranks)
+        slots = first.partitions[index].vectors
+        ranges: dict[str, list[tuple[int, int, int]]] = {}
+        for place, states in enumerate(ranks):
+            own = states.slices[index]
+            end = 0
+            for name, (size, start) in sorted(own.items(), key=lambda item: item[1][1]):
+                if start < end or start + size > states.partitions[index].vectors[MASTER].numel:
+                    raise Inconsistent("param_slice_mappings does not fit the partition", path=states.path, tensor=name)
+                end = start + size
+                ranges.setdefault(name, []).append((place, start, size))
+            _check_lengths(states, index, {states.partitions[index].vectors[MASTER].numel}, end)
+        if not ranges:
+            raise Inconsistent("nothing tells which parameters the partitions hold", expected="param_shapes or param_slice_mappings")
+        parameters = []
+        for name, held in ranges.items():
+            runs: dict[str, tuple[Run, ...]] = {}
+            for slot in slots:
+                position, listed = 0, []
+                for place, start, size in held:
+                    listed.append(Run(ranks[place].partitions[index].vectors[slot], start, position, size, place))
+                    position += size
+                runs[slot] = tuple(listed)
+            parameters.append(_parameter(name, sum(size for _, _, size in held), None, runs, index, first))
+        placed.append(parameters)
+    return placed

@@ -1,0 +1,144 @@
+"""DeepSpeed saves of ZeRO stages 0 to 3, BF16_Optimizer, pipelines, experts, tensor parallelism, and universal ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import NotFound
+from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.ages import age_notes
+from ckpt_cli.formats.assembly import with_aliases
+from ckpt_cli.formats.base import Format, Match, ReadOptions
+from ckpt_cli.formats.deepspeed.names import files_in_save, is_deepspeed_name, save_files
+from ckpt_cli.formats.deepspeed.save import Save, read_save
+from ckpt_cli.formats.deepspeed.stage_0 import optimizer_entries, read_masters
+from ckpt_cli.formats.deepspeed.state import named_optimizer, steps_of_optimizer, training_values
+from ckpt_cli.formats.deepspeed.universal import universal_files, universal_tensors
+from ckpt_cli.formats.deepspeed.weights import fp32_weights, slot_tensors, stored_weights
+from ckpt_cli.formats.optimizer_state import NamedState
+from ckpt_cli.formats.torch_files.state_dict import left_out_notes
+from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.tensor import Tensor
+
+FORMAT = "deepspeed"
+WEIGHTS_16 = "weights16"
+"""The component that is the module itself, in the dtype of the training."""
+
+
+class DeepSpeed(Format):
+    """Reader of DeepSpeed's tag folders."""
+
+    name = FORMAT
+    display = "DeepSpeed"
+    by_content = True
+    tells_writer = True
+    in_tags = True
+
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
+        if there.is_file(path):
+            # One file stands for the save that it is part of.
+            return [match for match in self.recognise(path.parent, there) if path in match.files] if is_deepspeed_name(path.name) else []
+        listed = files_in_save(path, there)
+        if not listed:
+            return []
+        names = save_files(listed)
+        return [Match(FORMAT, "model", path, names.all, "DeepSpeed", ranks=names.optimizer_ranks, trouble=names.trouble)]
+
+    def groups(self, match: Match, files: Files) -> list[str]:
+        """The model, and the module's own weights where these are there besides in fp32."""
+        if match.trouble is not None:
+            return [match.component]
+        save = read_save(match, files)
+        narrow = not save.is_stage_3 and any(tensor.dtype.bits == 16 for tensor in _module(save))
+        return [match.component, WEIGHTS_16] if narrow and _has_masters(save, files) else [match.component]
+
+    def joined(self, first: Match, second: Match) -> Match:
+        twice = sorted({path.name for path in first.files} & {path.name for path in second.files})
+        # Every node has the model states of its first rank, and they are the same.
+        kept = tuple(path for path in second.files if path.name not in twice)
+        names = save_files((*first.files, *kept))
+        return replace(super().joined(first, second), files=names.all, ranks=names.optimizer_ranks, trouble=names.trouble)
+
+    def complements(self, first: Match, second: Match) -> bool:
+        return bool(first.ranks) and bool(second.ranks) and not set(first.ranks) & set(second.ranks)
+
+    def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
+        save = read_save(match, files)
+        return training_values(save), save.first.path
+
+    def optimizer(self, match: Match, files: Files) -> NamedState | None:
+        return named_optimizer(read_save(match, files), files)
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        save = read_save(match, files)
+        notes: list[Note] = []
+        if match.group == WEIGHTS_16:
+            if save.is_stage_3:
+                raise NotFound(
+                    "at stage 3 no file holds the weights in the dtype of the training", path=match.root, hint="leave out --type"
+                )
+            tensors = stored_weights(save)
+        else:
+            tensors = fp32_weights(save, _masters(save, files, notes))
+        sources = [files.source(path) for path in (*save.names.all, *universal_files(save))]
+        ranks = sum(len(held) for held in save.optimizers.values()) or sum(len(held) for held in save.models.values())
+        return Component(
+            name=match.component,
+            format=FORMAT,
+            root=match.root,
+            tensors=with_aliases(tensors),
+            files=tuple(Path(source.path) for source in sources),
+            world_size=ranks,
+            leaves=save.first.leaves,
+            notes=(*_kind(save), *notes, *left_out_notes(save.first.leaves), *steps_of_optimizer(save), *age_notes(sources)),
+            writer=f"DeepSpeed {save.first.entries.get('ds_version')}, {save.stage}",
+            ordered=not save.experts,
+        )
+
+
+def _module(save: Save) -> list[Any]:
+    held = [*(save.first.module or {}).values(), *save.experts.values()]
+    return [*held, *(stored for layer in save.layers.values() for stored in layer.values())]
+
+
+def _has_masters(save: Save, files: Files) -> bool:
+    if save.optimizers or save.names.parameters:
+        return True
+    return not save.is_partitioned and any("fp32_groups" in entries for _, _, entries in optimizer_entries(save, files))
+
+
+def _masters(save: Save, files: Files, notes: list[Note]) -> dict[str, Tensor]:
+    """The weights that were trained, in the dtype of the optimizer."""
+    if save.names.parameters:
+        return universal_tensors(save, files)
+    if save.optimizers:
+        return slot_tensors(save)
+    if not save.is_partitioned:
+        found = read_masters(save, files)
+        notes += found.notes
+        return found.tensors
+    text = "the files of the optimizer are not there: the weights are those of the module, in the dtype of the training"
+    notes.append(Note("warning", "no-masters", text))
+    return {}
+
+
+def _kind(save: Save) -> list[Note]:
+    groups = [group for held in save.groups.values() for group in held] if save.optimizers else []
+    said = [save.stage]
+    if save.optimizers:
+        said.append(f"{max(len(ranks) for ranks in save.optimizers.values())} data parallel ranks")
+    if len(save.models) > 1:
+        said.append(f"{len(save.models)} {'stages of a pipeline' if save.is_pipeline else 'ranks of tensor parallelism'}")
+    if groups:
+        said.append(f"{len(next(iter(save.groups.values())))} parameter groups")
+    for what, count in (
+        ("frozen parameters", len(save.first.frozen)),
+        ("tied", len(save.first.shared)),
+        ("files of experts", len(save.names.experts)),
+    ):
+        if count:
+            said.append(f"{count} {what}")
+    return [Note("info", "deepspeed", ", ".join(said))]

@@ -1,0 +1,227 @@
+"""A DeepSpeed save whose files were read: what belongs together, and that nothing is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, Unsupported, reading
+from ckpt_cli.files.folders import folders_in
+from ckpt_cli.files.pickle_nodes import as_dict
+from ckpt_cli.files.source import Files
+from ckpt_cli.files.torch_file import StoredTensor, TorchFile
+from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.deepspeed.model_states import ModelStates, check_stem, plain_tensors, read_model_states
+from ckpt_cli.formats.deepspeed.names import UNIVERSAL, SaveFiles, save_files
+from ckpt_cli.formats.deepspeed.optimizer_states import OptimizerStates, read_optimizer_states
+from ckpt_cli.formats.deepspeed.partitions import MIXED, ParameterGroup, parameter_groups
+from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.formats.torch_files.state_dict import read_state
+
+
+@dataclass(frozen=True)
+class Save:
+    """The files of a save.
+
+    ``models``: model parallel rank -> data parallel rank (-1 for stages 0 to 2) -> file; ``optimizers``: the ranks of each, in order.
+    ``layers`` and ``experts`` hold the tensors of a pipeline's layers (by their numbers) and of experts, in the dtype of the training.
+    """
+
+    names: SaveFiles
+    root: Path
+    models: Mapping[int, Mapping[int, ModelStates]]
+    optimizers: Mapping[int, Sequence[OptimizerStates]]
+    layers: Mapping[int, Mapping[str, StoredTensor]]
+    experts: Mapping[str, StoredTensor]
+
+    @property
+    def first(self) -> ModelStates:
+        """The model states of the lowest rank."""
+        return next(iter(next(iter(self.models.values())).values()))
+
+    @property
+    def is_pipeline(self) -> bool:
+        return bool(self.layers) or self.first.module is None
+
+    @property
+    def is_stage_3(self) -> bool:
+        return any(rank >= 0 for ranks in self.models.values() for rank in ranks)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether an optimizer of ZeRO or BF16_Optimizer wrote partitions, also where its files are not there."""
+        return bool(self.optimizers) or self.first.groups is not None
+
+    @cached_property
+    def groups(self) -> Mapping[int, Sequence[ParameterGroup]]:
+        """The parameters in the partitions, by model parallel rank. Raises what `parameter_groups` raises."""
+        return {mp: parameter_groups(self.model_of(mp), ranks) for mp, ranks in self.optimizers.items()}
+
+    def model_of(self, mp: int) -> ModelStates:
+        return next(iter(self.models[mp].values()))
+
+    @property
+    def stage(self) -> str:
+        """The kind of save in words."""
+        if self.names.parameters:
+            return "universal"
+        if not self.optimizers:
+            return "ZeRO-3" if self.is_stage_3 else "ZeRO" if self.is_partitioned else "stage 0"
+        stages = {ranks[0].stage for ranks in self.optimizers.values()}
+        stage = stages.pop() if len(stages) == 1 else None
+        return f"ZeRO-{stage}" if stage is not None else "BF16_Optimizer"
+
+
+def read_save(match: Match, files: Files) -> Save:
+    """Every file of a save, read once. Raises MissingShard, MixedWorldSizes, Inconsistent, CorruptFile, each with the file."""
+    return files.kept(("deepspeed", match.files), lambda: _read(match, files))
+
+
+def _read(match: Match, files: Files) -> Save:
+    names = save_files(match.files)
+    if not names.optimizer:
+        names = replace(names, parameters=tuple(folders_in(match.root / UNIVERSAL)))
+    if names.trouble is not None:
+        raise names.trouble
+    _check_names(names, match.root)
+    models = {mp: {rank: read_model_states(path, files) for rank, path in ranks.items()} for mp, ranks in names.model.items()}
+    optimizers = {
+        mp: tuple(read_optimizer_states(path, rank, files) for rank, path in ranks.items()) for mp, ranks in names.optimizer.items()
+    }
+    layers = {number: _plain(path, files) for number, path in names.layers.items()}
+    experts: dict[str, StoredTensor] = {}
+    for path in names.experts.values():
+        for name, stored in _plain(path, files).items():
+            if name in experts:
+                raise Inconsistent("two files of experts hold this tensor", path=path, tensor=name, hint=MIXED)
+            experts[name] = stored
+    save = Save(names, match.root, models, optimizers, layers, experts)
+    _check_model_ranks(save)
+    for mp in models:
+        _check_data_ranks(save, mp)
+    _check_experts(save)
+    _check_layers(save)
+    return save
+
+
+def _plain(path: Path, files: Files) -> dict[str, StoredTensor]:
+    """A file that is a dict of tensors."""
+    file = files.parsed(path, TorchFile)
+    with reading(path):
+        check_stem(file, path)
+        entries = as_dict(file.root)
+        if entries is None:
+            raise CorruptFile("this is no dict of tensors", expected="the tensors of a layer or an expert")
+        return plain_tensors(read_state(entries, LocalReader(file, 0), path)[0]) if entries else {}
+
+
+def _check_names(names: SaveFiles, root: Path) -> None:
+    """What names alone show to be missing."""
+    if not names.model:
+        text = f"{next(iter(names.all)).name} is part of a DeepSpeed save whose model states are missing"
+        raise MissingShard(text, path=root, expected="mp_rank_00_model_states.pt, or zero_pp_rank_0_mp_rank_00_model_states.pt")
+    is_stage_3 = all(rank >= 0 for ranks in names.model.values() for rank in ranks)
+    if not names.optimizer and not names.parameters and is_stage_3:
+        raise MissingShard(
+            "the optimizer states are missing, and at stage 3 nothing else holds the weights",
+            path=root,
+            expected="*_optim_states.pt of every rank",
+        )
+    there = sorted({*names.model, *names.optimizer})
+    missing = next((rank for rank in range(len(there) + 1) if rank <= there[-1] and rank not in names.model), None)
+    if missing is not None:
+        raise _missing("model states", _first_path(names.model), min(names.model), missing)
+
+
+def _missing(what: str, sibling: Path, its_rank: int, missing: int) -> MissingShard:
+    """The error for the files of a model parallel rank; ``sibling`` is the same file of another one."""
+    wanted = sibling.name.replace(f"mp_rank_{its_rank:02d}_", f"mp_rank_{missing:02d}_")
+    return MissingShard(
+        f"the {what} of model parallel rank {missing} are missing", path=sibling.parent, expected=str(sibling.parent / wanted)
+    )
+
+
+def _first_path(held: Mapping[int, Mapping[int, Path]]) -> Path:
+    return next(iter(next(iter(held.values())).values()))
+
+
+def _check_model_ranks(save: Save) -> None:
+    """That the files of all stages of a pipeline, or ranks of tensor parallelism, are there, and no others."""
+    there = len(save.models)
+    count = save.first.number("mp_world_size") or 1
+    if there < count:
+        raise _missing(
+            "model states", save.first.path, min(save.models), next(rank for rank in range(there + 1) if rank not in save.models)
+        )
+    if there > count:
+        raise MixedWorldSizes(
+            f"{save.first.path.name} was written by {count} model parallel ranks, and there are files of {there}",
+            path=save.root,
+            expected="files of one save",
+            hint="files of an older save by more ranks may be left in the folder: move them to another one",
+        )
+    lacking = next((mp for mp in save.models if save.optimizers and mp not in save.optimizers), None)
+    if lacking is not None:
+        raise _missing("optimizer states", _first_path(save.names.optimizer), min(save.optimizers), lacking)
+
+
+def _check_data_ranks(save: Save, mp: int) -> None:
+    """That the model states of one model parallel rank are of one save, and at stage 3 those of all ranks."""
+    ranks, first = save.models[mp], save.model_of(mp)
+    for states in ranks.values():
+        _check_counters(save.first, states)
+        if states.groups != first.groups or states.frozen != first.frozen:
+            raise Inconsistent(f"its parameters differ from those in {first.path.name}", path=states.path, hint=MIXED)
+    if -1 in ranks or (save.names.parameters and not first.frozen):
+        return
+    partitioned = [states.counts[0] for states in save.optimizers.get(mp, ())[:1] if states.counts]
+    count = max(max(ranks) + 1, *partitioned, 1)
+    missing = next((rank for rank in range(len(ranks) + 1) if rank < count and rank not in ranks), None)
+    if missing is not None:
+        wanted = first.path.name.replace(f"pp_rank_{min(ranks)}_", f"pp_rank_{missing}_")
+        text = f"the model states of rank {missing} of {count} are missing"
+        raise MissingShard(text, path=save.root, expected=str(save.root / wanted))
+    if len(ranks) > count:
+        text = f"there are model states of {len(ranks)} ranks, and the optimizer was written by {count}"
+        raise MixedWorldSizes(text, path=save.root, expected="files of one save")
+
+
+def _check_counters(first: ModelStates, other: ModelStates) -> None:
+    for key in ("global_steps", "dp_world_size", "mp_world_size"):
+        if first.number(key) != other.number(key):
+            text = f"{key} is {other.number(key)}, and {first.number(key)} in {first.path.name}"
+            raise Inconsistent(text, path=other.path, expected="files of one save", hint=MIXED)
+
+
+def _check_experts(save: Save) -> None:
+    counts = save.first.entries.get("num_experts")
+    listed = [count for count in counts if type(count) is int] if isinstance(counts, (list, tuple)) else []
+    if not any(count > 1 for count in listed) and not save.experts:
+        return
+    by_layer: dict[int, set[int]] = {}
+    for layer, expert in save.names.experts:
+        by_layer.setdefault(layer, set()).add(expert)
+    layers = len(listed) if len(listed) > 1 else max(by_layer, default=0) + 1
+    for layer in range(min(layers, len(by_layer) + 1)):
+        held = by_layer.get(layer, set())
+        count = listed[layer] if layer < len(listed) else listed[0] if len(listed) == 1 else max(held, default=0) + 1
+        missing = next((expert for expert in range(min(count, len(held) + 1)) if expert not in held), None)
+        if missing is not None:
+            wanted = f"layer_{layer}_expert_{missing}_mp_rank_00_model_states.pt"
+            raise MissingShard(f"expert {missing} of MoE layer {layer} is missing", path=save.root, expected=str(save.root / wanted))
+
+
+def _check_layers(save: Save) -> None:
+    if not save.is_pipeline or save.names.parameters:
+        return
+    degrees = as_dict(save.first.entries.get("checkpoint_parallel_dimensions")) or {}
+    if type(degrees.get("tp_degree")) is int and degrees["tp_degree"] > 1:
+        raise Unsupported(
+            "a pipeline whose layers are also cut by tensor parallelism is not read",
+            path=save.root,
+            hint="load the save with DeepSpeed, and save one state dict",
+        )
+    if not save.layers:
+        raise MissingShard("the files of the pipeline's layers are missing", path=save.root, expected="layer_NN-model_states.pt")

@@ -1,0 +1,91 @@
+"""DeepSpeed's universal checkpoints: ``zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt``, one whole parameter each.
+
+From stages 1 and 2 a file is ``{"param": tensor, ...}``, from stage 3 a vector whose shape the model states tell. What
+``--inject_missing_state`` adds (frozen parameters and buffers, cast to fp32) is taken from the model states, which hold it as it is.
+Source: DeepSpeed ``checkpoint/ds_to_universal.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.pickle_nodes import as_dict
+from ckpt_cli.files.source import Files
+from ckpt_cli.files.torch_file import StoredTensor, TorchFile
+from ckpt_cli.formats.deepspeed.flat_tensors import flat_of, tensor_of
+from ckpt_cli.formats.deepspeed.names import UNIVERSAL
+from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
+from ckpt_cli.formats.deepspeed.save import Save
+from ckpt_cli.formats.flat import Run
+from ckpt_cli.formats.optimizer_state import Group, NamedState
+from ckpt_cli.names import check_name
+from ckpt_cli.tensors.plain_values import ValueReader
+from ckpt_cli.tensors.tensor import Tensor
+
+SLOTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def universal_tensors(save: Save, files: Files, slot: str = MASTER) -> dict[str, Tensor]:
+    """One slot of every trained parameter. Raises MissingShard for a parameter of the model states without fp32 weights."""
+    shapes = {
+        name: shape for ranks in save.models.values() for group in next(iter(ranks.values())).groups or () for name, shape in group.items()
+    }
+    tensors = {}
+    for folder in save.names.parameters:
+        name = check_name(folder.name)
+        path = folder / f"{slot}.pt"
+        if (shapes and name not in shapes) or not is_file(path):
+            continue
+        with reading(path, tensor=name):
+            stored = _stored(path, files)
+            shape = shapes.get(name)
+            if shape is None or stored.shape in (shape, ()):
+                tensors[name] = tensor_of(name, stored)
+            elif len(stored.shape) == 1 and stored.numel == math.prod(shape):
+                tensors[name] = flat_of(name, shape, [Run(stored, 0, 0, stored.numel, 0)], "")
+            else:
+                raise Inconsistent(f"the file holds shape {list(stored.shape)}", expected=f"{list(shape)}, as the model states say")
+    lacking = next((name for name in shapes if name not in tensors), None)
+    if slot == MASTER and lacking is not None:
+        wanted = save.root / UNIVERSAL / lacking / f"{slot}.pt"
+        raise MissingShard("the fp32 weights of this parameter are missing", path=save.root, tensor=lacking, expected=str(wanted))
+    return tensors
+
+
+def universal_optimizer(save: Save, files: Files) -> NamedState:
+    """The moments of every parameter, and the options of the groups."""
+    tensors = {(name, slot): tensor for slot in SLOTS for name, tensor in universal_tensors(save, files, slot).items()}
+    return NamedState(tensors, {}, _groups(save, files, list(dict.fromkeys(name for name, _ in tensors))))
+
+
+def universal_files(save: Save) -> list[Path]:
+    """The files of the weights."""
+    return [path for folder in save.names.parameters if is_file(path := folder / f"{MASTER}.pt")]
+
+
+def _stored(path: Path, files: Files) -> StoredTensor:
+    file = files.parsed(path, TorchFile)
+    entries = as_dict(file.root)
+    stored = file.tensor(entries.get("param") if entries is not None else file.root)
+    if stored is None:
+        raise CorruptFile("the file holds no parameter", expected='a tensor, or a dict with "param"')
+    return stored
+
+
+def _groups(save: Save, files: Files, names: Sequence[str]) -> list[Group]:
+    path = save.root / UNIVERSAL / "optimizer_state.pt"
+    options: list[Any] = []
+    if is_file(path):
+        file = files.parsed(path, TorchFile)
+        with reading(path):
+            listed = (as_dict(file.root) or {}).get("param_groups")
+            options = ValueReader(file).read(listed) if isinstance(listed, list) else []
+    shapes = save.first.groups or ()
+    if len(options) == len(shapes) and all(isinstance(group, dict) for group in options):
+        return [{**group, "params": [name for name in own if name in names]} for group, own in zip(options, shapes, strict=True)]
+    return [{"params": list(names)}]

@@ -1,0 +1,135 @@
+"""The tensors of a DeepSpeed save: fp32 weights out of the partitions, and those that the module holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ckpt_cli.errors import Inconsistent, MissingShard, Unsupported, reading
+from ckpt_cli.files.torch_file import StoredTensor
+from ckpt_cli.formats.deepspeed.agreement import agrees
+from ckpt_cli.formats.deepspeed.flat_tensors import flat_of, flat_tensor, tensor_of
+from ckpt_cli.formats.deepspeed.model_states import ModelStates
+from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
+from ckpt_cli.formats.deepspeed.partitions import MIXED
+from ckpt_cli.formats.deepspeed.pipeline import layer_shapes, layer_tensors, union_of_stages
+from ckpt_cli.formats.deepspeed.save import Save
+from ckpt_cli.formats.deepspeed.tensor_parallel import whole_tensors
+from ckpt_cli.formats.flat import Run
+from ckpt_cli.tensors.tensor import Tensor
+
+
+def stored_weights(save: Save) -> dict[str, Tensor]:
+    """The tensors as the module has them, in the dtype of the training. At stage 3 these are only buffers."""
+    if save.is_pipeline:
+        return {name: tensor_of(name, stored) for name, stored in layer_tensors(save).items()}
+    shards = {mp: {name: tensor_of(name, stored) for name, stored in (save.model_of(mp).module or {}).items()} for mp in save.models}
+    tensors = shards[min(shards)] if len(shards) == 1 else whole_tensors(shards, save.first)
+    for name, stored in save.experts.items():
+        if name in tensors:
+            raise Inconsistent("a file of experts and the model states both hold this tensor", path=save.root, tensor=name, hint=MIXED)
+        tensors[name] = tensor_of(name, stored)
+    return tensors
+
+
+def slot_tensors(save: Save, slot: str = MASTER) -> dict[str, Tensor]:
+    """One slot of all parameters that the partitions hold: the fp32 weights, or a moment. Parameters without it are left out."""
+    shapes = layer_shapes(save) if save.is_pipeline else {}
+    shards: dict[int, dict[str, Tensor]] = {}
+    for mp, groups in save.groups.items():
+        held = [parameter for group in groups for parameter in group.parameters if slot in parameter.runs]
+        shards[mp] = {parameter.name: flat_tensor(parameter, slot, parameter.shape or shapes.get(parameter.name)) for parameter in held}
+    if save.is_pipeline:
+        return union_of_stages(shards)
+    return shards[min(shards)] if len(shards) == 1 else whole_tensors(shards, save.first)
+
+
+def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The whole model: what was trained, out of ``masters``, and frozen parameters and buffers as they are stored.
+
+    Raises Inconsistent if the two halves of a save are not of one model, Unsupported for frozen weights that only codes are left of.
+    """
+    stored = stored_weights(save)
+    frozen = _frozen(save) if save.is_stage_3 else {}
+    shared = {alias: kept for ranks in save.models.values() for states in ranks.values() for alias, kept in states.shared.items()}
+    # A name that shares its bytes with a trained parameter is another name of that one; others are frozen parameters or buffers.
+    twins = {_bytes_of(own): name for name in masters if (own := stored.get(name)) is not None and own.numel}
+    tensors: dict[str, Tensor] = {}
+    for name in dict.fromkeys((*stored, *masters, *frozen, *shared)):
+        held = masters.get(name) or frozen.get(name) or masters.get(shared.get(name, "")) or frozen.get(shared.get(name, ""))
+        if held is not None:
+            tensors[name] = replace(held, name=name)
+        elif name in stored:
+            own = stored[name]
+            if own.shape == (0,) and name in shared:
+                continue  # another name of a parameter that was left out of the save
+            if save.is_stage_3 and own.shape == (0,) and name not in save.first.buffers:
+                raise MissingShard("an empty placeholder, and no file holds its values", path=save.first.path, tensor=name, hint=MIXED)
+            twin = twins.get(_bytes_of(own))
+            tensors[name] = own if twin is None else replace(masters[twin], name=name)
+    lost = next(
+        (name for ranks in save.models.values() for states in ranks.values() for name in states.buffers if name not in tensors), None
+    )
+    if lost is not None:
+        raise MissingShard(
+            "no file holds this buffer", path=save.root, tensor=lost, expected="layer_NN-model_states.pt of the original save"
+        )
+    check_agreement(masters, stored, save)
+    return tensors
+
+
+def _bytes_of(tensor: Tensor) -> tuple[object, ...]:
+    return (tensor.dtype, tensor.shape, *(piece.same_bytes_as for piece in tensor.pieces))
+
+
+def check_agreement(masters: Mapping[str, Tensor], stored: Mapping[str, Tensor], save: Save) -> None:
+    """The module's weights are the fp32 ones in another dtype: samples of both are compared, as far as both are stored."""
+    for name, master in masters.items():
+        own = stored.get(name)
+        if own is None or (own.shape == (0,) and save.is_stage_3):
+            continue
+        if own.shape != master.shape:
+            text = f"its shape is {list(own.shape)} in the model states, {list(master.shape)} in the optimizer states"
+            raise Inconsistent(text, path=save.root, tensor=name, hint=MIXED)
+        if not agrees(master, own):
+            raise Inconsistent(
+                "the weights of the module are not the fp32 weights of the optimizer in another dtype",
+                path=save.root,
+                tensor=name,
+                expected="files of one save, of which none was exchanged with another",
+                hint="--type weights16 takes those of the module",
+            )
+
+
+def _frozen(save: Save) -> dict[str, Tensor]:
+    """Frozen parameters at stage 3: every rank holds a part of each, the last ones with padding."""
+    shards: dict[int, dict[str, Tensor]] = {}
+    for mp, ranks in save.models.items():
+        first = save.model_of(mp)
+        shards[mp] = {}
+        for name, shape in first.frozen.items():
+            count, world = math.prod(shape), len(ranks)
+            part = -(-count // world)
+            runs = []
+            for place, (rank, states) in enumerate(sorted(ranks.items())):
+                with reading(states.path, tensor=name):
+                    stored = states.fragments.get(name)
+                    if stored is None or stored.numel != part or len(stored.shape) != 1:
+                        has = "nothing" if stored is None else f"{stored.numel} elements"
+                        raise Inconsistent(f"the part of this frozen parameter is {has}", expected=f"{part} elements", hint=MIXED)
+                    _refuse_codes(stored, states, name)
+                if place * part < count:
+                    runs.append(Run(stored, 0, place * part, min(part, count - place * part), rank))
+            shards[mp][name] = flat_of(name, shape, runs, "frozen, ")
+    return shards[min(shards)] if len(shards) == 1 else whole_tensors(shards, save.first)
+
+
+def _refuse_codes(stored: StoredTensor, states: ModelStates, name: str) -> None:
+    placeholder = (states.module or {}).get(name)
+    if placeholder is not None and placeholder.dtype != stored.dtype:
+        raise Unsupported(
+            f"ZeRO++ stored this frozen parameter as {stored.dtype} codes without their scales: its weights are not in the files",
+            expected="weights (zero_quantized_nontrainable_weights: false)",
+            hint="take the frozen weights from the base model: load the save with DeepSpeed, or train without that setting",
+        )

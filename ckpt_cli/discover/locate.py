@@ -16,9 +16,10 @@ from ckpt_cli.discover.final_model import stray_files
 from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_refused, inside_checkpoint, places_in
-from ckpt_cli.discover.steps import RUN_FOLDERS, Steps, bare_in, steps_in, steps_of_run, trackers_in, with_step
+from ckpt_cli.discover.steps import RUN_FOLDERS, Steps, bare_in, steps_in, steps_of_run, trackers_in, with_step, without_tags
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, entries_in, status_of
+from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few, printable
 
 
@@ -49,6 +50,8 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     if step is None and not steps_meant:
         inside = inside_checkpoint(given, there)
         steps = steps_of_run(given, there) if inside is not None and there.is_folder(given) else Steps()
+        if step_of(given) is not None:
+            steps = without_tags(steps)
         if inside is not None and steps:
             stray = stray_files(given, [place.match for place in inside.checkpoints[0].places])
         # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them, and neither does a stray file.

@@ -109,6 +109,12 @@ def steps_of_run(given: Path, there: Folders, only: int | None = None) -> Steps:
     return Steps(_without_links(found), tuple(blocked), tuple(folders))
 
 
+def without_tags(steps: Steps) -> Steps:
+    """The steps in a folder that is a step itself: a save in a tag (``global_step500``) is a part of it, and no step of its own."""
+    found = tuple(step for step in steps.found if not all(format_of(place.match).in_tags for place in step.places))
+    return replace(steps, found=found)
+
+
 def bare_in(given: Path, steps: Steps, there: Folders, only: int | None) -> tuple[Path, ...]:
     """The step folders without weights, but for those whose step lies in another folder of the run."""
     known = {found.path for found in steps.found} | {unknown.path for unknown in steps.blocked}

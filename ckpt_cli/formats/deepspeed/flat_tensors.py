@@ -27,12 +27,12 @@ def flat_tensor(parameter: Parameter, slot: str, shape: Shape | None) -> Tensor:
             tensor=parameter.name,
             expected="a layer with a tensor of this name",
         )
-    return flat_of(parameter.name, shape, parameter.runs[slot], "")
+    return flat_of(parameter.name, shape, parameter.runs[slot], parameter.ranks)
 
 
-def flat_of(name: str, shape: Shape, runs: Sequence[Run], what: str) -> Tensor:
-    """A tensor that lies in flat vectors. Raises Gap if these do not hold all of it."""
+def flat_of(name: str, shape: Shape, runs: Sequence[Run], ranks: int) -> Tensor:
+    """A tensor that lies in the flat vectors of some of the ranks. Raises Gap if these do not hold all of it."""
     if not runs:
         raise MissingShard("no rank holds any of it", tensor=name)
     pieces = [piece for run in runs for piece in run_pieces(run, shape)]
-    return tiled(name, runs[0].stored.dtype, shape, pieces, "sharded" if len(runs) > 1 else "whole", f"{what}flat x{len(runs)}")
+    return tiled(name, runs[0].stored.dtype, shape, pieces, "sharded" if len(runs) > 1 else "whole", f"flat x{ranks}")

@@ -176,6 +176,7 @@ class _Reader:
         node = self.entries.get("loss_scaler")
         if isinstance(node, Call) and node.is_(*LOSS_SCALERS) and node.state is not None:
             found["loss_scaler"] = {name: self.values.read(value) for name, value in attributes(node.state).items()}
+            found["loss_scale"] = found["loss_scaler"].get("cur_scale")
         for key in ("dynamic_loss_scale", "overflow", "clip_grad"):
             if key in self.entries:
                 found[key] = self.values.read(self.entries[key])

@@ -17,7 +17,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_cli.boxes import Shape
@@ -34,12 +34,16 @@ MIXED = "files from two saves may be mixed"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter in flat vectors: its shape (None if only another file says it) and its runs by slot; the rest is one for its group."""
+    """A parameter in flat vectors: its shape (None if only another file says it) and its runs by slot, out of those of ``ranks`` ranks.
+
+    ``scalars`` and ``values`` are one for all parameters of its group.
+    """
 
     name: str
     numel: int
     shape: Shape | None
     runs: Mapping[str, tuple[Run, ...]]
+    ranks: int
     scalars: Mapping[str, StoredTensor]
     values: Mapping[str, Any]
 
@@ -146,7 +150,7 @@ def _on_line(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerS
         count = math.prod(shape)
         slots = ranks[0].partitions[index].vectors
         runs = {slot: runs_of_line(start, count, part, [states.partitions[index].vectors[slot] for states in ranks]) for slot in slots}
-        yield _parameter(name, count, shape, runs, index, ranks[0])
+        yield _parameter(name, count, shape, runs, index, ranks)
         start += count + gap
 
 
@@ -166,7 +170,7 @@ def _of_experts(shapes: Mapping[str, Shape], index: int, count: int, ranks: Sequ
             if fields is None:
                 raise Inconsistent("a group of experts holds a parameter of none", tensor=parameter.name)
             name = f"{fields['before']}{block * local + int(fields['number'])}{fields['after']}"
-            yield Parameter(name, parameter.numel, parameter.shape, parameter.runs, parameter.scalars, parameter.values)
+            yield replace(parameter, name=name)
 
 
 def _partitioned(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerStates]) -> Iterator[Parameter]:
@@ -187,7 +191,7 @@ def _partitioned(shapes: Mapping[str, Shape], index: int, ranks: Sequence[Optimi
             )
             for slot in ranks[0].partitions[index].vectors
         }
-        yield _parameter(name, count, shape, runs, index, ranks[0])
+        yield _parameter(name, count, shape, runs, index, ranks)
         start += part
 
 
@@ -203,9 +207,10 @@ def _check_lengths(states: OptimizerStates, index: int, allowed: set[int], total
 
 
 def _parameter(
-    name: str, count: int, shape: Shape | None, runs: Mapping[str, tuple[Run, ...]], index: int, states: OptimizerStates
+    name: str, count: int, shape: Shape | None, runs: Mapping[str, tuple[Run, ...]], index: int, ranks: Sequence[OptimizerStates]
 ) -> Parameter:
-    return Parameter(name, count, shape, runs, states.partitions[index].scalars, states.partitions[index].values)
+    own = ranks[0].partitions[index]
+    return Parameter(name, count, shape, runs, len(ranks), own.scalars, own.values)
 
 
 # -- by the slices in the optimizer states -------------------------------------------------------------------------------
@@ -238,6 +243,6 @@ def _by_slices(first: OptimizerStates, ranks: Sequence[OptimizerStates]) -> list
                     listed.append(Run(ranks[place].partitions[index].vectors[slot], start, position, size, place))
                     position += size
                 runs[slot] = tuple(listed)
-            parameters.append(_parameter(name, sum(size for _, _, size in held), None, runs, index, first))
+            parameters.append(_parameter(name, sum(size for _, _, size in held), None, runs, index, ranks))
         placed.append(parameters)
     return placed

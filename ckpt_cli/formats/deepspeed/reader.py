@@ -13,6 +13,7 @@ from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import with_aliases
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.deepspeed.names import files_in_save, is_deepspeed_name, save_files
+from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
 from ckpt_cli.formats.deepspeed.save import Save, read_save
 from ckpt_cli.formats.deepspeed.stage_0 import optimizer_entries, read_masters
 from ckpt_cli.formats.deepspeed.state import named_optimizer, steps_of_optimizer, training_values
@@ -105,7 +106,10 @@ def _module(save: Save) -> list[Any]:
 
 
 def _has_masters(save: Save, files: Files) -> bool:
-    if save.optimizers or save.names.parameters:
+    """Whether the optimizer keeps the weights in more bits than the module."""
+    if save.optimizers:
+        return any(part.vectors[MASTER].dtype.bits > 16 for ranks in save.optimizers.values() for part in ranks[0].partitions)
+    if save.names.parameters:
         return True
     return not save.is_partitioned and any("fp32_groups" in entries for _, _, entries in optimizer_entries(save, files))
 

@@ -47,7 +47,7 @@ def universal_tensors(save: Save, files: Files, slot: str = MASTER) -> dict[str,
             if shape is None or stored.shape in (shape, ()):
                 tensors[name] = tensor_of(name, stored)
             elif len(stored.shape) == 1 and stored.numel == math.prod(shape):
-                tensors[name] = flat_of(name, shape, [Run(stored, 0, 0, stored.numel, 0)], "")
+                tensors[name] = flat_of(name, shape, [Run(stored, 0, 0, stored.numel, 0)], 1)
             else:
                 raise Inconsistent(f"the file holds shape {list(stored.shape)}", expected=f"{list(shape)}, as the model states say")
     lacking = next((name for name in shapes if name not in tensors), None)

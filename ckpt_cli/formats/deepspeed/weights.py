@@ -121,7 +121,7 @@ def _frozen(save: Save) -> dict[str, Tensor]:
                     _refuse_codes(stored, states, name)
                 if place * part < count:
                     runs.append(Run(stored, 0, place * part, min(part, count - place * part), rank))
-            shards[mp][name] = flat_of(name, shape, runs, "frozen, ")
+            shards[mp][name] = flat_of(name, shape, runs, world)
     return shards[min(shards)] if len(shards) == 1 else whole_tensors(shards, save.first)
 
 

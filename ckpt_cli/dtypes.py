@@ -73,6 +73,9 @@ BY_TORCH = {dtype.torch: dtype for dtype in TABLE} | {
 }
 BY_STORAGE = {dtype.storage: dtype for dtype in TABLE if dtype.storage}
 
+BASE = "base"
+"""The word for ``--dtype`` that gives every tensor the dtype which it has in the base."""
+
 CAST_NAMES: dict[str, str] = {
     "fp32": "F32",
     "float32": "F32",

@@ -12,6 +12,12 @@ from ckpt_cli.errors import CorruptFile, Inconsistent
 Naming = Literal["hub", "native"]
 """Whose names are written: those that Hugging Face's hub has for a class, or as trained."""
 
+ShardOrder = Literal["auto", "tp-first", "left-to-right"]
+"""The order in which two mesh dimensions cut one dimension of a tensor."""
+
+LoraMode = Literal["fuse", "export", "both", "keep"]
+"""What becomes of adapters."""
+
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module", "_fpw_module")
 """Put into names by FSDP1, activation checkpointing, torch.compile, Lightning and old FSDP."""
 

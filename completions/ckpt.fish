@@ -1,1 +1,15 @@
-complete --command ckpt --no-files --arguments "(env _CKPT_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) ckpt)" --condition "env _CKPT_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) ckpt"
+function __ckpt_completion
+    set -lx _CKPT_COMPLETE complete_fish
+    set -lx _TYPER_COMPLETE_FISH_ACTION get-args
+    set -lx _TYPER_COMPLETE_ARGS (commandline -cp | string collect)
+    set -l found (ckpt 2>/dev/null | string match -r '.+')
+    if test (count $found) -gt 0
+        printf '%s\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
+end
+
+for name in ckpt unshard
+    complete --command $name --no-files --arguments '(__ckpt_completion)'
+end

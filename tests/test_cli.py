@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -133,7 +134,7 @@ class TestExitCodesAndErrors:
             outcome = ckpt(*arguments)
             assert outcome.code == 2
             assert "error[usage]: " in outcome.err
-            assert "--help" in outcome.err
+            assert "  hint: " in outcome.err
 
     @pytest.mark.parametrize(
         "arguments",
@@ -316,15 +317,55 @@ class TestHelp:
             options = re.findall(r"^  (-[\w, -]+)(?: [A-Z<{].*?)?  +(\S.*)?$", ckpt(command, "--help").out, re.MULTILINE)
             assert len(options) >= 8
 
-    def test_without_a_command_help_is_printed(self) -> None:
+    def test_without_a_command_the_first_steps_are_printed(self) -> None:
         outcome = ckpt()
         assert outcome.code == 0
-        assert all(command in outcome.out for command in COMMANDS)
+        assert all(f"ckpt {command} ./run" in outcome.out for command in ("detect", "merge", "verify"))
+        assert "ckpt help" in outcome.out
+
+    @pytest.mark.parametrize("width", [60, 80, 100, 120])
+    def test_help_is_as_wide_as_the_terminal(self, width: int) -> None:
+        for command in ("", *COMMANDS):
+            lines = ckpt(*command.split(), "--help", COLUMNS=str(width)).out.splitlines()
+            assert max(map(len, lines)) <= max(width, 75)  # examples are commands to copy: they are not wrapped
+            assert not re.search(r"[{}]|<str>|\.\.\.$", "\n".join(lines).replace("A,B,...", ""))
+
+    def test_every_command_is_summed_up_in_a_line(self) -> None:
+        lines = [line.split(maxsplit=1) for line in ckpt("--help", COLUMNS="80").out.splitlines() if line.startswith("  ")]
+        summaries = dict(line for line in lines if line[0] in COMMANDS)
+        assert list(summaries) == ["detect", "inspect", "merge", "average", "extract-state", "verify"]
+        assert max(map(len, summaries.values())) <= 55
+
+    def test_help_is_a_command_too(self) -> None:
+        assert ckpt("help").out == ckpt("--help").out
+        for command in COMMANDS:
+            assert ckpt("help", command).out == ckpt(command, "--help").out
+        assert "did you mean ckpt merge?" in ckpt("help", "merg").err
+
+    def test_the_most_common_options_of_a_merge_come_first(self) -> None:
+        panels = re.findall(r"^(\w[\w, ]+):\n((?:  .*\n)+)", ckpt("merge", "--help").out, re.MULTILINE)
+        assert [name for name, _ in panels] == [
+            "Most common", "What to read", "What to write", "With a base", "LoRA and EMA", "Checks", "Output", "Examples",
+        ]  # fmt: skip
+        assert len(re.findall(r"^  -", panels[0][1], re.MULTILINE)) == 9
+
+    def test_start_up_takes_hardly_longer_than_a_minimal_typer_app(self, tmp_path: Path) -> None:
+        (tmp_path / "least.py").write_text("import typer\napp = typer.Typer()\n@app.command()\ndef run(path: str) -> None: ...\napp()\n")
+        code = "import sys; from ckpt_cli.cli import main; main(['--help'])"
+
+        def seconds(*arguments: str) -> float:
+            usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *arguments], capture_output=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+            done = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return done.ru_utime + done.ru_stime - usage.ru_utime - usage.ru_stime
+
+        least = min(seconds(str(tmp_path / "least.py"), "--help") for _ in range(5))
+        assert min(seconds("-c", code) for _ in range(5)) <= 1.3 * least
 
     def test_version(self) -> None:
         from ckpt_cli import __version__
 
-        assert ckpt("--version").out == f"ckpt {__version__}\n"
+        assert ckpt("--version").out == ckpt("-V").out == f"ckpt {__version__}\n"
 
     def test_completions_are_what_the_program_generates(self) -> None:
         sys.path.insert(0, str(ROOT / "completions"))
@@ -333,11 +374,7 @@ class TestHelp:
         finally:
             sys.path.pop(0)
         for shell, name in generate.FILES.items():
-            assert (ROOT / "completions" / name).read_text() == ckpt(_CKPT_COMPLETE=f"source_{shell}").out.strip() + "\n"
-
-    def test_completion_offers_commands_and_options(self) -> None:
-        assert "merge" in ckpt(_CKPT_COMPLETE="complete_bash", COMP_WORDS="ckpt me", COMP_CWORD="1").out
-        assert "--dtype" in ckpt(_CKPT_COMPLETE="complete_bash", COMP_WORDS="ckpt merge --dt", COMP_CWORD="2").out
+            assert (ROOT / "completions" / name).read_text() == ckpt("--show-completion", shell).out
 
 
 class TestMergeOptions:

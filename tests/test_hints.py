@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.cli import _run
-from ckpt_cli.cli.hints import fitting, options_by_command
+from ckpt_cli.cli.words.hints import fitting, options_by_command
 from ckpt_cli.discover import open as opening
 from ckpt_cli.errors import CkptError
 from tests.cli import ROOT

@@ -23,10 +23,10 @@ from safetensors.torch import load_file
 import ckpt_cli
 from ckpt_cli import errors, given
 from ckpt_cli.averaging.options import AverageKeywords, AverageOptions
-from ckpt_cli.commands.extract_state import ExtractKeywords, ExtractOptions
-from ckpt_cli.commands.verify import VerifyKeywords, VerifyOptions
 from ckpt_cli.errors import CkptError, NotFound, Unreadable, UsageError
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions
+from ckpt_cli.state.options import ExtractKeywords, ExtractOptions
+from ckpt_cli.verifying.options import VerifyKeywords, VerifyOptions
 from tests.cli import ROOT
 
 

@@ -19,15 +19,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
+from ckpt_cli.averaging.options import DecayShape, Method
 from ckpt_cli.errors import UsageError
 from ckpt_cli.tensors.weighted_sum import Formula
 
-Method = Literal["uniform", "weighted", "linear", "ema", "wsm", "posthoc-ema"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
-DecayShape = Literal["linear", "cosine", "1-sqrt"]
 SHAPES: dict[DecayShape, Callable[[float], float]] = {
     "linear": lambda x: 1 - x,
     "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.averaging.agreement import Agreed, agree
-from ckpt_cli.averaging.coefficients import ORDERED, Method, formula
-from ckpt_cli.averaging.options import AverageOptions
+from ckpt_cli.averaging.coefficients import ORDERED, formula
+from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
-from ckpt_cli.base_model.carry import BASE, carried_tensors, dtypes_of_base, tied_heads
+from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base, tied_heads
 from ckpt_cli.base_model.opened import Base, base_unread, named_alike
 from ckpt_cli.base_model.resemblance import checked_base
 from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.folder_style import style_of
 from ckpt_cli.discover.open import OpenedComponent
-from ckpt_cli.dtypes import Dtype
+from ckpt_cli.dtypes import BASE, Dtype
 from ckpt_cli.errors import UsageError
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets, config_notes, lacking_notes
@@ -189,7 +189,7 @@ def _job(
     refuse_lacking(claim, shapes, held, options.names)
     made = plan.make_plan(
         agreed.tensors,
-        dtype="keep" if options.dtype == BASE else options.dtype,
+        dtype="keep" if options.dtype in (None, BASE) else options.dtype,
         dtypes=dtypes,
         max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
         weights_name=options.weights_name or style.weights_name(name, [name]),

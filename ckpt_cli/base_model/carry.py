@@ -13,9 +13,6 @@ from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
-BASE = "base"
-"""The word for ``--dtype`` that gives every tensor the dtype which it has in the base."""
-
 
 def tied_heads(tensors: Collection[str], base: Mapping[str, Tensor], config: Config) -> dict[str, str]:
     """The output head of a base (and the embedding) that a run ties and so does not store: the base's own would undo the training."""

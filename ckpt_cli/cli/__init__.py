@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from ckpt_cli.errors import no_memory
+from ckpt_cli.errors import CkptError, no_memory
 
 INTERNAL = 70
 """Exit code of an error that is a bug of ours (EX_SOFTWARE of sysexits.h)."""
@@ -86,9 +86,17 @@ def _call(arguments: list[str]) -> int:
 
     from ckpt_cli.cli.app import app
 
+    if "_CKPT_COMPLETE" in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
     try:
         result = app(args=arguments, prog_name="ckpt", standalone_mode=False)
     except typer.TyperException as error:
+        from ckpt_cli.cli.words.mistakes import explained
+
+        return _usage_error(explained(error, arguments), arguments)
+    except CkptError as error:
         return _usage_error(error, arguments)
     except typer.Abort:
         return Ended(signal.SIGINT).exit_code
@@ -112,21 +120,17 @@ def _command(arguments: list[str]) -> str:
     return next((argument for argument in arguments if not argument.startswith("-")), "ckpt")
 
 
-def _usage_error(error: Exception, arguments: list[str]) -> int:
+def _usage_error(error: CkptError, arguments: list[str]) -> int:
     """Report a command line that does not parse like any other error."""
-    from ckpt_cli.cli.session import plain_envelope, print_document
-    from ckpt_cli.names import printable
+    from ckpt_cli.cli.session import error_text, plain_envelope, print_document
 
-    describe = getattr(error, "format_message", None)
-    message = (describe() if describe else str(error)).rstrip(".")
-    code = int(getattr(error, "exit_code", 2))
+    if error.hint is None:
+        error.hint = f"ckpt {command} --help" if (command := _command(arguments)) != "ckpt" else "ckpt --help"
     if "--json" in arguments:
-        print_document(plain_envelope(_command(arguments), code, "usage", message, "ckpt --help"))
+        print_document(plain_envelope(_command(arguments), error.exit_code, error.code, error.message, error.advice))
     else:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "ckpt"
-        sys.stderr.write(f"error[usage]: {printable(message[:1].lower() + message[1:])}\n  hint: {path} --help\n")
-    return code
+        sys.stderr.write(error_text(error) + "\n")
+    return error.exit_code
 
 
 def _silence_stdout() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -12,19 +13,26 @@ from ckpt_cli.cli.extract_state import extract_state
 from ckpt_cli.cli.inspect import inspect
 from ckpt_cli.cli.merge import merge
 from ckpt_cli.cli.verify import verify
+from ckpt_cli.cli.words import scripts
+from ckpt_cli.cli.words.help import Command, Group
+
+START = """ckpt {version}: from the shards of a training run to a model folder that loads
+
+  ckpt detect ./run             what is there, and is it complete?
+  ckpt merge ./run              write one Hugging Face folder
+  ckpt verify ./run_merged      is it right?
+
+next: ckpt --help, or ckpt help merge"""
 
 app = typer.Typer(
+    cls=Group,
     name="ckpt",
     help="Inspect sharded training checkpoints; merge or average them into Hugging Face folders; extract training state; verify results.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    add_completion=True,
+    add_completion=False,
 )
-
-
-def _examples(*lines: str) -> str:
-    return "Examples:\n\n" + "\n\n".join(f"  {line}" for line in lines)
 
 
 def _version(wanted: bool) -> None:
@@ -37,59 +45,108 @@ def _version(wanted: bool) -> None:
 
 @app.callback(
     invoke_without_command=True,
-    epilog="Exit codes: 0 done, 1 error-level finding, 2 usage, 3 input, 4 checkpoint incomplete or inconsistent, 5 output.",
+    epilog="`ckpt help COMMAND` lists its options. Exit codes: 0 done, 1 error-level finding, 2 usage, 3 input, 4 checkpoint incomplete "
+    "or inconsistent, 5 output.",
 )
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")] = False,
+    install_completion: scripts.Install = None,
+    show_completion: scripts.Show = None,
 ) -> None:
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        from ckpt_cli import __version__
+
+        typer.echo(START.format(version=__version__))
         raise typer.Exit
 
 
-app.command(
-    help="Show what a path holds: trainer, steps, components, world size, completeness.",
-    epilog=_examples("ckpt detect ./run", "ckpt detect ./run --json"),
-)(detect)
-app.command(
-    help="Show every tensor: shape, dtype and sharding; one row per group of similar layers.",
-    epilog=_examples("ckpt inspect ./run", "ckpt inspect ./run --type ema --all", "ckpt inspect ./run --json"),
-)(inspect)
-app.command(
-    help="Merge shards into one Hugging Face folder, bit for bit (or cast), without loading the model.",
-    epilog=_examples(
-        "ckpt merge ./run",
-        "ckpt merge ./run --type ema --dtype bf16",
-        "ckpt merge ./run --step 100 -o ./model --dry-run",
-        "ckpt merge ./run --exclude '*norm*' -o ./part",
-    ),
-)(merge)
-app.command(
-    help="Average checkpoints into one Hugging Face folder, straight from their shards; every element is rounded once.",
-    epilog=_examples(
-        "ckpt average ./run --last 5 -o ./averaged",
-        "ckpt average ./run --from 100 --to 500 --every 100 -o ./bf16 --dtype bf16",
-        "ckpt average run/checkpoint-100 run/checkpoint-200 --weights 3,7 -o ./mix",
-        "ckpt average ./run --all --method ema --decay 0.8 -o ./ema --dry-run",
-    ),
-)(average)
-app.command(
-    name="extract-state",
-    help="Write everything but the weights: scheduler, random states, counters, dataloaders, optionally the optimizer.",
-    epilog=_examples(
-        "ckpt extract-state ./run",
-        "ckpt extract-state ./run --step 200 --optimizer -o ./state",
-        "ckpt extract-state ./run -o ./again --json",
-    ),
-)(extract_state)
-app.command(
-    help="Check a model folder: headers, config and names; every byte; against its source; against a base.",
-    epilog=_examples(
-        "ckpt verify ./merged",
-        "ckpt verify ./merged --full",
-        "ckpt verify ./merged --against ./run",
-        "ckpt verify ./merged --base ./base --plot drift.png",
-        "ckpt verify ./run --full --sample 5%",
-    ),
-)(verify)
+def add(function: Callable[..., Any], name: str, short: str, help: str, *examples: str) -> None:
+    """Add a command: ``short`` (at most 55 characters) for the list of commands, examples that work as they are."""
+    app.command(name=name, cls=Command, short_help=short, help=help, epilog="\n".join(examples))(function)
+
+
+add(
+    detect,
+    "detect",
+    "What a path holds: trainer, steps, is it complete?",
+    "Show what a path holds: trainer, steps, components, world size, completeness.",
+    "ckpt detect ./run",
+    "ckpt detect ./run --json",
+)
+add(
+    inspect,
+    "inspect",
+    "Every tensor: shape, dtype and sharding",
+    "Show every tensor: shape, dtype and sharding; one row per group of similar layers.",
+    "ckpt inspect ./run",
+    "ckpt inspect ./run --type ema --all",
+    "ckpt inspect ./run --json",
+)
+add(
+    merge,
+    "merge",
+    "Merge shards into one Hugging Face folder",
+    "Merge shards into one Hugging Face folder, bit for bit (or cast), without loading the model.",
+    "ckpt merge ./run",
+    "ckpt merge ./run --type ema --dtype bf16",
+    "ckpt merge ./run --step 100 -o ./model --dry-run",
+    "ckpt merge ./run --exclude '*norm*' -o ./part",
+)
+add(
+    average,
+    "average",
+    "Average checkpoints into one Hugging Face folder",
+    "Average checkpoints into one Hugging Face folder, straight from their shards; every element is rounded once.",
+    "ckpt average ./run --last 5 -o ./averaged",
+    "ckpt average ./run --from 100 --to 500 --every 100 -o ./bf16 --dtype bf16",
+    "ckpt average run/checkpoint-100 run/checkpoint-200 --weights 3,7 -o ./mix",
+    "ckpt average ./run --all --method ema --decay 0.8 -o ./ema --dry-run",
+)
+add(
+    extract_state,
+    "extract-state",
+    "Write the training state: all but the weights",
+    "Write everything but the weights: scheduler, random states, counters, dataloaders, optionally the optimizer.",
+    "ckpt extract-state ./run",
+    "ckpt extract-state ./run --step 200 --optimizer -o ./state",
+    "ckpt extract-state ./run -o ./again --json",
+)
+add(
+    verify,
+    "verify",
+    "Check a model folder: names, bytes, its source",
+    "Check a model folder: headers, config and names; every byte; against its source; against a base.",
+    "ckpt verify ./merged",
+    "ckpt verify ./merged --full",
+    "ckpt verify ./merged --against ./run",
+    "ckpt verify ./merged --base ./base --plot drift.png",
+    "ckpt verify ./run --full --sample 5%",
+)
+
+
+@app.command(name="help", hidden=True, cls=Command, help="Show the help of a command.")
+def _help(context: typer.Context, name: Annotated[Optional[str], typer.Argument(metavar="COMMAND")] = None) -> None:  # noqa: UP045
+    root: Any = context.find_root()
+    if name is None:
+        typer.echo(root.get_help())
+        return
+    command = root.command.get_command(root, name)
+    if command is None:
+        root.command.resolve_command(root, [name])
+    with command.make_context(command.name, [], parent=root, resilient_parsing=True) as inner:
+        typer.echo(inner.get_help())
+
+
+def root_command() -> Any:
+    """`ckpt` as Typer makes it: its ``commands`` by name, its ``params``."""
+    import typer.main
+
+    return typer.main.get_command(app)
+
+
+def command_of(arguments: Sequence[str]) -> tuple[str | None, Any]:
+    """The command that a command line names, by its own name, and the command; None and `ckpt` itself if there is none."""
+    root = root_command()
+    named = next((found for word in arguments if (found := root.get_command(None, word)) is not None), None)
+    return (named.name, named) if named is not None else (None, root)

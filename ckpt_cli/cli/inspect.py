@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.text import options_again
+from ckpt_cli.cli.words.declare import command
 from ckpt_cli.progress import Progress
 
+if TYPE_CHECKING:
+    from ckpt_cli.results.inspect import InspectResult
 
+
+@command(progress=False)
 def inspect(
+    session: Session,
     path: options.Path,
     type: options.Type = None,
     step: options.Step = None,
     also: options.Also = None,
-    show_all: Annotated[bool, typer.Option("--all", help="One row per tensor.")] = False,
+    show_all: options.ShowAll = False,
     base: options.Base = None,
-    shard_order: options.Order = "auto",
-    json: options.Json = False,
-    quiet: options.Quiet = 0,
-    strict: options.Strict = False,
-    verbose: options.Verbose = False,
-    debug: options.Debug = False,
-    color: options.Color = "auto",
-) -> None:
+    shard_order: options.ShardOrder = "auto",
+) -> int:
     from ckpt_cli.cli.screens.inspect import inspect_result
     from ckpt_cli.commands import inspect as inspection
-    from ckpt_cli.results.inspect import InspectResult
 
     def work(_: Progress) -> InspectResult:
-        return inspection.inspect(path, type=type, step=step, also=tuple(also or ()), base=base, shard_order=shard_order)
+        return inspection.inspect(path, type=type, step=step, also=also or (), base=base, shard_order=shard_order)
 
-    again = options_again(type=type, step=step, also=also)
-    session = Session("inspect", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, path=path, again=again)
-    code = session.run(work, lambda result, session: inspect_result(result, session, show_all=show_all), lambda _: 0)
-    raise typer.Exit(code)
+    session = replace(session, path=path, again=options_again(type=type, step=step, also=also))
+    return session.run(work, partial(inspect_result, show_all=show_all), lambda _: 0)

@@ -63,7 +63,7 @@ class Session:
 
                 traceback.print_exc()
             return self.fail(error)
-        from ckpt_cli.cli.troubles import as_errors, lines, troubles_of
+        from ckpt_cli.cli.screens.troubles import as_errors, lines, troubles_of
 
         code = exit_code(result)
         troubles = troubles_of(result)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ class Session:
 
     def fail(self, error: CkptError) -> int:
         """Report an error: as JSON on stdout, or as text on stderr."""
-        from ckpt_cli.cli.hints import fitting
+        from ckpt_cli.cli.words.hints import fitting
 
         error.hint = fitting(error.advice, self.command)
         if self.json:
@@ -103,7 +103,7 @@ class Session:
 
     def _fitting(self, error: ErrorInfo | None) -> ErrorInfo | None:
         """An error that is part of a result, with a hint that this command can follow."""
-        from ckpt_cli.cli.hints import fitting
+        from ckpt_cli.cli.words.hints import fitting
 
         return None if error is None else error.model_copy(update={"hint": fitting(error.hint, self.command)})
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from typing_extensions import Unpack
 
-from ckpt_cli.averaging.coefficients import Method
-from ckpt_cli.averaging.options import AverageKeywords, AverageOptions
+from ckpt_cli.averaging.options import AverageKeywords, AverageOptions, Method
 from ckpt_cli.averaging.plan import Job, Source, formula_of, planned_jobs
 from ckpt_cli.averaging.steps import StepChoice, open_snapshots
-from ckpt_cli.base_model.carry import BASE
 from ckpt_cli.base_model.opened import open_base
 from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.discover.open import describe_checkpoint
+from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import NonFinite, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
@@ -25,11 +25,11 @@ from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.names import few
 from ckpt_cli.output import manifest
 from ckpt_cli.output.key_map import read_key_map
+from ckpt_cli.output.options import check_writing
 from ckpt_cli.output.publish import (
     Order,
     Publication,
     Target,
-    check_writing,
     class_comparison,
     model_files,
     overflow_notes,
@@ -187,7 +187,7 @@ def _manifest(job: Job, method: Method, options: AverageOptions, written: Writte
         "names": [job.claim.text],
     }
     unwanted = ("dry_run", "overwrite", "jobs", "checksum")
-    settings = {name: getattr(options, name) for name in AverageOptions.__slots__ if name not in unwanted}
+    settings = {name: getattr(options, name) for name in (field.name for field in fields(AverageOptions)) if name not in unwanted}
     settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
     side = [*job.assets.files, *([job.plan.index_name] if job.plan.index_name else [])]
     return manifest.build(

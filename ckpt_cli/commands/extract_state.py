@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -23,12 +22,12 @@ from ckpt_cli.discover.steps import ambiguous, newest_notes
 from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
-from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.trainers import trainer_of
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.output import manifest, plan
-from ckpt_cli.output.publish import Order, SideFiles, Target, check_writing, publish
+from ckpt_cli.output.options import check_writing
+from ckpt_cli.output.publish import Order, SideFiles, Target, publish
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
@@ -37,32 +36,10 @@ from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
 from ckpt_cli.state.optimizer import optimizer_notes, read_optimizer
 from ckpt_cli.state.optimizer_tensors import Optimizer
+from ckpt_cli.state.options import ExtractKeywords, ExtractOptions
 from ckpt_cli.state.training_state import TrainingState, read_state
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import to_json
-
-
-@dataclass(frozen=True, slots=True)
-class ExtractOptions:
-    """The options of `extract_state`, with the meaning that ``ckpt extract-state --help`` gives them."""
-
-    optimizer: bool = False
-    overwrite: bool = False
-    dry_run: bool = False
-    jobs: int | None = None
-    shard_order: ShardOrder = "auto"
-    strict: bool = False
-
-
-class ExtractKeywords(TypedDict, total=False):
-    """The keyword arguments of `extract_state` besides paths: `ExtractOptions` as callers may give them."""
-
-    optimizer: bool
-    overwrite: bool
-    dry_run: bool
-    jobs: int | None
-    shard_order: ShardOrder
-    strict: bool
 
 
 @boundary

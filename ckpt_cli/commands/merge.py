@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -159,7 +159,7 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
         "names": [part.claim.text for part in job.parts],
     }
     unwanted = ("dry_run", "overwrite", "jobs", "checksum", "verify", "strict")
-    settings = {name: getattr(options, name) for name in MergeOptions.__slots__ if name not in unwanted}
+    settings = {name: getattr(options, name) for name in (field.name for field in fields(MergeOptions)) if name not in unwanted}
     settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
     side = [*job.side_files, *([job.plan.index_name] if job.plan.index_name else [])]
     return manifest.build(

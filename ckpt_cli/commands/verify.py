@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -30,14 +29,13 @@ from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.merging.plan import Part
-from ckpt_cli.names import Naming, printable
+from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.drift import BaseComparison
@@ -52,50 +50,12 @@ from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import check_folder
 from ckpt_cli.verifying.left_out import left_out
+from ckpt_cli.verifying.options import VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
 from ckpt_cli.verifying.values import check_values, check_weights_beside
 
 UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
 """What can be found about a config that is not compared with anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyOptions:
-    """The options of `verify`, with the meaning that ``ckpt verify --help`` gives them.
-
-    ``sample`` is a share of the values (0 to 1), which is then read instead of all; ``names``, ``key_map``, ``include`` and
-    ``exclude`` say how tensors of ``against`` were named and chosen, where the manifest of the output does not.
-    """
-
-    full: bool = False
-    sample: float | None = None
-    names: Naming | None = None
-    key_map: str | os.PathLike[str] | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    lora_alpha: float | None = None
-    shard_order: ShardOrder = "auto"
-    jobs: int | None = None
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """The user's options about how the output was made."""
-        names = ("names", "key_map", "include", "exclude", "lora_alpha")
-        return {name: getattr(self, name) for name in names if getattr(self, name)}
-
-
-class VerifyKeywords(TypedDict, total=False):
-    """The keyword arguments of `verify` besides paths: `VerifyOptions` as callers may give them."""
-
-    full: bool
-    sample: float | str | None
-    names: Naming | None
-    key_map: PathLike | None
-    include: str | Sequence[str]
-    exclude: str | Sequence[str]
-    lora_alpha: float | None
-    shard_order: ShardOrder
-    jobs: int | None
 
 
 @boundary

@@ -6,17 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
+from ckpt_cli.names import ShardOrder as ShardOrder
 from ckpt_cli.tensors.component import Component, Note
 
 if TYPE_CHECKING:
     from ckpt_cli.formats.optimizer_state import NamedState
 
-ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 MAX_RANKS = 1 << 20
 """More ranks than any training has: larger numbers in names or files are damaged or false, and never looped over."""
 

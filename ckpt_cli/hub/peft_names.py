@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.names import few, printable, stripped_names
 from ckpt_cli.tensors.tensor import Tensor
 
-LoraMode = Literal["fuse", "export", "both", "keep"]
 PREFIX = "base_model.model."
 ADAPTER_CONFIG = "adapter_config.json"
 BASE = "base_layer"

@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
-from ckpt_cli.base_model.carry import BASE
+from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
-from ckpt_cli.formats.base import ShardOrder
-from ckpt_cli.given import DtypeLike, PathLike
-from ckpt_cli.hub.peft_names import LoraMode
-from ckpt_cli.names import Naming
-from ckpt_cli.output.publish import check_writing
+from ckpt_cli.names import LoraMode
+from ckpt_cli.output.options import WritingKeywords, WritingOptions, check_writing
 
 
 @dataclass(frozen=True, slots=True)
-class MergeOptions:
+class MergeOptions(WritingOptions):
     """The options of `merge`, with the meaning that ``ckpt merge --help`` gives them.
 
-    ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
-    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``lora`` None fuses adapters where there are any, and
-    exports those that are alone, without a base.
+    ``lora`` None fuses adapters where there are any, and exports those that are alone, without a base.
     """
 
-    dtype: str | None = None
-    max_shard_size: int | None = None
-    weights_name: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    key_map: str | os.PathLike[str] | None = None
     match_base: bool = False
     fill_missing_from_base: bool = False
-    carry_from_base: tuple[str, ...] = ()
-    allow_missing: tuple[str, ...] = ()
     drop_extra: bool = False
     compare: bool = False
-    names: Naming = "hub"
     lora: LoraMode | None = None
     lora_alpha: float | None = None
     ema_from_model: bool = False
     with_state: bool = False
-    overwrite: bool = False
     in_place: bool = False
-    jobs: int | None = None
-    dry_run: bool = False
     verify: bool = False
-    checksum: bool = False
-    allow_overflow: bool = False
-    allow_unequal_replicas: bool = False
-    shard_order: ShardOrder = "auto"
-    strict: bool = False
 
     @property
     def needs_base_weights(self) -> bool:
@@ -59,36 +34,19 @@ class MergeOptions:
         return self.match_base or self.compare or bool(self.carry_from_base) or self.dtype == BASE
 
 
-class MergeKeywords(TypedDict, total=False):
+class MergeKeywords(WritingKeywords, total=False):
     """The keyword arguments of `merge` besides paths: `MergeOptions` as callers may give them."""
 
-    dtype: DtypeLike | None
-    max_shard_size: int | str | None
-    weights_name: str | None
-    include: str | Sequence[str]
-    exclude: str | Sequence[str]
-    key_map: PathLike | None
     match_base: bool
     fill_missing_from_base: bool
-    carry_from_base: str | Sequence[str]
-    allow_missing: str | Sequence[str]
     drop_extra: bool
     compare: bool
-    names: Naming
     lora: LoraMode | None
     lora_alpha: float | None
     ema_from_model: bool
     with_state: bool
-    overwrite: bool
     in_place: bool
-    jobs: int | None
-    dry_run: bool
     verify: bool
-    checksum: bool
-    allow_overflow: bool
-    allow_unequal_replicas: bool
-    shard_order: ShardOrder
-    strict: bool
 
 
 def check_options(options: MergeOptions, output: object, base: object) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.base_model.carry import BASE, carried_tensors, dtypes_of_base, tied_heads
+from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base, tied_heads
 from ckpt_cli.base_model.opened import Base, base_unread, named_alike, open_base
 from ckpt_cli.base_model.resemblance import checked_base, config_doubt
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.folder_style import FolderStyle, style_of
 from ckpt_cli.discover.open import Opened, OpenedComponent
+from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.safetensors.folder import INDEX
@@ -20,7 +21,7 @@ from ckpt_cli.hub.assets import AUXILIARY, CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.config import Config, ties_embeddings
-from ckpt_cli.hub.peft_names import LoraMode, has_adapters
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.hub.ties import differing_notes
@@ -30,7 +31,7 @@ from ckpt_cli.lora.merge import ADAPTER_WEIGHTS, adapters_alone, check_adapter_f
 from ckpt_cli.merging.adapters_fit import check_adapters_fit
 from ckpt_cli.merging.match_base import match_base
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.names import few
+from ckpt_cli.names import LoraMode, few
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE, model_files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.dtypes import overflow_hint
-from ckpt_cli.errors import CastOverflow, OutputExists, Unreadable, UsageError
+from ckpt_cli.errors import CastOverflow, OutputExists, Unreadable
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import Source, size_of
 from ckpt_cli.hub.assets import CONFIG, Assets
@@ -74,16 +73,6 @@ class Publication:
     written: Written
     free: int | None
     side_files: SideFiles
-
-
-def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:
-    """Raise UsageError for invalid options of writing."""
-    if weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", weights_name):
-        raise UsageError("the weights name is not a plain name of a safetensors file", expected="a name such as model.safetensors")
-    if jobs is not None and not 1 <= jobs <= 256:
-        raise UsageError("--jobs is out of range", expected="1 to 256")
-    if max_shard_size is not None and max_shard_size < 1:
-        raise UsageError("--max-shard-size is out of range", expected="a size such as 5GB")
 
 
 def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:

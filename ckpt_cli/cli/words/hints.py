@@ -36,9 +36,10 @@ def fitting(hint: str | None, command: str) -> str | None:
 
 def options_by_command() -> Mapping[str, frozenset[str]]:
     """The options of each command, as they are typed."""
-    import typer.main
+    from ckpt_cli.cli.app import root_command
 
-    from ckpt_cli.cli.app import app
-
-    listed = getattr(typer.main.get_command(app), "commands", {})
-    return {name: frozenset(option for parameter in found.params for option in parameter.opts) for name, found in listed.items()}
+    listed = root_command().commands
+    return {
+        name: frozenset(option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts))
+        for name, found in listed.items()
+    }

@@ -1,0 +1,162 @@
+"""What is said about a command line that does not parse: what is wrong in our words, and the way out."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ckpt_cli.cli.words.help import label_of, metavar_of
+from ckpt_cli.cli.words.synonyms import COMMANDS
+from ckpt_cli.errors import CkptError, UsageError
+
+ELSEWHERE: Mapping[str, str] = {
+    "--backend": "leave it out: the format is detected",
+    "--format": "leave it out: the format is detected",
+    "--framework": "leave it out: the format is detected",
+    "--tie-word-embedding": "leave it out: tied tensors are recognised",
+    "--is-value-model": "leave it out: critics are recognised",
+    "--trust-remote-code": "leave it out: code of a model is copied, and never run",
+    "--use-cpu-initialization": "leave it out: no model is built",
+    "--device": "leave it out: no device is needed",
+    "--cpu": "leave it out: no device is needed",
+    "--safe-serialization": "leave it out: safetensors is what is written",
+    "--unsafe-serialization": "leave it out: only safetensors is written",
+    "--hf-upload-path": "upload the folder afterwards: hf upload REPO FOLDER",
+    "--push-to-hub": "upload the folder afterwards: hf upload REPO FOLDER",
+    "--remove-checkpoint-dir": "leave it out: ckpt never removes a source",
+    "--test-hf-dir": "ckpt verify FOLDER --against RUN",
+    "--exclude-frozen-parameters": "--exclude GLOB leaves out tensors",
+    "--recursive": "leave it out: a run is searched for its steps",
+    "--yes": "leave it out: ckpt asks nothing; --overwrite replaces an output",
+    "-y": "leave it out: ckpt asks nothing; --overwrite replaces an output",
+    "--silent": "-q prints only the result and warnings",
+    "--no-color": "--color never",
+    "--plain": "--color never --progress plain",
+    "--fp16": "--dtype fp16",
+    "--bf16": "--dtype bf16",
+    "--fp32": "--dtype fp32",
+    "--half": "--dtype fp16",
+    "--ema": "--type ema",
+    "--last-step": "leave it out: the newest complete step is taken",
+    "--num-workers": "--jobs N",
+    "--workers": "--jobs N",
+    "--threads": "--jobs N",
+}
+"""Options of other tools (verl.model_merger, accelerate merge-weights, zero_to_fp32, git, cp), and what stands for them here."""
+
+
+def explained(error: Exception, arguments: Sequence[str]) -> CkptError:
+    """The error that a command line which does not parse ends in, with the way out as its hint."""
+    from ckpt_cli.cli.app import command_of
+
+    name, command = command_of(arguments)
+    path = f"ckpt {name}" if name is not None else "ckpt"
+    if hasattr(error, "possibilities"):
+        option = str(getattr(error, "option_name", ""))
+        return (
+            _no_such_option(option, path, command) if name is not None and _follows(option, name, arguments) else _early(option, arguments)
+        )
+    if hasattr(error, "option_name"):
+        return _wrong_use(str(getattr(error, "option_name", "")), str(getattr(error, "message", error)), path, command)
+    parameter = getattr(error, "param", None)
+    if parameter is not None and not getattr(error, "message", ""):
+        return _missing(parameter, path)
+    describe = getattr(error, "format_message", None)
+    message = (describe() if describe else str(error)).rstrip(".")
+    extra = re.match(r"Got unexpected extra argument\S* \((.*)\)", message)
+    if extra is not None:
+        return _too_many(extra[1], command)
+    return UsageError(message[:1].lower() + message[1:], hint=f"{path} --help")
+
+
+def _follows(option: str, name: str, arguments: Sequence[str]) -> bool:
+    """Whether an option stands after the command."""
+    at = next((i for i, word in enumerate(arguments) if word.partition("=")[0] == option), len(arguments))
+    first = next(i for i, word in enumerate(arguments) if word == name or COMMANDS.get(word) == name)
+    return at > first
+
+
+def no_such_command(word: str, commands: Mapping[str, Any], arguments: Sequence[str]) -> CkptError:
+    """The error for a word that is no command: a path without one, a misspelt one."""
+    rest = shlex.join(arguments)
+    if os.path.lexists(os.path.expanduser(word)) and word not in commands:
+        return UsageError(f"{word} is a path: which command?", expected=", ".join(shown(commands)), hint=f"ckpt detect {rest}")
+    known = [*shown(commands), *(other for other, name in COMMANDS.items() if name in commands)]
+    near = closest(word, known)
+    if near is None and ("/" in word or word.startswith((".", "~"))):
+        return UsageError(f"{word} is no command, and no such path exists", hint="the command comes first: ckpt detect PATH")
+    hint = f"did you mean ckpt {COMMANDS.get(near, near)}?" if near is not None else "ckpt --help"
+    return UsageError(f"there is no command {word}", expected=", ".join(shown(commands)), hint=hint)
+
+
+def shown(commands: Mapping[str, Any]) -> list[str]:
+    """The commands that are not hidden."""
+    return [name for name, command in commands.items() if not command.hidden]
+
+
+def closest(word: str, known: Collection[str]) -> str | None:
+    """The most similar of the known words, None if none is similar."""
+    near = difflib.get_close_matches(word.lower(), {name.lower(): name for name in known}, n=1, cutoff=0.6)
+    return next(name for name in known if name.lower() == near[0]) if near else None
+
+
+def _early(option: str, arguments: Sequence[str]) -> CkptError:
+    """An option of a command before the command, or without one."""
+    from ckpt_cli.cli.app import command_of, root_command
+
+    name, _ = command_of(arguments)
+    if name is not None:
+        at = next(i for i, word in enumerate(arguments) if word == name or COMMANDS.get(word) == name)
+        rest = shlex.join(["ckpt", *arguments[at:], *arguments[:at]])
+        return UsageError(f"{option} stands before the command", expected="options after it", hint=rest)
+    near = closest(option, [name for parameter in root_command().params for name in parameter.opts])
+    hint = f"did you mean {near}?" if near else "options come after a command: ckpt COMMAND PATH [OPTIONS]"
+    return UsageError(f"ckpt has no option {option}", hint=hint)
+
+
+def _no_such_option(option: str, path: str, command: Any) -> CkptError:
+    dashed = option.replace("_", "-")
+    way_out = ELSEWHERE.get(dashed)
+    if way_out is None:
+        names = {name: parameter for parameter in command.params if parameter.param_type_name == "option" for name in parameter.opts}
+        near = closest(dashed, [name for name in names if name.startswith("--")]) if dashed.startswith("--") else None
+        others = [] if near is not None else _commands_with(dashed)
+        way_out = f"did you mean {_long(names[near])}?" if near else f"{' and '.join(others)} has it" if others else f"{path} --help"
+    return UsageError(f"{path} has no option {option}", hint=way_out)
+
+
+def _long(parameter: Any) -> str:
+    return next(str(name) for name in parameter.opts if name.startswith("--"))
+
+
+def _commands_with(option: str) -> list[str]:
+    from ckpt_cli.cli.app import root_command
+
+    commands = root_command().commands
+    return [f"ckpt {name}" for name in shown(commands) if any(option in parameter.opts for parameter in commands[name].params)]
+
+
+def _wrong_use(option: str, message: str, path: str, command: Any) -> CkptError:
+    parameter = next((p for p in command.params if option in (*p.opts, *p.secondary_opts)), None)
+    if "not take a value" in message:
+        return UsageError(f"{option} takes no value", hint=f"write {option} alone")
+    if parameter is None:
+        return UsageError(message.rstrip("."), hint=f"{path} --help")
+    return UsageError(f"{option} needs a value", expected=parameter.help, hint=f"{option} {metavar_of(parameter)}")
+
+
+def _missing(parameter: Any, path: str) -> CkptError:
+    if parameter.param_type_name == "argument":
+        return UsageError(f"{metavar_of(parameter)} is missing", expected=parameter.help, hint=f"{path} ./run")
+    return UsageError(f"{_long(parameter)} is missing", expected=parameter.help, hint=f"{label_of(parameter)}")
+
+
+def _too_many(words: str, command: Any) -> CkptError:
+    message = f"one argument too many: {words}" if " " not in words else f"too many arguments: {words}"
+    options = {name for parameter in command.params for name in parameter.opts}
+    hint = f"a source is named with --against {words.split()[0]}" if "--against" in options else None
+    return UsageError(message, expected="one PATH" if hint or "--output" not in options else "PATH, and where to write", hint=hint)

@@ -1,0 +1,72 @@
+"""The options of every command that writes a model folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from ckpt_cli.errors import UsageError
+from ckpt_cli.given import DtypeLike, PathLike
+from ckpt_cli.names import Naming, ShardOrder
+
+
+@dataclass(frozen=True, slots=True)
+class WritingOptions:
+    """The options that `merge` and `average` share, with the meaning that their ``--help`` gives them.
+
+    ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors".
+    """
+
+    dtype: str | None = None
+    names: Naming = "hub"
+    key_map: str | os.PathLike[str] | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_shard_size: int | None = None
+    weights_name: str | None = None
+    carry_from_base: tuple[str, ...] = ()
+    allow_missing: tuple[str, ...] = ()
+    overwrite: bool = False
+    dry_run: bool = False
+    jobs: int | None = None
+    checksum: bool = False
+    allow_overflow: bool = False
+    allow_unequal_replicas: bool = False
+    shard_order: ShardOrder = "auto"
+    strict: bool = False
+
+
+class WritingKeywords(TypedDict, total=False):
+    """`WritingOptions` as callers may give them."""
+
+    dtype: DtypeLike | None
+    names: Naming
+    key_map: PathLike | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    max_shard_size: int | str | None
+    weights_name: str | None
+    carry_from_base: str | Sequence[str]
+    allow_missing: str | Sequence[str]
+    overwrite: bool
+    dry_run: bool
+    jobs: int | None
+    checksum: bool
+    allow_overflow: bool
+    allow_unequal_replicas: bool
+    shard_order: ShardOrder
+    strict: bool
+
+
+def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:
+    """Raise UsageError for invalid options of writing."""
+    if weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", weights_name):
+        raise UsageError("the weights name is not a plain name of a safetensors file", expected="a name such as model.safetensors")
+    if jobs is not None and not 1 <= jobs <= 256:
+        raise UsageError("--jobs is out of range", expected="1 to 256")
+    if max_shard_size is not None and max_shard_size < 1:
+        raise UsageError("--max-shard-size is out of range", expected="a size such as 5GB")

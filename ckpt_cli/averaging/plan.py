@@ -152,6 +152,7 @@ def _job(
                 allow_unequal_replicas=options.allow_unequal_replicas,
                 averaging=True,
                 live=component.live,
+                lacking=component.lacking,
             ),
         )
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
@@ -184,7 +185,7 @@ def _job(
         dtypes, more = dtypes_of_base(agreed.tensors, held)
         notes += more
     shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
-    claim = claim_for(shapes, newest.kind, newest.naming, assets.config, on_purpose=on_purpose, change=newest.change)
+    claim = claim_for(shapes, newest.kind, newest.naming, assets.config, on_purpose=on_purpose, change=newest.change, beside=newest.lacking)
     claim = without_allowed(claim, options.allow_missing)
     refuse_lacking(claim, shapes, held, options.names)
     made = plan.make_plan(

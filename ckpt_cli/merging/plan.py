@@ -253,6 +253,7 @@ def _part(
         allow_unequal_replicas=options.allow_unequal_replicas,
         adapters=options.lora == "keep",
         live=component.live,
+        lacking=component.lacking,
     )
     notes = [*lora_notes, *selection.notes, *_base_notes(component, chosen, selection, base, options)]
     carried_names: tuple[str, ...] = ()
@@ -311,7 +312,15 @@ def _claim(selection: Selection, config: Config, options: MergeOptions) -> Claim
     if options.lora == "keep" and has_adapters(selection.tensors):
         return Claim("PEFT's, as they are", None, (), {})
     shapes = {name: tensor.shape for name, tensor in selection.tensors.items()}
-    claim = claim_for(shapes, selection.kind, selection.naming, config, on_purpose=selection.on_purpose, change=selection.change)
+    claim = claim_for(
+        shapes,
+        selection.kind,
+        selection.naming,
+        config,
+        on_purpose=selection.on_purpose,
+        change=selection.change,
+        beside=selection.lacking,
+    )
     if options.match_base:
         # The base decides what belongs to the model, also where its config has a place for more.
         text = f"{len(claim.lacking)} of the tensors of {claim.named} are also missing in the base: {few(list(claim.lacking), 3)}"

@@ -17,8 +17,9 @@ from ckpt_cli.formats.safetensors.folder import FORMAT, INDEX_SUFFIX
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.merging.job import Part
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.merging.plan import Part, planned_parts
+from ckpt_cli.merging.plan import planned_parts
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor

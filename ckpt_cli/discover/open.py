@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from ckpt_cli.discover.beside import left_out_notes
+from ckpt_cli.discover.beside.files import left_out_notes
+from ckpt_cli.discover.beside.outputs import made_by_ckpt
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
@@ -17,6 +18,7 @@ from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
+from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
@@ -43,6 +45,7 @@ class OpenedComponent:
     """A component that was read and tiles exactly, with the assets that belong to it; ``homes`` are the folders of its side files.
 
     ``live``: of a second component, the tensors of the model beside it. ``lacking`` are names that it should have, as that model has them.
+    ``made``: the manifest of the output of ckpt that its files are.
     """
 
     name: str
@@ -52,6 +55,7 @@ class OpenedComponent:
     homes: tuple[Path, ...] = ()
     live: Live | None = None
     lacking: tuple[str, ...] = ()
+    made: Manifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +234,8 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     if live is not None and (tensors := live()) is not None:
         lacking = lacking_of_model(component.tensors, tensors, assets.config, average=average)
         notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
-    return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live, lacking if average else ())
+    component = replace(component, name=name, notes=notes)
+    return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component))
 
 
 def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:

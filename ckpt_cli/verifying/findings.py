@@ -93,6 +93,7 @@ KINDS: dict[str, Kind] = {
     "left-out": Kind(
         "info", "headers", "the class has this tensor, but it was left out on purpose (filters, a key map, --intersect, --allow-missing)"
     ),
+    "partial-output": Kind("warning", "headers", "the output was made from one that had been written without some tensors"),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not match", "export the adapter again"),
     "partial-adapter": Kind(
         "warning",
@@ -151,6 +152,9 @@ KINDS: dict[str, Kind] = {
     # -- base: differences are no findings, but for those that are no numbers, and a base of another model
     "other-base": Kind(
         "error", "base", "the base is another model: its names and shapes differ", "pass the model that training started from"
+    ),
+    "base-settings": Kind(
+        "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"
     ),
     "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
     "not-a-number": Kind("warning", "base", "a difference is NaN or infinite: one side holds such values", "pass --full, which finds them"),

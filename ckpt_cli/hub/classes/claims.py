@@ -41,7 +41,7 @@ class Claim:
     """``text`` is the report about names.
 
     ``lacking``: missing tensors (or globs) that a loader needs, and what is known about them; ``shortage`` says so in one sentence, where
-    no class says how many there are.
+    no class says how many there are. ``let_go`` are those that may be missing.
     """
 
     text: str
@@ -51,6 +51,12 @@ class Claim:
     named: str = "the model"
     mixed: tuple[str, ...] = ()
     shortage: str = ""
+    let_go: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tensors of a class were found, in the shapes that it has."""
+        return self.fit is not None and self.fit.expected is not None and not self.fit.missing and not self.fit.reshaped
 
 
 def claim_for(
@@ -123,7 +129,7 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
         text = f"missing, as --allow-missing permits: {few(grouped(let_go))} of {made.named}"
         notes.append(Note("warning", "missing-allowed", text))
     lacking = {name: what for name, what in made.lacking.items() if name not in let_go}
-    return replace(made, notes=(*made.notes, *notes), lacking=lacking)
+    return replace(made, notes=(*made.notes, *notes), lacking=lacking, let_go=tuple(let_go))
 
 
 def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming) -> None:

@@ -53,3 +53,12 @@ def _range(values: Sequence[int]) -> str:
     if len(texts) > SHOWN_RUNS:
         texts = [*texts[: SHOWN_RUNS - 1], "...", texts[-1]]
     return f"{{{','.join(texts)}}}"
+
+
+def grouped(names: Sequence[str]) -> list[str]:
+    """Names that differ only in numbers, as one name with the range of the numbers."""
+    groups: dict[str, list[tuple[int, ...]]] = {}
+    for name in names:
+        pattern, numbers = pattern_of(name)
+        groups.setdefault(pattern, []).append(numbers)
+    return [ranged(pattern, numbers) for pattern, numbers in groups.items()]

@@ -347,7 +347,7 @@ class TestWhatIsWritten:
         first = save_hub(tmp_path / "a", {"w": torch.ones(2)}, model_type="x", rope_theta=1e4, torch_dtype="float32")
         second = save_hub(tmp_path / "b", {"w": torch.ones(2)}, model_type="x", rope_theta=1e6, torch_dtype="bfloat16")
         result = average([first, second], tmp_path / "out")
-        assert codes(result)["configs-differ"] == f"config.json of {first} and {second} differ: rope_theta"
+        assert codes(result)["configs-differ"] == f"config.json of {first} and {second} differ: rope_theta (10000.0, 1000000.0)"
 
     def test_has_the_description_of_another_checkpoint_where_the_newest_has_none(self, tmp_path: Path) -> None:
         first = save_hub(tmp_path / "a", {"w": torch.ones(2)}, model_type="x")

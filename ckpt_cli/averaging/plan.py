@@ -13,8 +13,9 @@ from ckpt_cli.averaging.coefficients import ORDERED, formula
 from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base, tied_heads
-from ckpt_cli.base_model.opened import Base, base_unread, named_alike
-from ckpt_cli.base_model.resemblance import checked_base
+from ckpt_cli.base_model.checks import checked_base
+from ckpt_cli.base_model.opened import Base, named_alike
+from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.folder_style import style_of
 from ckpt_cli.discover.open import OpenedComponent
@@ -69,6 +70,14 @@ class Job:
     notes: tuple[Note, ...]
     claim: Claim
     carried: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> set[str]:
+        """The names of all tensors that a whole output would have, besides those that it has."""
+        before = {name for source in self.sources if (made := source.opened.made) is not None for name in made.left_out}
+        newest = self.sources[-1].selection
+        now = {*newest.filtered, *newest.unmapped, *self.agreed.dropped, *self.claim.let_go}
+        return (before | now) - {output.name for output in self.plan.tensors}
 
     @property
     def used(self) -> list[Source]:
@@ -152,6 +161,7 @@ def _job(
                 allow_unequal_replicas=options.allow_unequal_replicas,
                 averaging=True,
                 live=component.live,
+                lacking=component.lacking,
             ),
         )
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
@@ -184,7 +194,7 @@ def _job(
         dtypes, more = dtypes_of_base(agreed.tensors, held)
         notes += more
     shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
-    claim = claim_for(shapes, newest.kind, newest.naming, assets.config, on_purpose=on_purpose, change=newest.change)
+    claim = claim_for(shapes, newest.kind, newest.naming, assets.config, on_purpose=on_purpose, change=newest.change, beside=newest.lacking)
     claim = without_allowed(claim, options.allow_missing)
     refuse_lacking(claim, shapes, held, options.names)
     made = plan.make_plan(
@@ -200,6 +210,7 @@ def _job(
     read = [Path(source.path) for source in made.sources]
     check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
     notes += [note for source in sources for note in source.selection.notes]
+    notes += [note for c in components for note in partial_notes(c.component, c.made, agreed.tensors)] if not claim.is_whole else []
     notes += [note for source in sources for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_config_notes(sources), *_tokenizer_notes(sources), *claim.notes]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
@@ -212,20 +223,16 @@ def _job(
 
 def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:
     """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
-    if base.component is None:
-        return base_unread(base)
     folder = base.folder
-    taken = bool(options.carry_from_base) or options.dtype == BASE or any(path.parent == folder for path in assets.files.values())
-    own_config = CONFIG in assets.files and assets.files[CONFIG].parent != folder
+    taken = bool(options.carry_from_base) or options.dtype == BASE
     return checked_base(
+        base,
         agreed.tensors,
-        base.component.tensors,
-        folder,
         config=assets.config,
-        own_config=own_config,
-        base_config=base.config,
-        taken=taken,
-        by_name=bool(options.carry_from_base) or options.dtype == BASE,
+        own_config=CONFIG in assets.files and assets.files[CONFIG].parent != folder,
+        taken=taken or any(path.parent == folder for path in assets.files.values()),
+        by_name=taken,
+        computed=bool(options.carry_from_base),
         unfiltered=newest.opened.component.tensors if options.include or options.exclude or options.intersect else None,
     )
 
@@ -279,9 +286,16 @@ def _config_notes(sources: Sequence[Source]) -> list[Note]:
         if config and newest:
             keys = sorted(key for key in {*config, *newest} - IRRELEVANT if config.get(key) != newest.get(key))
             if keys:
-                text = f"config.json of {source.label} and {sources[-1].label} differ: {few(keys)}"
+                told = [key + _values(config.get(key), newest.get(key)) for key in keys]
+                text = f"config.json of {source.label} and {sources[-1].label} differ: {few(told)}"
                 return [Note("warning", "configs-differ", text)]
     return []
+
+
+def _values(*values: object) -> str:
+    """Values of one entry of two configs, where they are short."""
+    shown = ", ".join(map(str, values))
+    return f" ({shown})" if len(shown) <= 40 and not any(isinstance(value, (dict, list)) for value in values) else ""
 
 
 def _tokenizer_notes(sources: Sequence[Source]) -> list[Note]:

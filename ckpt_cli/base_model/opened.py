@@ -15,7 +15,7 @@ from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors
 from ckpt_cli.hub.config import Config
 from ckpt_cli.names import Naming
-from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.component import Component
 from ckpt_cli.tensors.tensor import Tensor
 
 
@@ -58,10 +58,3 @@ def named_alike(base: Mapping[str, Tensor], kind: KnownClass | str, naming: Nami
     if naming != "hub" or isinstance(kind, str) or kind.rules is None:
         return base
     return hub_tensors(base, kind.rules, config)
-
-
-def base_unread(base: Base) -> tuple[Note, ...]:
-    """A note about weights of a base that cannot be read, so nothing was compared with them."""
-    if base.trouble is None:
-        return ()
-    return (Note("warning", "base-unread", f"nothing was compared with the weights of the base: {base.trouble.message}"),)

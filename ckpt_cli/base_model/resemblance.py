@@ -9,16 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import CkptError, Inconsistent
+from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.names import few, printable, stripped_names
-from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
 ENOUGH = 0.9
@@ -35,7 +33,7 @@ UNDER_OTHER_NAMES = 0.95
 """The share of shapes, whatever the names, from which on the names alone are others."""
 
 QUANTISED = re.compile(r".*\.(qweight|qzeros|g_idx|absmax|quant_map|weight_packed|weight_scale_inv|SCB|quant_state\..*)", re.ASCII)
-SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "head_dim", "d_model", "n_embd")
+SIZES = ("hidden_size", "intermediate_size", "d_model", "n_embd")
 """Numbers of a config that no fine-tuning changes."""
 
 
@@ -98,57 +96,6 @@ def resemblance(
     smaller_side = held if len(held) <= len(there) else there
     doubt = _doubt(own, others, [name for name in smaller_side if held.get(name) != there.get(name)]) if kinds_known else None
     return Resemblance(len(held), len(there), len(common), len(alike), renamed, comparable, doubt)
-
-
-def checked_base(
-    mine: Mapping[str, Tensor],
-    base: Mapping[str, Tensor],
-    folder: Path,
-    *,
-    config: Config,
-    own_config: bool,
-    base_config: Config,
-    taken: bool,
-    by_name: bool = False,
-    unfiltered: Mapping[str, Tensor] | None = None,
-) -> tuple[Note, ...]:
-    """Notes about the base of an output. Raises Inconsistent if it is another model and anything is ``taken`` from it.
-
-    ``by_name``: tensors or dtypes are taken from it by name, which needs names that mean the same on both sides.
-    ``own_config``: the config is the run's own, not the base's; ``unfiltered``: all tensors, where filters left some out.
-    """
-    found = resemblance(mine, base, config, base_config, kinds_known=own_config)
-    if not found.same_model and unfiltered is not None:
-        found = resemblance(unfiltered, base, config, base_config, kinds_known=own_config)
-    if found.renamed and by_name:
-        raise Inconsistent(
-            f"the base has tensors of the same shapes under other names, so nothing can be taken from it by name: {found.numbers}",
-            path=folder,
-            expected="a base with the names of the output",
-            hint="rename the tensors of the run as the base has them with --key-map, or pass a base with these names",
-        )
-    if found.renamed:
-        text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
-        return (Note("warning", "other-base", text),)
-    if found.same_model:
-        return _other_kind(config, base_config, found) if own_config else ()
-    if taken:
-        raise Inconsistent(
-            f"the base is another model: {found.why}",
-            path=folder,
-            expected="the model that training started from",
-            hint="pass that model as --base",
-        )
-    return (Note("warning", "other-base", f"the base is another model: {found.why}"),)
-
-
-def _other_kind(config: Config, base_config: Config, found: Resemblance) -> tuple[Note, ...]:
-    """A note about a base of another type whose tensors fit: a language model inside a larger model, or a converted one."""
-    kinds = config.get("model_type"), base_config.get("model_type")
-    if not found.comparable or not all(isinstance(kind, str) for kind in kinds) or kinds[0] == kinds[1]:
-        return ()
-    text = f"config.json says {printable(kinds[0])}, the base's says {printable(kinds[1])}: {found.numbers}"
-    return (Note("warning", "other-base", text),)
 
 
 def config_doubt(config: Config, base_config: Config) -> str | None:

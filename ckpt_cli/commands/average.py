@@ -19,6 +19,7 @@ from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.discover.open import describe_checkpoint
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import NonFinite, UsageError, within_memory
+from ckpt_cli.files.manifest import FUSED, LEFT_OUT
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
@@ -185,6 +186,8 @@ def _manifest(job: Job, method: Method, options: AverageOptions, written: Writte
         "elements": job.plan.elements,
         "dropped": dict(job.plan.dropped),
         "names": [job.claim.text],
+        LEFT_OUT: sorted(job.left_out),
+        FUSED: sorted({digest for source in job.used if (made := source.opened.made) is not None for digest in made.fused_adapters}),
     }
     unwanted = ("dry_run", "overwrite", "jobs", "checksum")
     settings = {name: getattr(options, name) for name in (field.name for field in fields(AverageOptions)) if name not in unwanted}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.components import component_names
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.open import describe_checkpoint, listed_component, open_checkpoint, steps_of
+from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
 from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
@@ -16,6 +17,7 @@ from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.results.checkpoint import Checkpoint, TensorInfo
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
+from ckpt_cli.tensors.component import Note
 
 
 @boundary
@@ -37,7 +39,7 @@ def detect(
     try:
         with Files() as files:
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
-            checkpoint = describe_checkpoint(opened)
+            checkpoint = describe_checkpoint(opened, _partial_notes(opened))
     except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
         target = locate(path, step, nodes)
         found = target.checkpoints[-1]
@@ -78,9 +80,13 @@ def inspect(
     folder = resolve_base(path_text(base, "--base")) if base is not None else None
     with Files() as files:
         opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
-        checkpoint = describe_checkpoint(opened)
+        checkpoint = describe_checkpoint(opened, _partial_notes(opened))
     groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}
     return InspectResult(checkpoint=checkpoint, groups=groups)
+
+
+def _partial_notes(opened: Opened) -> list[Note]:
+    return [note for each in opened.components for note in partial_notes(each.component, each.made)]
 
 
 def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:

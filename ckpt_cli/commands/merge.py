@@ -16,12 +16,14 @@ from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.commands.verify import verify_written
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.errors import NotFound, within_memory
+from ckpt_cli.files.manifest import FUSED, LEFT_OUT
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import lacking_notes, resolve_base
 from ckpt_cli.hub.text_assets import text_notes
+from ckpt_cli.merging.job import Job
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions, check_options
-from ckpt_cli.merging.plan import Job, planned_jobs
+from ckpt_cli.merging.plan import planned_jobs
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.publish import Order, Publication, Target, class_comparison, overflow_notes, publish, refuse_overflows, written_facts
@@ -157,6 +159,8 @@ def _manifest(job: Job, opened: Opened, base: Base | None, options: MergeOptions
         "elements": job.plan.elements,
         "dropped": dict(job.plan.dropped),
         "names": [part.claim.text for part in job.parts],
+        LEFT_OUT: sorted({name for part in job.parts for name in part.left_out}),
+        FUSED: sorted({digest for part in job.parts for digest in part.fused}),
     }
     unwanted = ("dry_run", "overwrite", "jobs", "checksum", "verify", "strict")
     settings = {name: getattr(options, name) for name in (field.name for field in fields(MergeOptions)) if name not in unwanted}

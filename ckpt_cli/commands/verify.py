@@ -12,7 +12,9 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from ckpt_cli.base_model.checks import settings_text
 from ckpt_cli.base_model.resemblance import resemblance
+from ckpt_cli.base_model.settings import different_settings
 from ckpt_cli.commands.verify_source import (
     changed_sources,
     different_scales,
@@ -34,7 +36,7 @@ from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.merging.plan import Part
+from ckpt_cli.merging.job import Part
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -49,7 +51,7 @@ from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import check_folder
-from ckpt_cli.verifying.left_out import left_out
+from ckpt_cli.verifying.left_out import left_out, partial_output
 from ckpt_cli.verifying.options import VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
 from ckpt_cli.verifying.values import check_values, check_weights_beside
@@ -100,7 +102,7 @@ def verify(
         found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
         configs = [_config(one) for one in subjects]
         for one, config in zip(subjects, configs, strict=True):
-            found += left_out(one.manifest, config, chosen.include, chosen.exclude)
+            found += [*left_out(one.manifest, config, chosen.include, chosen.exclude), *partial_output(one.manifest, config)]
             found += [finding(t.code, t.text, file=Path(t.path).name, bytes=t.holes) for t in torn_files(one.stored.values(), ends=False)]
         if chosen.full or chosen.sample is not None:
             levels.append("full" if chosen.sample is None else "sample")
@@ -318,11 +320,13 @@ def _against_base(
     reference = merged_tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
     comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    settings = different_settings(config.config, opened.components[0].assets.config)
+    said = [finding("base-settings", settings_text(settings), file=CONFIG)] if settings else []
     alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
     numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
     if alike.renamed:
-        return comparison, [finding("other-names", alike.numbers, file=name, **numbers)], opened.notes
-    return comparison, [] if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)], opened.notes
+        return comparison, [finding("other-names", alike.numbers, file=name, **numbers), *said], opened.notes
+    return comparison, said if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)], opened.notes
 
 
 def _not_numbers(comparison: BaseComparison) -> list[Finding]:

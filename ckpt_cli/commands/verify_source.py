@@ -17,8 +17,9 @@ from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.lora.merge import exported_scales
+from ckpt_cli.merging.job import Part
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.merging.plan import Part, planned_parts
+from ckpt_cli.merging.plan import planned_parts
 from ckpt_cli.names import LoraMode, Naming, ShardOrder
 from ckpt_cli.results.verify import Finding, SourceComparison
 from ckpt_cli.tensors.tensor import Tensor

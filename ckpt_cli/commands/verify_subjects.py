@@ -17,11 +17,13 @@ from ckpt_cli.formats.safetensors.folder import FORMAT, INDEX_SUFFIX
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.merging.job import Part
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_parts
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder, wanted_index
 
 STATE = "extract-state"
@@ -77,19 +79,21 @@ def find_subjects(
         subjects = _folder_subjects(root, files, first.place.match.component if type is not None else None)
         return [replace(subject, notes=opened.notes) for subject in subjects]
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
-    tensors, component = merged_tensors(opened, files, alpha), first.component
+    part, component = _merged_part(opened, files, alpha), first.component
+    known = part.claim.fit is not None and part.claim.fit.expected is not None
+    beside = {name: what for name, what in part.claim.lacking.items() if name in part.selection.lacking and not known}
     return [
         Subject(
             path=opened.found.path,
             component=first.name,
             format=component.format,
             files=len(component.files),
-            tensors=tensors,
+            tensors={output.name: output.tensor for output in part.plan.tensors},
             stored=component.tensors,
             readable=True,
             folder=None,
             config_home=home,
-            findings=(),
+            findings=tuple(finding("less-than-model", what, tensor=name) for name, what in beside.items()),
             homes=first.homes,
             notes=opened.notes,
         )
@@ -98,11 +102,14 @@ def find_subjects(
 
 def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:
     """The tensors of the first component of a checkpoint, as a merge would write them."""
+    return {output.name: output.tensor for output in _merged_part(opened, files, alpha).plan.tensors}
+
+
+def _merged_part(opened: Opened, files: Files, alpha: float | None) -> Part:
     tensors = opened.components[0].component.tensors
     alone, adapted = adapters_alone(tensors), has_adapters(tensors)
     options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None, lora_alpha=alpha if adapted and not alone else None)
-    part = planned_parts(opened, None, options, files)[0]
-    return {output.name: output.tensor for output in part.plan.tensors}
+    return planned_parts(opened, None, options, files)[0]
 
 
 def _file_subject(path: Path, files: Files) -> Subject:

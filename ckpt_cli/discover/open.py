@@ -6,9 +6,11 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
-from ckpt_cli.discover.beside import left_out_notes
+from ckpt_cli.discover.beside.files import left_out_notes
+from ckpt_cli.discover.beside.outputs import made_by_ckpt
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
@@ -16,13 +18,16 @@ from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
+from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
+from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import few, unnumbered
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
@@ -39,7 +44,8 @@ FETCH = "get the file from the node that wrote it, or pass that node's folder wi
 class OpenedComponent:
     """A component that was read and tiles exactly, with the assets that belong to it; ``homes`` are the folders of its side files.
 
-    ``live``: of an EMA, the tensors of the model that it is the average of.
+    ``live``: of a second component, the tensors of the model beside it. ``lacking`` are names that it should have, as that model has them.
+    ``made``: the manifest of the output of ckpt that its files are.
     """
 
     name: str
@@ -48,6 +54,8 @@ class OpenedComponent:
     assets: Assets
     homes: tuple[Path, ...] = ()
     live: Live | None = None
+    lacking: tuple[str, ...] = ()
+    made: Manifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +227,15 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *notes_of_ranks(place, files),
         *unread_notes(found, place),
     )
-    stem, number = unnumbered(name)
-    live = (lambda: _live_tensors(found, number, files, base, shard_order)) if stem == "ema" else None
-    return OpenedComponent(name, place, replace(component, name=name, notes=notes), assets, homes, live)
+    average = is_average_name(unnumbered(name)[0])
+    model = _model_beside(found, place, average)
+    live = cache(lambda: _live_tensors(found, model, files, base, shard_order)) if model is not None else None
+    lacking: tuple[str, ...] = ()
+    if live is not None and (tensors := live()) is not None:
+        lacking = lacking_of_model(component.tensors, tensors, assets.config, average=average)
+        notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
+    component = replace(component, name=name, notes=notes)
+    return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component))
 
 
 def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:
@@ -243,12 +257,19 @@ def _folder_name(folder: Path, home: Path) -> str:
     return str(folder.relative_to(home)) + "/" if folder != home and folder.is_relative_to(home) else f"{folder.name}/"
 
 
-def _live_tensors(found: Found, number: int, files: Files, base: Path | None, shard_order: ShardOrder) -> Mapping[str, Tensor] | None:
-    """The tensors of the model beside an EMA of the same ``number``, None if there is none or it is not whole: it is only compared with."""
-    alike = (place.name for place in found.places if unnumbered(place.name)[0] != "ema" and place.match.number == number)
+def _model_beside(found: Found, place: Place, average: bool) -> str | None:
+    """The model that a second component is compared with: for another one than an average, only if the same files hold it."""
+    alike = (other for other in found.places if not is_average_name(unnumbered(other.name)[0]) and other.match.number == place.match.number)
     main = next(alike, None)
+    if main is None or main.name == place.name or main.match is place.match:
+        return None
+    return main.name if average or main.match.root == place.match.root else None
+
+
+def _live_tensors(found: Found, model: str, files: Files, base: Path | None, shard_order: ShardOrder) -> Mapping[str, Tensor] | None:
+    """The tensors of the model beside a component, None if it is not whole: it is only compared with."""
     try:
-        return describe_place(found, main, files, base, shard_order).component.tensors if main is not None else None
+        return describe_place(found, model, files, base, shard_order).component.tensors
     except CkptError:
         return None
 

@@ -14,6 +14,8 @@ from ckpt_cli.files.source import read_small
 
 NAME = "ckpt-manifest.json"
 SCHEMA = 1
+LEFT_OUT, FUSED = "left_out", "fused_adapters"
+"""Facts about an output that those made from it inherit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,25 @@ class Manifest:
     checksums: Mapping[str, Mapping[str, int]]
     side_checksums: Mapping[str, int]
     facts: Mapping[str, Any]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The tensors that a whole output would have: what filters, a key map, --intersect or --allow-missing left out, now or before."""
+        return self._texts(LEFT_OUT)
+
+    @property
+    def fused_adapters(self) -> tuple[str, ...]:
+        """The checksums of all adapters that are in the weights (`ckpt_cli.lora.digest`)."""
+        return self._texts(FUSED)
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The options that left tensors out, as they were given."""
+        names = ("include", "exclude", "allow_missing")
+        return tuple(f"--{name.replace('_', '-')} {value}" for name in names for value in _listed(self.options.get(name)))
+
+    def _texts(self, key: str) -> tuple[str, ...]:
+        return _listed(self.facts.get(key))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -49,6 +70,10 @@ def read_manifest(folder: Path) -> Manifest | None:
             raise CorruptFile("the manifest lists invalid sizes or checksums") from None
     side = tuple(name for name in content["side_files"] if isinstance(name, str))
     return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, side_checksums, content)
+
+
+def _listed(value: object) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
 
 def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:

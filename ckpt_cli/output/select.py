@@ -31,6 +31,7 @@ class Selection:
     nothing to compare with; ``change`` the prefix of all names that was taken away for that, and the one that was added.
     ``differing`` maps tensors to those that the config ties them to, where the values differ. A key map sees names as trained, and
     ``dropped`` has what it leaves out under these: ``mapped_out``; ``unmapped`` are the names that they would have in the output.
+    ``lacking`` are names of the output that a second component does not have, and the model beside it has.
     """
 
     tensors: dict[str, Tensor]
@@ -45,6 +46,7 @@ class Selection:
     differing: Mapping[str, str] = field(default_factory=dict)
     mapped_out: frozenset[str] = frozenset()
     unmapped: frozenset[str] = frozenset()
+    lacking: tuple[str, ...] = ()
 
     @property
     def left_out(self) -> int:
@@ -74,11 +76,13 @@ def select_tensors(
     adapters: bool = False,
     averaging: bool = False,
     live: Live | None = None,
+    lacking: Sequence[str] = (),
 ) -> Selection:
     """Decide names and tensors.
 
     ``include`` and ``exclude`` are globs for whole output names; ``names``: those of the hub, or as trained; ``adapters``: tensors of
-    PEFT are written as they are; ``averaging``: factors of any adapter are refused; ``live`` gives the tensors of the model beside an EMA.
+    PEFT are written as they are; ``averaging``: factors of any adapter are refused; ``live`` gives the tensors of the model beside an EMA,
+    which has those of the names ``lacking`` too.
 
     Raises NotFound if nothing is left, Unsupported for PEFT weights otherwise, Inconsistent for names that collide and replicas
     that differ.
@@ -162,7 +166,17 @@ def select_tensors(
     renamed = sum(new not in component.tensors for new in kept)
     filtered = tuple(name for name in tensors if name not in kept and name not in tied)
     unmapped = _unmapped(mapped_out, rules, hub if naming == "hub" and not kept_adapters else None, config)
-    return Selection(kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming, change, named, frozenset(mapped_out), unmapped)
+    absent = _mapped_lacking(lacking, rules, kind.rules if naming == "hub" and isinstance(kind, KnownClass) else None)
+    absent = tuple(name for name in absent if is_wanted(name, include, exclude) and name not in kept and name not in tied)
+    return Selection(
+        kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming, change, named, frozenset(mapped_out), unmapped, absent
+    )
+
+
+def _mapped_lacking(lacking: Sequence[str], rules: tuple[Rule, ...], hub: HubRules | None) -> tuple[str, ...]:
+    """The names that tensors which are not there would have in the output."""
+    mapped = [name for name in mapped_names(lacking, rules).values() if name is not None]
+    return tuple(mapped) if hub is None else tuple(renamed_for_hub(dict.fromkeys(mapped, ()), hub))
 
 
 def _unmapped(mapped_out: Mapping[str, Tensor], rules: tuple[Rule, ...], hub: HubRules | None, config: Mapping[str, Any]) -> frozenset[str]:

@@ -64,6 +64,7 @@ KINDS: dict[str, Kind] = {
     ),
     "index-total": Kind("warning", "headers", "the total size in the index (bytes) is not that of the tensors"),
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, but the weights lack it", AGAIN),
+    "less-than-model": Kind("error", "headers", "an average lacks a tensor that the model beside it has"),
     "wrong-shape": Kind("error", "headers", "the shape of a tensor is not the one the config asks for", "restore config.json from the run"),
     "extra-tensor": Kind("info", "headers", "the model class has no place for this tensor: loaders ignore it"),
     "extra-layer": Kind(
@@ -92,6 +93,7 @@ KINDS: dict[str, Kind] = {
     "left-out": Kind(
         "info", "headers", "the class has this tensor, but it was left out on purpose (filters, a key map, --intersect, --allow-missing)"
     ),
+    "partial-output": Kind("warning", "headers", "the output was made from one that had been written without some tensors"),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not match", "export the adapter again"),
     "partial-adapter": Kind(
         "warning",
@@ -150,6 +152,9 @@ KINDS: dict[str, Kind] = {
     # -- base: differences are no findings, but for those that are no numbers, and a base of another model
     "other-base": Kind(
         "error", "base", "the base is another model: its names and shapes differ", "pass the model that training started from"
+    ),
+    "base-settings": Kind(
+        "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"
     ),
     "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
     "not-a-number": Kind("warning", "base", "a difference is NaN or infinite: one side holds such values", "pass --full, which finds them"),

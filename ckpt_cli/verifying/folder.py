@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.discover.beside import could_be_model
+from ckpt_cli.discover.beside.files import could_be_model
 from ckpt_cli.discover.same_weights import holds_same, is_copy_of
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
 from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 
+from ckpt_cli.discover.beside.outputs import partial_text
 from ckpt_cli.errors import CkptError
+from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.hub.classes.names import renamed_for_hub
 from ckpt_cli.hub.classes.rules import rules_for
@@ -43,6 +45,19 @@ def left_out(manifest: Manifest | None, config: ConfigCheck, include: Sequence[s
         else item
         for item in config.findings
     ]
+
+
+def partial_output(manifest: Manifest | None, config: ConfigCheck) -> list[Finding]:
+    """The finding about an output that lacks tensors of its source, unless it has all those of a known class.
+
+    Whoever passed a filter knows that; what an output inherits from a source that was partial is a warning.
+    """
+    absent = any(item.code in (*MISSING, "left-out") for item in config.findings)
+    text = partial_text(manifest) if config.expected is None or absent else None
+    if manifest is None or text is None:
+        return []
+    asked = any(manifest.options.get(name) for name in ("include", "exclude", "allow_missing", "key_map", "intersect"))
+    return [finding("left-out" if asked else "partial-output", text, file=MANIFEST)]
 
 
 def _dropped(manifest: Manifest | None, config: Config) -> frozenset[str]:

@@ -15,7 +15,7 @@ from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.config_counts import Mismatch, mismatches
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared
 from ckpt_cli.hub.config import Config
-from ckpt_cli.name_patterns import pattern_of, ranged
+from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import Naming, few, foreign_names, printable
 from ckpt_cli.tensors.component import Note
 
@@ -38,7 +38,11 @@ SHOWN_GLOBS = 3
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """``text`` is the report about names. ``lacking``: missing tensors (or globs) that a loader needs, and what is known about them."""
+    """``text`` is the report about names.
+
+    ``lacking``: missing tensors (or globs) that a loader needs, and what is known about them; ``shortage`` says so in one sentence, where
+    no class says how many there are. ``let_go`` are those that may be missing.
+    """
 
     text: str
     fit: Fit | None
@@ -46,6 +50,13 @@ class Claim:
     lacking: Mapping[str, str]
     named: str = "the model"
     mixed: tuple[str, ...] = ()
+    shortage: str = ""
+    let_go: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tensors of a class were found, in the shapes that it has."""
+        return self.fit is not None and self.fit.expected is not None and not self.fit.missing and not self.fit.reshaped
 
 
 def claim_for(
@@ -56,17 +67,22 @@ def claim_for(
     *,
     on_purpose: Collection[str] = (),
     change: tuple[str, str] = ("", ""),
+    beside: Collection[str] = (),
 ) -> Claim:
     """Compare a planned output with the class (``kind``) and with the counts in its config.
 
     ``change`` is the prefix that was removed from all names for this, and the one that was added. ``on_purpose`` are names that
-    filters, a key map or --intersect left out: they are not lacking.
+    filters, a key map or --intersect left out: they are not lacking. ``beside`` are names that the model has of which these are an
+    average: they are lacking too, unless the tensors of the class are known.
     """
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and kind.has_shapes)
     counted = {glob: item.text for item in odd for glob in item.lacking}
     notes = [Note("warning", item.code, _advised(item)) for item in odd if not item.lacking]
+    absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]
+    shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
+    counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
     if not isinstance(kind, KnownClass):
-        return Claim(f"as trained, not compared: {kind}", None, tuple(notes), counted)
+        return Claim(f"as trained, not compared: {kind}", None, tuple(notes), counted, shortage=shortage)
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
     if not fit.fitting and naming == "native":
         text = f"as trained: none of them is one of {printable(kind.kind)} ({kind.origin})"
@@ -82,12 +98,12 @@ def claim_for(
     patterns = {pattern_of(name)[0] for name in (*kind.known.hub, *kind.known.native)}
     beyond = [name for name in fit.extra if name not in mixed and fit.expected is not None and pattern_of(name)[0] in patterns]
     if beyond:
-        text = f"{len(beyond)} tensors are of layers or experts beyond those of config.json: {few(_grouped(beyond), 3)}"
+        text = f"{len(beyond)} tensors are of layers or experts beyond those of config.json: {few(grouped(beyond), 3)}"
         notes.append(Note("warning", "extra-layers", f"{text}; {ADVICE['extra-layers']}"))
     fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond}))
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
     if foreign:
-        kinds = few(_grouped(foreign))
+        kinds = few(grouped(foreign))
         if not kind.has_shapes:
             text = f"{len(foreign)} names are not among those known for {printable(kind.kind)}: {kinds}"
             notes.append(Note("warning", "unknown-names", f"{text}; they were not compared: {kind.unknown}"))
@@ -98,7 +114,8 @@ def claim_for(
     old, new = map(printable, change)
     done = f", {old} was removed from every name" if old else f", {new} was prepended to every name" if new else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
-    return Claim(text, replace(fit, extra=(*fit.extra, *mixed, *beyond)), tuple(notes), lacking, printable(kind.kind), mixed)
+    fit = replace(fit, extra=(*fit.extra, *mixed, *beyond))
+    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, "" if kind.has_shapes else shortage)
 
 
 def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
@@ -109,10 +126,10 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
     unused = [pattern for pattern in allowed if not any(fnmatch.fnmatchcase(name, pattern) for name in made.lacking)]
     notes = [Note("warning", "unused-pattern", f"--allow-missing {printable(p)} matches no missing tensor") for p in unused]
     if let_go:
-        text = f"missing, as --allow-missing permits: {few(_grouped(let_go))} of {made.named}"
+        text = f"missing, as --allow-missing permits: {few(grouped(let_go))} of {made.named}"
         notes.append(Note("warning", "missing-allowed", text))
     lacking = {name: what for name, what in made.lacking.items() if name not in let_go}
-    return replace(made, notes=(*made.notes, *notes), lacking=lacking)
+    return replace(made, notes=(*made.notes, *notes), lacking=lacking, let_go=tuple(let_go))
 
 
 def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming) -> None:
@@ -137,7 +154,7 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
         )
     if not made.lacking:
         return
-    absent = _grouped(list(made.lacking))
+    absent = grouped(list(made.lacking))
     foreign = foreign_names(names)
     globs = _globs(list(made.lacking), names)
     there = [name for name in made.lacking if base is not None and _in(base, name)]
@@ -165,7 +182,7 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
 
 def _counted(made: Claim, absent: Sequence[str]) -> str:
     if made.fit is None or made.fit.expected is None:
-        return next(iter(made.lacking.values()))
+        return made.shortage or next(iter(made.lacking.values()))
     which = f": {absent[0]}" if len(absent) == 1 else ""
     return (
         f"{len(made.lacking)} of the {made.fit.expected} tensors of {made.named} {'is' if len(made.lacking) == 1 else 'are'} missing{which}"
@@ -218,12 +235,3 @@ def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
         more = f" ({len(others)} more tensors differ)" if others else ""
         text = f"{printable(name)} is {shape_text(held)}, but {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
         yield Note("warning", "other-shapes", f"{text}: correct config.json, or loading fails")
-
-
-def _grouped(names: Sequence[str]) -> list[str]:
-    """Names that differ only in numbers, as one name with the range of the numbers."""
-    groups: dict[str, list[tuple[int, ...]]] = {}
-    for name in names:
-        pattern, numbers = pattern_of(name)
-        groups.setdefault(pattern, []).append(numbers)
-    return [ranged(pattern, numbers) for pattern, numbers in groups.items()]

@@ -1,0 +1,100 @@
+"""What is said of a base before anything is taken from it, and when it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpt_cli.base_model.opened import Base
+from ckpt_cli.base_model.resemblance import Resemblance, config_doubt, resemblance
+from ckpt_cli.base_model.settings import Setting, different_settings
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.hub.config import Config
+from ckpt_cli.names import printable
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
+
+SHOWN = 5
+
+
+def checked_base(
+    base: Base,
+    mine: Mapping[str, Tensor],
+    *,
+    config: Config,
+    own_config: bool,
+    taken: bool,
+    by_name: bool = False,
+    computed: bool = False,
+    unfiltered: Mapping[str, Tensor] | None = None,
+) -> tuple[Note, ...]:
+    """Notes about the base of an output. Raises Inconsistent if it is another model and anything is ``taken`` from it.
+
+    ``by_name``: tensors or dtypes are taken from it by name, which needs names that mean the same on both sides. ``computed``: weights of
+    the base get into the output, which has the config of the run. ``own_config``: the config is the run's own, not the base's;
+    ``unfiltered``: all tensors, where filters left some out.
+    """
+    settings = different_settings(config, base.config) if own_config else []
+    if base.component is None:
+        doubt = config_doubt(config, base.config) if own_config else None
+        notes = () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
+        return (*notes, *_settings_notes(settings), *_unread(base))
+    found = resemblance(mine, base.component.tensors, config, base.config, kinds_known=own_config)
+    if not found.same_model and unfiltered is not None:
+        found = resemblance(unfiltered, base.component.tensors, config, base.config, kinds_known=own_config)
+    if found.renamed and by_name:
+        raise Inconsistent(
+            f"the base has tensors of the same shapes under other names, so nothing can be taken from it by name: {found.numbers}",
+            path=base.folder,
+            expected="a base with the names of the output",
+            hint="rename the tensors of the run as the base has them with --key-map, or pass a base with these names",
+        )
+    if found.renamed:
+        text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
+        return (Note("warning", "other-base", text), *_settings_notes(settings))
+    if not found.same_model and taken:
+        raise Inconsistent(
+            f"the base is another model: {found.why}",
+            path=base.folder,
+            expected="the model that training started from",
+            hint="pass that model as --base",
+        )
+    if not found.same_model:
+        return (Note("warning", "other-base", f"the base is another model: {found.why}"),)
+    heads = next((setting for setting in settings if setting.divides_heads), None)
+    if heads is not None and computed:
+        raise Inconsistent(
+            f"the base divides its projections into other heads, so its weights mean nothing under this config.json: {heads.text}",
+            path=base.folder,
+            expected="a base with the heads of the run's config.json",
+            hint="pass the model that training started from, or correct config.json",
+        )
+    return (*(_other_kind(config, base.config, found) if own_config else ()), *_settings_notes(settings))
+
+
+def settings_text(settings: list[Setting]) -> str:
+    """What two configs say differently, with both values."""
+    more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
+    return f"{'; '.join(setting.text for setting in settings[:SHOWN])}{more}"
+
+
+def _settings_notes(settings: list[Setting]) -> tuple[Note, ...]:
+    if not settings:
+        return ()
+    text = f"config.json and that of the base differ in how weights of these shapes are used: {settings_text(settings)}"
+    return (Note("warning", "base-settings", text),)
+
+
+def _unread(base: Base) -> tuple[Note, ...]:
+    """A note about weights of a base that cannot be read, so nothing was compared with them."""
+    if base.trouble is None:
+        return ()
+    return (Note("warning", "base-unread", f"nothing was compared with the weights of the base: {base.trouble.message}"),)
+
+
+def _other_kind(config: Config, base_config: Config, found: Resemblance) -> tuple[Note, ...]:
+    """A note about a base of another type whose tensors fit: a language model inside a larger model, or a converted one."""
+    kinds = config.get("model_type"), base_config.get("model_type")
+    if not found.comparable or not all(isinstance(kind, str) for kind in kinds) or kinds[0] == kinds[1]:
+        return ()
+    text = f"config.json says {printable(kinds[0])}, the base's says {printable(kinds[1])}: {found.numbers}"
+    return (Note("warning", "other-base", text),)

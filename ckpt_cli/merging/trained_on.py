@@ -1,0 +1,114 @@
+"""Whether adapters meet the model that they were trained on: one that holds them already, or one of another name, is none."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+
+from ckpt_cli.base_model.opened import Base
+from ckpt_cli.errors import CkptError, Inconsistent
+from ckpt_cli.files.folders import is_there, status_of
+from ckpt_cli.files.manifest import NAME as MANIFEST
+from ckpt_cli.files.manifest import Manifest, read_manifest
+from ckpt_cli.hub.config import Config
+from ckpt_cli.lora.config import CONFIG
+from ckpt_cli.names import printable
+from ckpt_cli.tensors.component import Component, Note
+
+NAME_OR_PATH = "base_model_name_or_path"
+MAX_NAME = 4096
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+SIZED = re.compile(r"(?<![a-z0-9])[0-9]+([.][0-9]+)?[bm](?![a-z0-9])")
+"""The number of parameters, which names of models have and those of other folders have not."""
+
+CACHED = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
+QUANTISED = re.compile(r"([-_](unsloth|bnb|nf4|4bit|8bit|int4|int8|gptq|awq|fp8|hf|dynamic))+$")
+"""Endings of the names of one model in other forms: adapters are trained on a quantised one and fused into the original."""
+
+
+def fused_before(base: Base, digest: str, adapter: Component) -> None:
+    """Raise Inconsistent if the manifest of a base says that this very adapter (`adapter_digest`) is in it."""
+    manifest = _manifest_of(base)
+    if manifest is None or not (digest in manifest.fused_adapters or _was_read(manifest, adapter)):
+        return
+    source = manifest.facts.get("base")
+    there = isinstance(source, str) and is_there(source)
+    raise Inconsistent(
+        "the base already holds this adapter: a second time would double it",
+        path=base.folder / MANIFEST,
+        expected="the model that the adapter was trained on",
+        hint=f"pass --base {source}" if there else None,
+    )
+
+
+def adapters_of_base(base: Base) -> tuple[str, ...]:
+    """The checksums of the adapters that a base holds, as far as its manifest says so."""
+    manifest = _manifest_of(base)
+    return manifest.fused_adapters if manifest is not None else ()
+
+
+def trained_on_notes(config: Config, base: Base) -> list[Note]:
+    """A warning about an adapter whose config names another model than the base, where the names of both say which they are.
+
+    The base is known by its folder, its place in the Hub cache and the ``_name_or_path`` in its config: one of these is enough.
+    """
+    named = config.get(NAME_OR_PATH)
+    if not isinstance(named, str) or not named or len(named) > MAX_NAME:
+        return []
+    there = _folder_at(named)
+    if there is not None and os.path.samestat(there, os.stat(base.folder)):
+        return []
+    known = list(_names(base))
+    if _short(named) in map(_short, known):
+        return []
+    telling = [name for name in known if HUB_ID.fullmatch(name) or SIZED.search(_short(name))]
+    if there is None and not (telling and (HUB_ID.fullmatch(named) or SIZED.search(_short(named)))):
+        return []
+    given = printable((telling or [str(base.folder)])[0])
+    text = f"{CONFIG} says that the adapter was trained on {printable(named)}, but the base is {given}"
+    return [Note("warning", "other-base", text)]
+
+
+def _names(base: Base) -> Iterator[str]:
+    cached = next((found for part in base.folder.resolve().parts if (found := CACHED.fullmatch(part))), None)
+    if cached is not None:
+        yield f"{cached['owner']}/{cached['name']}"
+    said = base.config.get("_name_or_path")
+    if isinstance(said, str) and said:
+        yield said
+    if cached is None:
+        yield base.folder.name
+
+
+def _short(name: str) -> str:
+    """The last part of a name or path, without what says in which form the weights are."""
+    return QUANTISED.sub("", name.rstrip("/").rpartition("/")[2].lower())
+
+
+def _folder_at(named: str) -> os.stat_result | None:
+    """The folder at an absolute path that a file names; None for anything else, also for text that is no path."""
+    try:
+        status = status_of(named) if os.path.isabs(named) else None
+    except (CkptError, ValueError):
+        return None
+    return status if status is not None and stat.S_ISDIR(status.st_mode) else None
+
+
+def _manifest_of(base: Base) -> Manifest | None:
+    try:
+        return read_manifest(base.folder)
+    except CkptError:
+        return None  # what is damaged proves nothing
+
+
+def _was_read(manifest: Manifest, adapter: Component) -> bool:
+    """Whether the manifest of a merge before these checksums lists a file of the adapter as a source, unchanged since."""
+    listed = manifest.facts.get("sources")
+    if manifest.options.get("lora") in ("keep", "export") or not isinstance(listed, list):
+        return False
+    read = {(entry.get("path"), entry.get("size"), entry.get("mtime_ns")) for entry in listed if isinstance(entry, Mapping)}
+    weights = [path for path in adapter.files if path.suffix != ".json"]
+    found = {path: status for path in weights if (status := status_of(path)) is not None}
+    return any((os.path.abspath(path), status.st_size, status.st_mtime_ns) in read for path, status in found.items())

@@ -1,0 +1,111 @@
+"""A second component with fewer tensors than the model beside it, of a class that nobody knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import ckpt_cli
+from ckpt_cli.errors import MissingTensors
+from tests.cli import ckpt
+from tests.tensors import Tensors, load
+
+CUSTOM = {"architectures": ["MyModel"], "model_type": "my_model", "auto_map": {"AutoModel": "modeling_my.MyModel"}}
+
+
+def model(layers: int = 4, **more: torch.Tensor) -> Tensors:
+    return {"embed.weight": torch.ones(6, 2), **{f"layers.{i}.w": torch.full((2, 2), float(i)) for i in range(layers)}, **more}
+
+
+def without(tensors: Tensors, part: str) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if part not in name}
+
+
+def in_one_file(folder: Path, weights: Tensors, average: Tensors, key: str = "ema") -> Path:
+    folder.mkdir()
+    torch.save({"model": weights, key: average}, folder / "model.pt")
+    (folder / "config.json").write_text(json.dumps(CUSTOM))
+    return folder / "model.pt"
+
+
+def in_dcp(folder: Path, weights: Tensors, average: Tensors) -> Path:
+    dcp.save({"model": weights, "ema": average}, checkpoint_id=folder / "step-5", no_dist=True)
+    return folder
+
+
+def in_folders(folder: Path, weights: Tensors, average: Tensors) -> Path:
+    for name, held in (("pytorch_model_fsdp_0", weights), ("pytorch_ema_model_fsdp_0", average)):
+        dcp.save({"model": held}, checkpoint_id=folder / "step-5" / name, no_dist=True)
+    return folder
+
+
+@pytest.mark.parametrize("layout", [in_one_file, in_dcp, in_folders])
+class TestAnAverage:
+    def test_that_lacks_a_layer_is_refused(self, layout, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+        path = layout(tmp_path / "run", model(), without(model(), ".3."))
+        with pytest.raises(MissingTensors, match=r"layers\.3\.w") as caught:
+            ckpt_cli.merge(path, tmp_path / "out", type="ema")
+        assert "--allow-missing 'layers.3.w'" in str(caught.value.hint)
+        assert not (tmp_path / "out").exists()
+        ckpt_cli.merge(path, tmp_path / "out", type="ema", allow_missing="layers.3.w")
+        assert load(tmp_path / "out").keys() == without(model(), ".3.").keys()
+
+    def test_that_lacks_a_kind_of_tensor_is_refused(self, layout, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+        with pytest.raises(MissingTensors, match="embed"):
+            ckpt_cli.merge(layout(tmp_path / "run", model(), without(model(), "embed")), tmp_path / "out", type="both")
+
+    def test_that_lacks_what_a_filter_leaves_out_is_not(self, layout, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+        path = layout(tmp_path / "run", model(), without(model(), ".3."))
+        ckpt_cli.merge(path, tmp_path / "out", type="ema", exclude="layers.3.*")
+
+    def test_is_whole_without_counters_and_second_names(self, layout, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+        weights = model(steps=torch.tensor(3))
+        path = layout(tmp_path / "run", weights, model())
+        result = ckpt_cli.merge(path, tmp_path / "out", type="ema")
+        assert "lacks-tensors" not in {note.code for note in result.checkpoint.notes}
+
+    def test_is_told_by_verify_detect_and_inspect(self, layout, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+        path = layout(tmp_path / "run", model(), without(model(), ".3."))
+        checked = ckpt_cli.verify(path, type="ema")
+        assert [item.tensor for item in checked.findings if item.code == "less-than-model"] == ["layers.3.w"]
+        for command in ("detect", "inspect"):
+            assert "ema lacks 1 of the 5 tensors of the model beside it: layers.3.w" in ckpt(command, path, "--type", "ema").err
+
+
+def test_averages_of_partial_averages_are_refused(tmp_path: Path) -> None:
+    for step in (5, 10):
+        dcp.save({"model": model(), "ema": without(model(), ".3.")}, checkpoint_id=tmp_path / f"run/step-{step}", no_dist=True)
+    with pytest.raises(MissingTensors, match=r"layers\.3\.w"):
+        ckpt_cli.average(tmp_path / "run", tmp_path / "out", everything=True, type="ema")
+
+
+def test_a_tied_head_is_not_missing(tmp_path: Path) -> None:
+    weights = model()
+    weights["head.weight"] = weights["embed.weight"]
+    ckpt_cli.merge(in_one_file(tmp_path / "run", weights, without(weights, "head")), tmp_path / "out", type="ema")
+
+
+def test_an_average_of_one_module_of_a_larger_model_has_its_own_names(tmp_path: Path) -> None:
+    """Lightning modules hold the network in an attribute, which their average leaves out of the names."""
+    path = in_one_file(tmp_path / "run", {f"net.{name}": tensor for name, tensor in model().items()}, without(model(), ".3."))
+    with pytest.raises(MissingTensors, match=r"layers\.3\.w"):
+        ckpt_cli.merge(path, tmp_path / "out", type="ema")
+
+
+class TestAnotherModel:
+    def test_of_the_same_shapes_that_lacks_a_layer_is_a_warning(self, tmp_path: Path) -> None:
+        path = in_one_file(tmp_path / "run", model(), without(model(), ".3."), key="teacher")
+        result = ckpt_cli.merge(path, tmp_path / "out", type="teacher")
+        assert "teacher lacks 1 of the 5 tensors of the model beside it: layers.3.w" in [note.text for note in result.checkpoint.notes]
+
+    def test_with_another_head_or_of_another_size_is_none(self, tmp_path: Path) -> None:
+        critic = {**without(model(), "embed"), "score.weight": torch.ones(1, 2)}
+        small = {name: tensor[:1] for name, tensor in model(2).items()}
+        for number, other in enumerate((critic, small)):
+            path = in_one_file(tmp_path / f"run{number}", model(), other, key="critic")
+            result = ckpt_cli.merge(path, tmp_path / f"out{number}", type="critic")
+            assert "lacks-tensors" not in {note.code for note in result.checkpoint.notes}

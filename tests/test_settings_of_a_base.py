@@ -1,0 +1,131 @@
+"""A base whose shapes fit and whose config.json computes something else with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_cli
+from ckpt_cli.base_model.settings import different_settings
+from ckpt_cli.errors import Inconsistent
+from tests import tiny
+
+OTHERS: list[tuple[str, Any]] = [
+    ("rope_theta", 1e6),
+    ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+    ("rms_norm_eps", 1e-3),
+    ("hidden_act", "gelu"),
+    ("tie_word_embeddings", True),
+    ("sliding_window", 32),
+]
+OTHER_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+
+
+def notes(result: Any) -> dict[str, str]:
+    return {note.code: note.text for note in result.outputs[0].notes}
+
+
+class TestAnotherSetting:
+    @pytest.mark.parametrize(("key", "value"), OTHERS, ids=[key for key, _ in OTHERS])
+    @pytest.mark.parametrize("options", [{}, {"match_base": True}, {"dtype": "base"}], ids=["assets", "match", "dtype"])
+    def test_is_a_warning_with_both_values(self, key: str, value: Any, options: dict[str, Any], tmp_path: Path) -> None:
+        tiny.verl(tmp_path / "run", tiny.weights(1), tiny.config(sliding_window=16))
+        base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config(**{"sliding_window": 16, key: value}))
+        text = notes(ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=base, **options))["base-settings"]
+        assert key in text
+        assert str(tiny.config(sliding_window=16).get(key, "none")) in text
+        assert str(value) in text
+
+    def test_is_said_of_a_base_without_weights_too(self, tmp_path: Path) -> None:
+        tiny.verl(tmp_path / "run", tiny.weights(1))
+        base = tiny.folder(tmp_path / "base", None, tiny.config(rope_theta=1e6))
+        assert (
+            "rope_theta is 10000.0, in the base 1000000.0"
+            in notes(ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=base))["base-settings"]
+        )
+
+    def test_is_said_by_verify_and_average(self, tmp_path: Path) -> None:
+        for step in (1, 2):
+            tiny.verl(tmp_path / "run", tiny.weights(step), step=step)
+        base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config(rope_theta=1e6))
+        checked = ckpt_cli.verify(tmp_path / "run", base=base)
+        assert [item.severity for item in checked.findings if item.code == "base-settings"] == ["warning"]
+        averaged = ckpt_cli.average(tmp_path / "run", tmp_path / "out", everything=True, base=base)
+        assert "rope_theta" in notes(averaged)["base-settings"]
+
+    def test_of_the_config_that_is_written_is_none(self, tmp_path: Path) -> None:
+        """Without a config of its own the run gets that of the base."""
+        home = tiny.verl(tmp_path / "run", tiny.weights(1))
+        (home / "huggingface" / "config.json").unlink()
+        base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config(rope_theta=1e6))
+        assert "base-settings" not in notes(ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=base))
+
+
+class TestOtherHeads:
+    def test_are_an_error_where_weights_of_the_base_are_written(self, tmp_path: Path) -> None:
+        run = {name: tensor for name, tensor in tiny.weights(1).items() if ".layers.1." not in name}
+        tiny.verl(tmp_path / "run", run)
+        base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config(**OTHER_HEADS))
+        for options in ({"carry_from_base": "model.layers.1.*"}, {"match_base": True, "fill_missing_from_base": True}):
+            with pytest.raises(Inconsistent, match="num_attention_heads is 4, in the base 8"):
+                ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=base, **options)  # type: ignore[arg-type]
+
+    def test_are_an_error_for_adapters_with_a_config_of_their_own(self, tmp_path: Path) -> None:
+        base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config(**OTHER_HEADS))
+        adapter = tiny.folder(tiny.adapter(tmp_path / "adapter", tiny.factors(), base), None)
+        with pytest.raises(Inconsistent, match="heads"):
+            ckpt_cli.merge(adapter, tmp_path / "out", base=base)
+
+    def test_are_a_warning_where_only_the_form_is_that_of_the_base(self, tmp_path: Path) -> None:
+        tiny.verl(tmp_path / "run", tiny.weights(1))
+        base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config(**OTHER_HEADS))
+        text = notes(ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=base, match_base=True))["base-settings"]
+        assert "num_key_value_heads is 2, in the base 4" in text
+
+    def test_of_two_checkpoints_are_named_with_values_in_an_average(self, tmp_path: Path) -> None:
+        first, second = (
+            tiny.folder(tmp_path / "a", tiny.weights(1)),
+            tiny.folder(tmp_path / "b", tiny.weights(2), tiny.config(**OTHER_HEADS)),
+        )
+        assert "num_attention_heads (4, 8)" in notes(ckpt_cli.average([first, second], tmp_path / "out"))["configs-differ"]
+
+
+class TestTheSameSetting:
+    """What versions of transformers write differently."""
+
+    @pytest.mark.parametrize(
+        ("mine", "base"),
+        [
+            ({"rope_theta": 1e4}, {"rope_parameters": {"rope_theta": 10000, "rope_type": "default"}}),
+            ({"rope_theta": 1e4, "rope_scaling": None}, {"rope_theta": 1e4}),
+            (
+                {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+                {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}},
+            ),
+            (
+                {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}},
+                {"rope_scaling": {"rope_type": "default", "type": "default", "mrope_section": [1, 1]}},
+            ),
+            ({"use_sliding_window": False, "sliding_window": 4096}, {"use_sliding_window": False, "sliding_window": None}),
+            ({"head_dim": None}, {"head_dim": 4}),
+            ({"hidden_act": "silu"}, {"hidden_act": "swish"}),
+            ({"rms_norm_eps": 1e-6}, {}),
+            (
+                {"dropout": 0.1, "vocab_size": 5, "max_position_embeddings": 8},
+                {"dropout": 0.0, "vocab_size": 6, "max_position_embeddings": 9},
+            ),
+        ],
+    )
+    def test_is_no_difference(self, mine: dict[str, Any], base: dict[str, Any]) -> None:
+        assert different_settings(mine, base) == []
+        assert different_settings(base, mine) == []
+
+    def test_lies_in_a_part_of_either(self) -> None:
+        """A language model, and the same inside a larger model."""
+        inner = {"rope_theta": 1e4}
+        assert different_settings({"text_config": inner}, inner) == []
+        assert [each.key for each in different_settings({"text_config": inner}, {"rope_theta": 1e6})] == ["rope_theta"]
+        pair = different_settings({"vision_config": {"hidden_act": "gelu"}}, {"vision_config": {"hidden_act": "silu"}})
+        assert [each.key for each in pair] == ["vision_config.hidden_act"]

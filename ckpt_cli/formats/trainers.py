@@ -30,7 +30,7 @@ class Trainer:
     evidence: str = ""
 
 
-RANKS, DCP = ("rank-shards",), ("dcp",)
+RANKS, DCP, MEGATRON = ("rank-shards",), ("dcp",), ("megatron-dist",)
 TRAINERS = (
     Trainer("BAGEL fork", RANKS, evidence="BAGEL fork"),
     Trainer("BAGEL fork", DCP, root="model_sharded|ema_sharded"),
@@ -52,10 +52,13 @@ TRAINERS = (
     Trainer("OLMo-core", DCP, root="model_and_optim"),
     Trainer("prime-rl", DCP, root="trainer"),
     Trainer("torchtitan", DCP, folder="step-[0-9]+", run="checkpoint"),
-    Trainer("verl (Megatron)", DCP, root="dist_ckpt"),
     Trainer("VeOmni", DCP, folder="global_step_[0-9]+"),
     Trainer("NeMo AutoModel", (*DCP, "hub-shards"), folder="epoch_[0-9]+_step_[0-9]+"),
-    Trainer("Megatron-LM", DCP, folder="iter_[0-9]{7}"),
+    Trainer("verl (Megatron)", MEGATRON, root="dist_ckpt"),
+    Trainer("NeMo (Megatron-Bridge)", MEGATRON, inside=("run_config.yaml",)),
+    Trainer("NeMo", MEGATRON, root="weights"),
+    Trainer("Megatron-LM", MEGATRON),
+    Trainer("Megatron-FSDP", DCP, folder="iter_[0-9]{7}"),
     Trainer("torch DCP", DCP),
     Trainer("torch DCP, Hugging Face storage", ("hub-shards",)),
     Trainer("Hugging Face", ("safetensors",)),

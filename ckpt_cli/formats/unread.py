@@ -7,14 +7,12 @@ is that model.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
-from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.sets.contents import MEGATRON
 from ckpt_cli.formats.sets.deepspeed import deepspeed_hint, unread_sets
 from ckpt_cli.formats.sets.names import SUFFIXES, error_of, part_of
@@ -27,7 +25,6 @@ LEGACY = re.compile(r"mp_rank_[0-9]{2,}(_[0-9]{3,})*", re.ASCII)
 
 LEGACY_FILE = "model_optim_rng.pt"
 MAX_NAMES = 1000
-RELEASE = "release"
 STAGE_0_TO_2 = "mp_rank_00_model_states.pt"
 
 
@@ -67,11 +64,8 @@ class Unread(Format):
 
 
 def refused_tag(folder: Path, there: Folders) -> list[Match]:
-    """What is refused in a folder of any name: a tag of DeepSpeed, or Megatron's step of a converted model (``release``)."""
-    found = Unread().recognise(folder, there)
-    if folder.name == RELEASE:
-        found += [replace(match, format=FORMAT, evidence="Megatron-LM") for match in Dcp().recognise(folder, there)]
-    return [match for match in found if isinstance(match.trouble, Unsupported)]
+    """What is refused in a folder of any name: a tag of DeepSpeed."""
+    return [match for match in Unread().recognise(folder, there) if isinstance(match.trouble, Unsupported)]
 
 
 def counted(files: int) -> str:

@@ -110,7 +110,7 @@ def check_iteration(common: Common, folder: Path, expected: int | None) -> None:
             f"the folder is of iteration {expected}, the state in it is of {said}: files of two saves are mixed",
             path=folder,
             expected=f"iteration {expected} everywhere",
-            hint="if only the folder was renamed, give it back its name",
+            hint=f"if all its files are of iteration {said}, call it iter_{said:07d}",
         )
 
 

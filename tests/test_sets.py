@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, IncompleteError, PartOfSet, Undecidable, Unsupported
+from ckpt_cli.errors import CkptError, IncompleteError, MissingShard, PartOfSet, Undecidable, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.sets.names import part_error, part_name, part_of, unlisted_parts
 from tests.cli import ckpt
@@ -508,16 +508,6 @@ class TestFolders:
         refused_everywhere(step, tmp_path, 3, "Megatron")
         refused_everywhere(step / "mp_rank_00", tmp_path, 4, "TP 2")
 
-    def test_megatron_of_a_converted_model(self, tmp_path: Path) -> None:
-        step = tmp_path / "made" / "checkpoint" / "release"
-        step.mkdir(parents=True)
-        for name in (".metadata", "common.pt", "__0_0.distcp"):
-            (step / name).touch()
-        for path in (step, step.parent, step.parent.parent):
-            refused_everywhere(path, tmp_path, 3, "Megatron")
-        put(step.parent.parent / "model.safetensors")
-        ckpt_cli.merge(step.parent.parent, tmp_path / "out")
-
     def test_other_things_of_a_trainer_are_no_sets(self, tmp_path: Path) -> None:
         for name in ("optim_rank0.pt", "rng_state_rank0.pth", "dataloader_rank0.pt", "scheduler-shard0.pt"):
             put(tmp_path / "folder" / name)
@@ -548,23 +538,19 @@ class TestMegatronDcp:
         ],
         ids=["common", "rng", "buckets", "masters", "stacked", "extra"],
     )
-    def test_torch_dist_is_recognised_by_its_keys(self, state: dict[str, Any], tmp_path: Path) -> None:
+    def test_unfinished_torch_dist_is_recognised_by_its_keys(self, state: dict[str, Any], tmp_path: Path) -> None:
         step = save_dcp(tmp_path / "run" / "iter_0000005", state)
-        refused_everywhere(step, tmp_path, 3, "Megatron torch_dist", "mbridge")
-        refused_everywhere(step.parent, tmp_path, 3, "Megatron torch_dist")
-        refused_everywhere(step / "__0_0.distcp", tmp_path, 3, "Megatron torch_dist")
-        with pytest.raises(Unsupported, match="Megatron torch_dist"):
+        refused_everywhere(step, tmp_path, 4, "Megatron torch_dist", "metadata.json")
+        refused_everywhere(step.parent, tmp_path, 4, "Megatron torch_dist")
+        refused_everywhere(step / "__0_0.distcp", tmp_path, 4, "Megatron torch_dist")
+        with pytest.raises(MissingShard, match="Megatron torch_dist"):
             ckpt_cli.extract_state(step, tmp_path / "out")
 
-    @pytest.mark.parametrize("name", ["common.pt", "metadata.json"])
-    def test_torch_dist_is_recognised_by_its_files(self, name: str, tmp_path: Path) -> None:
+    def test_unfinished_torch_dist_is_recognised_by_its_files(self, tmp_path: Path) -> None:
         step = save_dcp(tmp_path / "actor" / "model" / "dist_ckpt", {f"decoder.layers.0.{QKV}": torch.ones(4, 4)})
-        if name.endswith(".pt"):
-            torch.save({"content_metadata": {}}, step / name)
-        else:
-            (step / name).write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
+        torch.save({"content_metadata": {}}, step / "common.pt")
         for path in (step, tmp_path / "actor"):
-            refused_everywhere(path, tmp_path, 3, "Megatron torch_dist")
+            refused_everywhere(path, tmp_path, 4, "Megatron torch_dist", "metadata.json")
 
     def test_optimizers_at_the_top_level_are_no_weights(self, tmp_path: Path) -> None:
         folder = save_dcp(tmp_path / "step", {**WEIGHTS, "optimizer.state.exp_avg.x": torch.ones(4), "optim": torch.ones(2)})

@@ -192,7 +192,7 @@ def _manifest(job: Job, method: Method, options: AverageOptions, written: Writte
     unwanted = ("dry_run", "overwrite", "jobs", "checksum")
     settings = {name: getattr(options, name) for name in (field.name for field in fields(AverageOptions)) if name not in unwanted}
     settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
-    side = [*job.assets.files, *([job.plan.index_name] if job.plan.index_name else [])]
+    side = [*job.assets.names, *([job.plan.index_name] if job.plan.index_name else [])]
     return manifest.build(
         "average", settings, job.plan.sources, job.plan.digest, written.files, written.checksums, side, written.side_files, facts
     )

@@ -27,6 +27,7 @@ from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
+from ckpt_cli.hub.megatron.config import config_from, padding_note
 from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import few, unnumbered
@@ -217,11 +218,13 @@ def step_info(found: Found, problem: str | None = None) -> StepInfo:
 def describe_place(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:
     """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
     place = found.known_place(name)
-    homes = (place.home, found.path, *place.more_homes)
+    homes = homes_of(found, place)
     assets = find_assets(homes, base)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
+    assets, made = _with_config(assets, component)
     notes = (
         *component.notes,
+        *made,
         *passed_over_notes(place),
         *left_out_notes(found, place, component, files),
         *notes_of_ranks(place, files),
@@ -236,6 +239,24 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
     component = replace(component, name=name, notes=notes)
     return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component))
+
+
+def homes_of(found: Found, place: Place) -> tuple[Path, ...]:
+    """The folders in which side files of a component may lie: its own, those between it and its data, and the checkpoint's."""
+    above = place.match.root.parent
+    between = (above,) if above != place.home and above.is_relative_to(place.home) else ()
+    return (*between, place.home, found.path, *place.more_homes)
+
+
+def _with_config(assets: Assets, component: Component) -> tuple[Assets, list[Note]]:
+    """The assets with a config that the arguments of a training describe, where there is no config.json."""
+    if assets.config or not component.arguments:
+        return assets, []
+    config = config_from(component.arguments)
+    if isinstance(config, str):
+        return assets, [Note("info", "no-config", f"no config.json can be written: {config}")]
+    text = f"there is no config.json: it is written from the training's arguments, as {config['architectures'][0]}"
+    return replace(assets, config=config, made=True), [Note("info", "config-made", text), *padding_note(config, component.arguments)]
 
 
 def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:

@@ -35,6 +35,13 @@ COMPONENT_FOLDERS = {
 
 MAIN = ("model", *ROLES[:2])
 DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
+"""Where verl's Megatron workers keep a model, in the folder of its role."""
+
+NEMO = ("weights", "context")
+"""Where NeMo 2 keeps the weights of a checkpoint, and what it has beside them."""
+
+RELEASE = "release"
+"""Megatron's step of a converted model, whose folder is the run's: the weights of a run without steps."""
 
 MAX_TAGS = 1024
 TAG_FILE = "latest"
@@ -106,8 +113,11 @@ def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Pl
 
 
 def _of_role(folder: Path, there: Folders) -> list[Match]:
-    """What a role folder holds: directly, or in ``dist_ckpt`` where verl's Megatron workers put it."""
-    return recognise(folder, there) or next((found for name in DIST_CKPT if (found := recognise(folder / name, there))), [])
+    """What a role folder holds: directly, or one level down where Megatron and its users put it."""
+    inner = [*DIST_CKPT, *NEMO[:1]] if all(there.is_folder(folder / name) for name in NEMO) else list(DIST_CKPT)
+    if there.is_folder(folder / RELEASE) and not any(step_of(entry) is not None for entry in there.entries(folder)):
+        inner.append(RELEASE)
+    return recognise(folder, there) or next((found for name in inner if (found := recognise(folder / name, there))), [])
 
 
 def _tags(folder: Path, there: Folders) -> list[Match]:

@@ -5,6 +5,7 @@ module                reads
 ====================  =============================================================================
 `rank_files`          one ``torch.save`` file per rank: verl, EasyR1, SkyRL, lmms-engine, accelerate, BAGEL forks
 `deepspeed`           tag folders of DeepSpeed: ZeRO stages 0 to 3, BF16_Optimizer, pipelines, experts, universal
+`megatron`            Megatron-LM, NeMo, verl, slime: torch_dist steps
 `dcp`                 torch DCP folders: accelerate, Lightning, torchtitan, OLMo-core, composer, ...
 `safetensors/shards`  sharded safetensors of torch's HuggingFaceStorageWriter
 `safetensors/folder`  safetensors, single or with an index: Hugging Face model folders
@@ -25,6 +26,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.deepspeed.reader import DeepSpeed
+from ckpt_cli.formats.megatron.reader import TorchDist
 from ckpt_cli.formats.placeholders import refuse_placeholders
 from ckpt_cli.formats.rank_files.reader import RankShards
 from ckpt_cli.formats.safetensors.folder import HubFolder
@@ -35,7 +37,7 @@ from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import Unread, refused_tag
 from ckpt_cli.tensors.component import Component
 
-FORMATS: tuple[Format, ...] = (RankShards(), DeepSpeed(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
+FORMATS: tuple[Format, ...] = (RankShards(), DeepSpeed(), TorchDist(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
 
 
 def recognise(path: Path, there: Folders | None = None) -> list[Match]:

@@ -30,7 +30,7 @@ class Trainer:
     evidence: str = ""
 
 
-RANKS, DCP, DEEPSPEED = ("rank-shards",), ("dcp",), ("deepspeed",)
+RANKS, DCP, DEEPSPEED, MEGATRON = ("rank-shards",), ("dcp",), ("deepspeed",), ("megatron-dist",)
 TRAINERS = (
     Trainer("Hugging Face Trainer with DeepSpeed", DEEPSPEED, beside=("trainer_state.json",)),
     Trainer("accelerate with DeepSpeed", DEEPSPEED, root="pytorch_model(_[0-9]+)?"),
@@ -55,10 +55,13 @@ TRAINERS = (
     Trainer("OLMo-core", DCP, root="model_and_optim"),
     Trainer("prime-rl", DCP, root="trainer"),
     Trainer("torchtitan", DCP, folder="step-[0-9]+", run="checkpoint"),
-    Trainer("verl (Megatron)", DCP, root="dist_ckpt"),
     Trainer("VeOmni", DCP, folder="global_step_[0-9]+"),
     Trainer("NeMo AutoModel", (*DCP, "hub-shards"), folder="epoch_[0-9]+_step_[0-9]+"),
-    Trainer("Megatron-LM", DCP, folder="iter_[0-9]{7}"),
+    Trainer("verl (Megatron)", MEGATRON, root="dist_ckpt"),
+    Trainer("NeMo (Megatron-Bridge)", MEGATRON, inside=("run_config.yaml",)),
+    Trainer("NeMo", MEGATRON, root="weights"),
+    Trainer("Megatron-LM", MEGATRON),
+    Trainer("Megatron-FSDP", DCP, folder="iter_[0-9]{7}"),
     Trainer("torch DCP", DCP),
     Trainer("torch DCP, Hugging Face storage", ("hub-shards",)),
     Trainer("Hugging Face", ("safetensors",)),

@@ -7,14 +7,12 @@ is that model.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
-from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.sets.contents import MEGATRON
 from ckpt_cli.formats.sets.names import SUFFIXES, error_of, part_of
 from ckpt_cli.formats.training_state_names import is_state_file
@@ -26,7 +24,6 @@ LEGACY = re.compile(r"mp_rank_[0-9]{2,}(_[0-9]{3,})*", re.ASCII)
 
 LEGACY_FILE = "model_optim_rng.pt"
 MAX_NAMES = 1000
-RELEASE = "release"
 
 
 class Unread(Format):
@@ -56,11 +53,8 @@ class Unread(Format):
 
 
 def refused_tag(folder: Path, there: Folders) -> list[Match]:
-    """What is refused in a folder of any name: Megatron's step of a converted model (``release``) among others."""
-    found = Unread().recognise(folder, there)
-    if folder.name == RELEASE:
-        found += [replace(match, format=FORMAT, evidence="Megatron-LM") for match in Dcp().recognise(folder, there)]
-    return [match for match in found if isinstance(match.trouble, Unsupported)]
+    """What is refused in a folder of any name."""
+    return [match for match in Unread().recognise(folder, there) if isinstance(match.trouble, Unsupported)]
 
 
 def counted(files: int) -> str:

@@ -74,19 +74,23 @@ TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", 
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """Asset files by name, where each comes from, and the parsed config (empty if there is none)."""
+    """Asset files by name, where each comes from, and the parsed config (empty if there is none).
+
+    ``made``: there is no config.json, and ``config`` is what the training's arguments say.
+    """
 
     files: Mapping[str, Path]
     config: Mapping[str, Any]
+    made: bool = False
 
     @property
     def names(self) -> list[str]:
-        return sorted(self.files)
+        return sorted({*self.files, *([CONFIG] if self.made else ())})
 
     @property
     def lacking(self) -> list[str]:
         """What a usable model folder still needs."""
-        lacks = [] if CONFIG in self.files else [CONFIG]
+        lacks = [] if CONFIG in self.names else [CONFIG]
         if not TOKENIZER_FILES & set(self.files) and not any(name.endswith(".tiktoken") for name in self.files):
             lacks.append("a tokenizer")
         return lacks

@@ -82,8 +82,11 @@ def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
     for output in whole.tensors:
         if output.dtype.kind == "float":
             elements[output.dtype.torch] += output.tensor.numel
-    if CONFIG in assets.files and elements:
+    if assets.made and elements:
+        side[CONFIG] = config_with(b"{}", {**assets.config, "torch_dtype": elements.most_common(1)[0][0]})
+    elif CONFIG in assets.files and elements:
         side[CONFIG] = config_with_dtype(assets.files[CONFIG], elements.most_common(1)[0][0])
+    if CONFIG in side:
         repaired = repaired_class(assets.config, {output.name: output.tensor.shape for output in whole.tensors})
         if repaired:
             side[CONFIG] = config_with(side[CONFIG], repaired)

@@ -11,6 +11,9 @@ from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.hub.classes.fit import KnownClass, changed_prefix, common_prefix, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, unknown_operations
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
+from ckpt_cli.hub.megatron.config import check_config, config_from
+from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
+from ckpt_cli.hub.megatron.names import is_megatron
 from ckpt_cli.hub.peft_names import OTHER_LORA, has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
 from ckpt_cli.names import Naming, foreign_names, printable, stripped_names
@@ -101,6 +104,11 @@ def select_tensors(
             mapped_out[short] = component.tensors[old]
         else:
             native[new] = component.tensors[old]
+    stored = native
+    if names == "hub" and not rules and is_megatron(native):
+        notes += check_config(config, component.arguments)
+        why = config_from(component.arguments) if not config else ""
+        native = hub_tensors_of_megatron(native, config, str(why))
     kept_adapters = adapters and has_adapters(native)
     change = ("", "")
     kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})
@@ -145,7 +153,7 @@ def select_tensors(
             hint="merge each checkpoint first, which fuses them, then average the results",
         )
     # Re-cut tensors share their copies with what they were cut from: each is compared once.
-    compared = native.values() if tensors.keys() != native.keys() and not patterns else kept.values()
+    compared = stored.values() if tensors.keys() != stored.keys() and not patterns else kept.values()
     for tensor in compared:
         if tensor.check_copies:
             notes += compare_copies(tensor, allow_unequal_replicas)

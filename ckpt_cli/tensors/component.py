@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.tensors.tensor import Tensor
@@ -53,7 +53,8 @@ class Mesh:
 class Component:
     """One state dict of a checkpoint, whole: every tensor tiles exactly.
 
-    ``ordered``: the tensors stand in the order of the model, if their format keeps it.
+    ``ordered``: the tensors stand in the order of the model, if their format keeps it. ``arguments`` are those of the training, as
+    plain values, where the files hold them (Megatron's ``args``).
     """
 
     name: str
@@ -68,6 +69,7 @@ class Component:
     notes: tuple[Note, ...] = ()
     writer: str = ""
     ordered: bool = True
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def numel(self) -> int:

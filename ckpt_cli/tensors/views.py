@@ -147,6 +147,30 @@ def selected(tensor: Tensor, axis: int, index: int) -> Tensor:
     return _rebuilt(row, without(row.shape), [row], piece)
 
 
+def unstacked(tensor: Tensor, axis: int) -> list[Tensor]:
+    """The elements of a dimension as tensors of their own, as ``torch.unbind``: each piece is looked at once, however many there are."""
+    _check_grid(tensor)
+    _check_axis(tensor, axis)
+
+    def without(values: Shape) -> Shape:
+        return (*values[:axis], *values[axis + 1 :])
+
+    def spread(pieces: Sequence[Piece]) -> list[list[Piece]]:
+        rows: list[list[Piece]] = [[] for _ in range(tensor.shape[axis])]
+        for old in pieces:
+            box = Box(without(old.box.offset), without(old.box.extent))
+            step = old.strides[axis] * tensor.dtype.itemsize
+            for row in range(old.box.extent[axis]):
+                crc = old.crc if old.box.extent[axis] == 1 else None
+                new = replace(old, offset=old.offset + row * step, strides=without(old.strides), box=box, crc=crc)
+                rows[old.box.offset[axis] + row].append(new)
+        return rows
+
+    parts = zip(spread(tensor.pieces), spread(tensor.copies), strict=True)
+    shape = without(tensor.shape)
+    return [replace(tensor, shape=shape, pieces=tuple(own), copies=tuple(more), alias_of=None) for own, more in parts]
+
+
 def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
     """Every other element of a dimension first, then the others; ``inverse``: elements of the two halves in turn."""
     _check_axis(tensor, axis)

@@ -342,11 +342,6 @@ class TestMetadataFile:
     def test_one_without_a_tensor_is_refused(self, tmp_path: Path) -> None:
         refused(save(tmp_path / "dcp", {"step": 7, "args": {"lr": 0.1}}), CorruptFile, "no tensor")
 
-    def test_one_of_megatron_is_refused_by_name(self, written: Path) -> None:
-        torch.save({}, written / "common.pt")
-        error = refused(written, Unsupported, "Megatron")
-        assert error.hint
-
 
 class Bomb:
     """Unpickling it writes a file."""

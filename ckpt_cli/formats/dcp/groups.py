@@ -12,8 +12,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.errors import Inconsistent
-from ckpt_cli.formats.dcp.megatron import refuse_megatron
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
+from ckpt_cli.formats.megatron.signs import refuse_unfinished
 from ckpt_cli.formats.torch_files.averages import AVERAGE
 from ckpt_cli.formats.torch_files.matrices import SLOTS
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
@@ -68,8 +68,11 @@ class Group:
 
 
 def groups_of(catalog: Catalog) -> list[Group]:
-    """The groups that may hold weights: the model first. Raises Inconsistent if two keys get the same name."""
-    refuse_megatron((*catalog.tensors, *catalog.objects))
+    """The groups that may hold weights: the model first.
+
+    Raises Inconsistent if two keys get the same name, MissingShard for a step of Megatron that is not finished.
+    """
+    refuse_unfinished((*catalog.tensors, *catalog.objects))
     found: list[Group] = []
     taken: set[str] = set()
     for rule in MODELS:

@@ -13,7 +13,7 @@ from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, stored_entry, tile
-from ckpt_cli.formats.dcp.metadata import CatalogTensor, Stored
+from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, Stored
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, leaf_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Leaf
@@ -66,6 +66,18 @@ class ItemReader:
                 hint="copy them from the nodes that wrote them, or pass their folders with --also",
             )
 
+    def check_ends(self, catalog: Catalog, used: Iterable[str]) -> None:
+        """Raise CorruptFile if a data file ends before the last entry in it, whatever that entry is."""
+        last: dict[str, Stored] = {}
+        places = [stored for entry in catalog.tensors.values() for listed in entry.chunks.values() for stored in listed]
+        for stored in (*places, *(thing.stored for thing in catalog.objects.values() if thing.stored is not None)):
+            known = last.setdefault(stored.file, stored)
+            if known.offset + known.length < stored.offset + stored.length:
+                last[stored.file] = stored
+        for file in used:
+            with reading(self.path(file)):
+                self._checked(last[file])
+
     def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
         """One stored chunk. Raises CorruptFile if the item is not a tensor."""
         with reading(self.path(stored.file)):
@@ -91,6 +103,11 @@ class ItemReader:
         with reading(self.path(stored.file)):
             item = self._zip_item(self._checked(stored), stored)
             return Leaf(name, "stored object") if item is None else leaf_of(name, item.root)
+
+    def parsed(self, stored: Stored) -> TorchFile | None:
+        """An object as the file of torch.save that it is stored as; None if its item is none."""
+        with reading(self.path(stored.file)):
+            return self._zip_item(self._checked(stored), stored)
 
     def value(self, stored: Stored) -> Any:
         """An object that was pickled, as plain values; Unrepresented if its item is no file of torch.save."""

@@ -27,6 +27,8 @@ METADATA = ".metadata"
 RANK_METADATA = re.compile(r"__(?P<rank>[0-9]+)\.metadata", re.ASCII)
 ITEM_FILE = re.compile(r"(?:.*/)?__(?P<rank>[0-9]+)_[0-9]+\.distcp", re.ASCII)
 
+ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
+
 Writer = Literal["<= 2.2", "2.3", "2.4-2.6", "2.7-2.8", ">= 2.9"]
 
 
@@ -82,6 +84,9 @@ class Catalog:
 
     origins: tuple[str, ...] = ()
     """The folders that the save was written to, as torch >= 2.3 notes it in the metadata; empty where it does not say."""
+
+    logical: Mapping[str, Shape] = field(default_factory=dict)
+    """The shapes of tensors that Megatron stored in another one: blocks of a grid, each flattened (``mcore_data``)."""
 
     @property
     def files(self) -> list[str]:
@@ -160,6 +165,7 @@ def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
     writer: Writer = ">= 2.9"
     ordered = True
     origins: dict[str, None] = {}
+    logical: dict[str, Shape] = {}
     listed = metadata_files(folders, files)
     _check_ranks(listed, folders)
     for path in listed:
@@ -171,6 +177,7 @@ def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
             writer = _writer(fields)
             if (origin := _origin(fields)) is not None:
                 origins[origin] = None
+            logical |= _logical(fields.get("mcore_data"))
             places = _places(fields.get("storage_data"))
             paths = as_dict(fields.get("planner_data")) or {}
             entries = as_dict(fields.get("state_dict_metadata")) or {}
@@ -192,7 +199,13 @@ def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
                         objects[name] = CatalogObject(nested, places.get((name, None)) or (known.stored if known else None), keys)
                     else:
                         raise CorruptFile(f"an entry is {entry.target}, neither a tensor nor an object")
-    return Catalog(tensors, objects, writer, ordered, tuple(origins))
+    return Catalog(tensors, objects, writer, ordered, tuple(origins), logical)
+
+
+def _logical(mcore_data: object) -> dict[str, Shape]:
+    """The original shapes that Megatron core (to 0.15) notes of tensors that it stored in another one."""
+    noted = ((name, as_dict(fields)) for name, fields in (as_dict(mcore_data) or {}).items())
+    return {str(name): dimensions(fields[ORIGINAL_SHAPE]) for name, fields in noted if fields and ORIGINAL_SHAPE in fields}
 
 
 def _add_tensor(

@@ -20,10 +20,10 @@ from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
-from ckpt_cli.formats.dcp.megatron import has_megatron_files, megatron_error
 from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, named_metadata, read_catalog
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
 from ckpt_cli.formats.dcp.state import read_dcp_state
+from ckpt_cli.formats.megatron.signs import is_step
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.step_names import nearest_step
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
@@ -52,17 +52,9 @@ class Dcp(Format):
         items = tuple(entry for entry in there.entries(folder) if entry.suffix == ".distcp")
         if not found and not items:
             return []
-        trouble: CkptError | None = None
-        if has_megatron_files(folder, there):
-            trouble = megatron_error(folder)
-        elif not found:
-            temporary = " (.metadata.tmp is there)" if there.is_there(folder / ".metadata.tmp") else ""
-            trouble = MissingShard(
-                f"{METADATA} is missing{temporary}: it is written last, so the save did not finish",
-                path=folder,
-                expected=str(folder / METADATA),
-                hint="if the save did finish, .metadata is on the node that ran rank 0: copy it from there",
-            )
+        if is_step(folder, there):
+            return []  # of Megatron, which names tensors otherwise
+        trouble: CkptError | None = None if found else lost_metadata(folder, there)
         return [Match(FORMAT, "model", folder, items or tuple(found), "torch DCP", trouble=trouble)]
 
     def groups(self, match: Match, files: Files) -> list[str]:
@@ -116,13 +108,13 @@ class Dcp(Format):
         for name, entry in group.tensors.items():
             with reading(match.root, tensor=name):
                 tensors[check_name(name)] = assembled(name, entry, reader)
-        notes = _notes_of_objects(group, reader, match.root)
+        notes = notes_of_objects(group, reader, match.root)
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         if match.group is None:
             notes += _notes_of_groups(group, [other for other in groups if other.name != group.name and other.holds_weights])
-        notes += _notes_of_other_saves(catalog, match, sorted(used), reader, files)
+        notes += notes_of_other_saves(catalog, match, sorted(used), reader, files)
         if unused:
             notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
@@ -140,7 +132,18 @@ class Dcp(Format):
         )
 
 
-def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note]:
+def lost_metadata(folder: Path, there: Folders) -> MissingShard:
+    """The error for data files without metadata."""
+    temporary = " (.metadata.tmp is there)" if there.is_there(folder / ".metadata.tmp") else ""
+    return MissingShard(
+        f"{METADATA} is missing{temporary}: it is written last, so the save did not finish",
+        path=folder,
+        expected=str(folder / METADATA),
+        hint="if the save did finish, .metadata is on the node that ran rank 0: copy it from there",
+    )
+
+
+def notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note]:
     """Warnings about entries beside weights that are not tensors. Raises Unsupported, or MissingShard, where that would lose weights."""
     notes: list[Note] = []
     leaves: list[Leaf] = []
@@ -176,7 +179,7 @@ def _notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note
     return [*notes, *left_out_notes(leaves)]
 
 
-def _notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], reader: ItemReader, files: Files) -> list[Note]:
+def notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], reader: ItemReader, files: Files) -> list[Note]:
     """Signs that metadata and data are from different saves: items do not record their step, and sizes may fit by chance.
 
     The metadata of torch >= 2.3 has the folder that was saved to, and it is written with the files. The lengths of these tell nothing:

@@ -1,0 +1,156 @@
+"""Megatron's torch_dist steps: DCP folders whose keys stack layers and experts, with what is not sharded beside them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard
+from ckpt_cli.files.folders import Folders, is_file
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.dcp.groups import Group
+from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, named_metadata
+from ckpt_cli.formats.dcp.reader import Dcp, lost_metadata, notes_of_objects, notes_of_other_saves, origin_notes
+from ckpt_cli.formats.megatron.common import SHOWN, Common
+from ckpt_cli.formats.megatron.native import is_state
+from ckpt_cli.formats.megatron.signs import BACKEND, COMMON, TORCH_DIST, backend_of, is_step, trouble_of
+from ckpt_cli.formats.megatron.step import Step, data_files
+from ckpt_cli.names import is_extra_state
+from ckpt_cli.tensors.component import Component, Leaf, Note
+from ckpt_cli.tensors.plain_values import Unrepresented, to_json
+
+FORMAT = "megatron-dist"
+MASTER = "master"
+"""The component of the float32 masters that an optimizer keeps of bf16 weights."""
+
+ITERATION_FOLDER = re.compile(r"iter_(?P<iteration>[0-9]{7})", re.ASCII)
+
+
+class TorchDist(Dcp):
+    """Reader of steps that Megatron core's dist_checkpointing wrote."""
+
+    name = FORMAT
+    display = "Megatron torch_dist"
+
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
+        is_part = path.name in (METADATA, COMMON) or RANK_METADATA.fullmatch(path.name) or path.suffix == ".distcp"
+        folder = path.parent if is_part else path
+        if not is_step(folder, there):
+            return []
+        found = named_metadata(folder, there)
+        items = tuple(entry for entry in there.entries(folder) if entry.suffix == ".distcp")
+        trouble = trouble_of(folder, there)
+        if trouble is None and not found:
+            trouble = lost_metadata(folder, there)
+        if isinstance(trouble, MissingShard) and not found and not items:
+            return []
+        return [Match(FORMAT, "model", folder, items or tuple(found), self.display, trouble=trouble)]
+
+    def groups(self, match: Match, files: Files) -> list[str]:
+        if match.trouble is not None:
+            return []
+        return ["model", MASTER] if _opened(match, files).masters is not None else ["model"]
+
+    def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
+        return {}, match.root
+
+    def doubts(self, match: Match, files: Files) -> list[Note]:
+        step = _opened(match, files)
+        _check_iteration(step.common, match)
+        return origin_notes(step.catalog, match.root)
+
+    def optimizer(self, match: Match, files: Files) -> None:
+        return None
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        step = _opened(match, files)
+        entries = step.model
+        if not entries:
+            raise CorruptFile("the step holds no tensor that could be a weight", path=match.root, expected="a model's tensors")
+        _check_iteration(step.common, match)
+        notes: list[Note] = []
+        if match.group == MASTER:
+            tensors, notes = _masters(step)
+        else:
+            tensors = step.tensors(entries)
+        used = data_files(step.catalog.tensors[key] for key in entries)
+        step.reader.check_ends(step.catalog, used)
+        objects = {key: thing for key, thing in step.catalog.objects.items() if not is_state(key)}
+        notes += notes_of_objects(Group("model", self.display, entries, objects), step.reader, match.root)
+        notes += notes_of_other_saves(step.catalog, match, used, step.reader, files)
+        leaves = [Leaf(key, "stored object") for key in step.catalog.objects if is_extra_state(key)]
+        return Component(
+            name=match.component,
+            format=FORMAT,
+            root=match.root,
+            tensors=tensors,
+            files=tuple(step.reader.path(file) for file in used),
+            world_size=step.common.size("dp") and _world(step),
+            mesh=step.mesh,
+            leaves=(*leaves, *argument_leaves(step.common)),
+            notes=(*notes, *_form_notes(step)),
+            writer=self.display,
+            arguments=step.common.arguments,
+        )
+
+
+def argument_leaves(common: Common) -> list[Leaf]:
+    """The arguments that say what the weights are, as entries that are no tensors."""
+    held = {name: common.arguments[name] for name in SHOWN if name in common.arguments}
+    return [Leaf(f"args.{name}", str(to_json(value))) for name, value in held.items() if not isinstance(value, Unrepresented)]
+
+
+def check_iteration(common: Common, folder: Path, expected: int | None) -> None:
+    """Raise Inconsistent if what lies beside the tensors is of another iteration than the folder, or than other files."""
+    said = common.iteration
+    if said is not None and expected is not None and said != expected:
+        raise Inconsistent(
+            f"the folder is of iteration {expected}, the state in it is of {said}: files of two saves are mixed",
+            path=folder,
+            expected=f"iteration {expected} everywhere",
+            hint=f"if all its files are of iteration {said}, call it iter_{said:07d}",
+        )
+
+
+def iteration_of(folder: Path) -> int | None:
+    """The iteration in the name of a step's folder."""
+    fields = ITERATION_FOLDER.fullmatch(folder.absolute().name)
+    return int(fields["iteration"]) if fields is not None else None
+
+
+def _check_iteration(common: Common, match: Match) -> None:
+    check_iteration(common, match.root, iteration_of(match.root))
+
+
+def _opened(match: Match, files: Files) -> Step:
+    if match.trouble is not None:
+        raise match.trouble
+    backend = match.root / BACKEND
+    if is_file(backend) and backend_of(match.root, Folders()) is None:
+        raise CorruptFile("it names no backend", path=backend, expected=f'{{"sharded_backend": "{TORCH_DIST}", ...}}')
+    return Step.opened((match.root, *match.more_roots), files)
+
+
+def _world(step: Step) -> int | None:
+    world = step.common.arguments.get("world_size")
+    return world if type(world) is int and world > 0 else None
+
+
+def _form_notes(step: Step) -> list[Note]:
+    said = [] if step.common.iteration is None else [f"iteration {step.common.iteration}"]
+    said += [f"optimizer {step.optimizer_form}"] if step.optimizer_form is not None else ["no optimizer"]
+    said += [] if step.common.arguments else ["no arguments of the run"]
+    return [Note("info", "megatron", f"Megatron step: {', '.join(said)}")]
+
+
+def _masters(step: Step) -> tuple[dict[str, Any], list[Note]]:
+    """The float32 masters; what the optimizer does not hold (buffers such as a router's bias) is the model's own."""
+    held = step.slots[step.masters or ""]
+    tensors, weights = step.tensors(held), step.tensors({key: entry for key, entry in step.model.items() if key not in held})
+    foreign = sorted(held.keys() - step.model.keys())
+    if foreign:
+        raise Inconsistent("the optimizer has a master of a tensor that the model lacks", path=step.roots[0], tensor=foreign[0])
+    text = f"float32 masters of the optimizer; {len(weights)} tensors that it does not hold are the model's"
+    return {**tensors, **weights}, [Note("info", "masters", text)] if weights else []

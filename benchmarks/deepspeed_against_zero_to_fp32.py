@@ -95,9 +95,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--peer", default=sys.executable, help="a Python with deepspeed")
+    parser.add_argument("--write", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not (options.folder / TAG).exists():
+    if options.write:
         write_save(options.folder, options.billions, options.ranks)
+        return
+    if not (options.folder / TAG).exists():
+        # In a process of its own: the peak memory of a process is passed on to those that it starts.
+        subprocess.run([sys.executable, *sys.argv, "--write"], check=True)
     total = sum(path.stat().st_size for path in (options.folder / TAG).iterdir())
     print(f"{options.ranks} ranks, {total / 1e9:.2f} GB, of which {total / 3e9:.2f} GB are fp32 weights")
     found = subprocess.run([options.peer, "-c", "import deepspeed"], capture_output=True, check=False)

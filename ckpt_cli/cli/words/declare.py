@@ -15,6 +15,9 @@ import typer
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
 
+TYPED = "ckpt.typed"
+"""Where the words of a command line are kept while it runs."""
+
 PRINTED = (("json", False), ("quiet", 0), ("verbose", False), ("debug", False), ("color", "auto"))
 
 
@@ -35,12 +38,13 @@ def command(
         if not any(parameter.name == "strict" for parameter in of_kind):
             shown.append(_parameter("strict", False, "Reading"))
 
-        def run(**given: Any) -> None:
+        def run(context: typer.Context, **given: Any) -> None:
             display = {parameter.name: given.pop(parameter.name) for parameter in shown}
-            session = Session(called, **{"strict": given.get("strict", False), **display})
+            session = Session(called, typed=context.meta.get(TYPED, ()), **{"strict": given.get("strict", False), **display})
             raise typer.Exit(function(session, **{key: value for key, value in given.items() if value is not None}))
 
         parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own[1:], *of_kind, *shown)]
+        parameters.insert(0, inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -57,14 +57,17 @@ class Session:
         """Do the work, show its result (or its error), and return the exit code."""
         from ckpt_cli.cli.live import make_progress
 
+        progress = make_progress(self)
         try:
-            result = work(make_progress(self))
+            result = work(progress)
         except CkptError as error:
+            progress.finish()
             if self.debug:
                 import traceback
 
                 traceback.print_exc()
             return self.fail(error)
+        progress.finish()
         from ckpt_cli.cli.screens.troubles import as_errors, lines, troubles_of
 
         code = exit_code(result)

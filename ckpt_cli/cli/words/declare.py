@@ -18,12 +18,10 @@ from ckpt_cli.cli.session import Session
 TYPED = "ckpt.typed"
 """Where the words of a command line are kept while it runs."""
 
-PRINTED = (("json", False), ("quiet", 0), ("verbose", False), ("debug", False), ("color", "auto"))
+PRINTED = (("json", False), ("quiet", 0), ("verbose", False), ("debug", False), ("color", "auto"), ("progress", "auto"))
 
 
-def command(
-    kind: type | None = None, *, name: str | None = None, variant: str = "", progress: bool = True
-) -> Callable[[Callable[..., int]], Callable[..., None]]:
+def command(kind: type | None = None, *, name: str | None = None, variant: str = "") -> Callable[[Callable[..., int]], Callable[..., None]]:
     """Make a command of a function: it gets a `Session`, its own parameters, and the fields of ``kind`` that were given.
 
     The function returns the exit code. A field of ``kind`` is the option of the same name in `cli.options`;
@@ -34,7 +32,7 @@ def command(
         called = name or function.__name__
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
         of_kind = [] if kind is None else [_parameter(field.name, _default(field), variant) for field in fields(kind)]
-        shown = [_parameter(*each) for each in (*PRINTED, *([("progress", "auto")] if progress else []))]
+        shown = [_parameter(*each) for each in PRINTED]
         if not any(parameter.name == "strict" for parameter in of_kind):
             shown.append(_parameter("strict", False, "Reading"))
 

@@ -126,7 +126,7 @@ class Session:
         head = f"{label}: " if label.strip() else f"{label}"
         if wrap and console.width < WIDE:
             text = "\n".join(_wrapped(head + text, console.width, indent))[len(head) :]
-        line = Text(head, style=f"bold {colour}" if colour == "red" else colour or "").append(text, style=style or "default")
+        line = Text.assemble((head, f"bold {colour}" if colour == "red" else colour or ""), (text, style))
         with contextlib.suppress(BrokenPipeError):
             console.print(line, soft_wrap=True)
 

@@ -70,15 +70,15 @@ class TensorTable:
         columns = self._columns(width - len(mark) - min(LEAST, max(names, default=0)))
         room = width - len(mark) - sum(wide + 2 for wide in columns.values())
         longest = min(max(len("tensor"), *names), room)
-        head = Text(" " * len(mark) + "tensor".ljust(longest), style=BOLD)
+        head = Text.assemble((" " * len(mark) + "tensor".ljust(longest), BOLD))
         yield _finished(head, {name: name for name in columns}, columns, BOLD)
         for prefix, members in blocks:
             if prefix:
                 yield Text(" " * len(mark) + text.elided(prefix, width - len(mark), ascii_only=ascii_only), style=DIM)
             for name, row in _labels(prefix, members):
-                line = Text(mark and (ODD if row.odd else " " * len(ODD)), style=WARNING)
-                line.append(text.elided(name, longest, ascii_only=ascii_only).ljust(longest), style=WARNING if row.odd else "default")
-                yield _finished(line, self._cells(row), columns, "default")
+                line = Text.assemble((mark and (ODD if row.odd else " " * len(ODD)), WARNING))
+                line.append(text.elided(name, longest, ascii_only=ascii_only).ljust(longest), style=WARNING if row.odd else "")
+                yield _finished(line, self._cells(row), columns, "")
                 if row.layout.startswith(SAME):
                     remark = f"{' ' * (len(mark) + 2 * bool(prefix) + 2)}{printable(row.layout)}"
                     yield Text(text.elided(remark, width, ascii_only=ascii_only), style=DIM)

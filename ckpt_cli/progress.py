@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 
 class Progress(Protocol):
@@ -21,8 +21,26 @@ class Progress(Protocol):
         ...
 
 
+class Stages(Protocol):
+    """What a display may show besides bytes; one that has only the methods of `Progress` shows nothing of it."""
+
+    def reading(self, done: int, total: int, what: str) -> None:
+        """``done`` of ``total`` files (``what``: "rank files", say) were looked at: before any bytes are counted."""
+        ...
+
+    def flushing(self) -> None:
+        """All bytes are written, and the system brings them to the disk."""
+        ...
+
+
 class Silent:
     """Shows nothing."""
+
+    def reading(self, done: int, total: int, what: str) -> None:
+        pass
+
+    def flushing(self) -> None:
+        pass
 
     def start(self, total_bytes: int, label: str) -> None:
         pass
@@ -32,3 +50,8 @@ class Silent:
 
     def finish(self) -> None:
         pass
+
+
+def stages(progress: Progress | None) -> Stages:
+    """A display as one of stages."""
+    return cast("Stages", progress) if hasattr(progress, "reading") and hasattr(progress, "flushing") else Silent()

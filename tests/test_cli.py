@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -54,13 +55,18 @@ class TestExitCodesAndErrors:
             assert outcome.err.splitlines()[-1].startswith("next: ")
 
     def test_the_next_command_that_is_printed_works(self, run: Path) -> None:
-        outcome = ckpt("detect", run)
-        for _ in range(2):
+        outcome, commands = ckpt("detect", run), []
+        for _ in range(5):
             line = outcome.err.splitlines()[-1].removeprefix("next: ")
-            if not line.startswith("ckpt "):
-                line = f"ckpt merge {run}"
-            outcome = ckpt(*line.split()[1:])
+            commands.append(line.split()[:2])
+            outcome = ckpt(*shlex.split(line)[1:])
             assert outcome.code == 0, outcome
+        assert [command for _, command in commands] == ["merge", "merge", "verify", "inspect", "verify"]
+
+    def test_a_dry_run_says_how_to_do_it_for_real(self, run: Path, tmp_path: Path) -> None:
+        for arguments in (["merge", run, "--dtype", "bf16"], ["average", run, "--all", "-o", tmp_path / "a b"], ["extract-state", run]):
+            line = ckpt(*arguments, "--dry-run").err.splitlines()[-1]
+            assert line == f"next: ckpt {shlex.join(map(str, arguments))}"
 
     def test_a_missing_rank_is_4_with_the_file_and_the_newest_complete_step(self, run: Path) -> None:
         shard(run, 2).unlink()
@@ -244,8 +250,9 @@ class TestOutput:
         outcome = ckpt("merge", run, "-o", tmp_path / "out", "--progress", "json")
         assert outcome.code == 0
         events = [json.loads(line) for line in outcome.err.splitlines() if line.startswith("{")]
-        assert all(event["event"] == "progress" for event in events)
-        assert events[-1]["done"] == events[-1]["total"] > 0
+        assert [event["event"] for event in events if event["event"] not in ("progress", "flushing", "reading")] == ["start", "summary"]
+        assert events[0]["event"] == "start"
+        assert events[-1]["done"] == events[-1]["total"] == events[0]["total"] > 0
 
 
 class TestJson:

@@ -593,20 +593,20 @@ class TestVerify:
     def test_a_good_folder_against_a_wrong_source_is_not_overwritten(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         wrong, right = out.parent / "run" / "checkpoint-100", out.parent / "run" / "checkpoint-200"
         line = self.last_line(capsys, out, "--against", wrong)
-        assert line == f"next: ckpt verify {out} --against {right}   (what it was merged from: model)"
+        assert line == f"next: ckpt verify {out} --against {right}"
         assert ckpt_cli.verify(out, against=right).exit_code == 0
 
     def test_where_nothing_says_what_it_was_made_from(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (out / "ckpt-manifest.json").unlink()
         line = self.last_line(capsys, out, "--against", out.parent / "run" / "checkpoint-100")
-        assert line == "next: check that --against names the source of this folder"
+        assert line == "hint: check that --against names the source of this folder"
 
     def test_a_source_that_changed_since(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         source = out.parent / "run" / "checkpoint-200"
         shutil.rmtree(source)
         shutil.copytree(EXAMPLE / "checkpoint-100", source)
         line = self.last_line(capsys, out, "--against", source)
-        assert line.startswith("next: find out why the source changed")
+        assert line.startswith("hint: find out why the source changed")
 
     def test_a_damaged_folder_is_merged_again(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = out / "model.safetensors"

@@ -577,8 +577,9 @@ class TestTheNextCommand:
         ckpt_cli.merge(run, tmp_path / "out", step=200)
         shown = ckpt("verify", tmp_path / "out", "--against", run, *wrong)
         assert shown.code == 1
-        command, _, why = shown.err.splitlines()[-1].removeprefix("next: ").partition("   ")
-        assert why == "(what it was merged from: model)"
+        why, command = shown.err.splitlines()[-2:]
+        assert why == "hint: it was merged from another source: model"
+        command = command.removeprefix("next: ")
         assert shlex.split(command) == ["ckpt", "verify", str(tmp_path / "out"), "--against", str(run / "checkpoint-200")]
         assert ckpt(*shlex.split(command)[1:]).code == 0
 
@@ -590,7 +591,7 @@ class TestTheNextCommand:
 
     def test_names_the_file_to_move(self, out: Path) -> None:
         leave_an_old_file(out)
-        assert ckpt("verify", out).err.endswith("next: move model-00009-of-00009.safetensors away\n")
+        assert ckpt("verify", out).err.endswith("hint: move model-00009-of-00009.safetensors away\n")
 
 
 def test_a_step_is_one_of_the_source(merged: Path, run: Path) -> None:

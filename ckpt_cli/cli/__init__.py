@@ -105,9 +105,11 @@ def _call(arguments: list[str]) -> int:
 
 def _tell(arguments: list[str], code: int, name: str, message: str, hint: str | None = None) -> None:
     """Report an error outside of any command: as text, and as the one JSON document with ``--json``."""
-    from ckpt_cli.cli.session import plain_envelope, print_document
+    from ckpt_cli.cli.session import plain_envelope, print_document, wants_color
 
-    sys.stderr.write(f"error[{name}]: {message}\n" + (f"  hint: {hint}\n" if hint else ""))
+    # Without rich, which may not be loadable where memory lacks.
+    on, off = ("\x1b[1;31m", "\x1b[0m") if wants_color("auto", sys.stderr) else ("", "")
+    sys.stderr.write(f"{on}error[{name}]:{off} {message}\n" + (f"  hint: {hint}\n" if hint else ""))
     try:
         if "--json" in arguments:
             print_document(plain_envelope(_command(arguments), code, name, message, hint))
@@ -122,14 +124,14 @@ def _command(arguments: list[str]) -> str:
 
 def _usage_error(error: CkptError, arguments: list[str]) -> int:
     """Report a command line that does not parse like any other error."""
-    from ckpt_cli.cli.session import error_text, plain_envelope, print_document
+    from ckpt_cli.cli.session import Session, plain_envelope, print_document
 
     if error.hint is None:
         error.hint = f"ckpt {command} --help" if (command := _command(arguments)) != "ckpt" else "ckpt --help"
     if "--json" in arguments:
         print_document(plain_envelope(_command(arguments), error.exit_code, error.code, error.message, error.advice))
     else:
-        sys.stderr.write(error_text(error) + "\n")
+        Session(_command(arguments)).show(error)
     return error.exit_code
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.inspect import DetectResult
 
 
-@command(progress=False)
+@command()
 def detect(
     session: Session,
     path: options.Path,
@@ -26,8 +26,8 @@ def detect(
     from ckpt_cli.cli.screens.inspect import detect_result
     from ckpt_cli.commands import inspect as inspection
 
-    def work(_: Progress) -> DetectResult:
-        return inspection.detect(path, type=type, step=step, also=also or ())
+    def work(shown: Progress) -> DetectResult:
+        return inspection.detect(path, type=type, step=step, also=also or (), progress=shown)
 
     session = replace(session, path=path, again=options_again(type=type, step=step, also=also))
     return session.run(work, detect_result, lambda result: result.exit_code)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.inspect import InspectResult
 
 
-@command(progress=False)
+@command()
 def inspect(
     session: Session,
     path: options.Path,
@@ -30,8 +30,8 @@ def inspect(
     from ckpt_cli.cli.screens.inspect import inspect_result
     from ckpt_cli.commands import inspect as inspection
 
-    def work(_: Progress) -> InspectResult:
-        return inspection.inspect(path, type=type, step=step, also=also or (), base=base, shard_order=shard_order)
+    def work(shown: Progress) -> InspectResult:
+        return inspection.inspect(path, type=type, step=step, also=also or (), base=base, shard_order=shard_order, progress=shown)
 
     session = replace(session, path=path, again=options_again(type=type, step=step, also=also))
     return session.run(work, partial(inspect_result, show_all=show_all), lambda _: 0)

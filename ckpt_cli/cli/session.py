@@ -7,7 +7,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -35,7 +36,7 @@ WIDE = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The output options of a command; ``path`` and ``again`` (its options as text) go into the next command.
+    """The output options of a command; ``path``, ``again`` (its options as text) and ``typed`` (all its words) go into the next one.
 
     ``quiet`` 1 shows the result, warnings and errors, 2 no warnings; with ``strict``, warnings end with code 1.
     """
@@ -50,19 +51,23 @@ class Session:
     progress: ProgressMode = "auto"
     path: str | None = None
     again: str = ""
+    typed: tuple[str, ...] = ()
 
     def run(self, work: Callable[[Progress], Result], render: Callable[[Result, Session], None], exit_code: Callable[[Result], int]) -> int:
         """Do the work, show its result (or its error), and return the exit code."""
         from ckpt_cli.cli.live import make_progress
 
+        progress = make_progress(self)
         try:
-            result = work(make_progress(self))
+            result = work(progress)
         except CkptError as error:
+            progress.finish()
             if self.debug:
                 import traceback
 
                 traceback.print_exc()
             return self.fail(error)
+        progress.finish()
         from ckpt_cli.cli.screens.troubles import as_errors, lines, troubles_of
 
         code = exit_code(result)
@@ -78,10 +83,10 @@ class Session:
             render(result, self)
             if self.quiet:
                 shown = [trouble for trouble in troubles if self.quiet == 1 or trouble.level == "error"]
-                for line in lines(shown):
-                    self.say(line, wrap=False)
+                for label, text in lines(shown):
+                    self.labelled(label, "red" if label.startswith("error") else "yellow", text)
             if warned and not code:
-                self.say(error_text(Warned.of([(error.code, error.message) for error in warned])), wrap=False)
+                self.show(Warned.of([(error.code, error.message) for error in warned]))
         except BrokenPipeError:
             # Typer would make an exit code of its own of it.
             raise Ended(SIGPIPE) from None
@@ -98,8 +103,13 @@ class Session:
             warned = [ErrorInfo(code=code, message=printable(text)) for code, text in error.warnings] if isinstance(error, Warned) else []
             print_document(_envelope(self.command, error.exit_code, None, warned or [ErrorInfo.of(error)]))
         else:
-            self.say(error_text(error), wrap=False)
+            self.show(error)
         return error.exit_code
+
+    def show(self, error: CkptError) -> None:
+        """An error on stderr: a line for each thing that is known."""
+        for label, text in error_lines(error):
+            self.labelled(label, "red" if label.startswith("error") else "dim" if label else None, text)
 
     def _fitting(self, error: ErrorInfo | None) -> ErrorInfo | None:
         """An error that is part of a result, with a hint that this command can follow."""
@@ -107,12 +117,18 @@ class Session:
 
         return None if error is None else error.model_copy(update={"hint": fitting(error.hint, self.command)})
 
-    def say(self, text: str, style: str | None = None, *, wrap: bool = True) -> None:
-        """One plain line (or several) on stderr, on a terminal wrapped between words."""
+    def labelled(self, label: str, colour: str | None, text: str, *, style: str = "", wrap: bool = True) -> None:
+        """A line on stderr that begins with a label; on a terminal it is wrapped between words and indented."""
         from rich.text import Text
 
+        console, text = self.err(), printable(text)
+        indent = " " * (len(label) - len(label.lstrip()) + 2)
+        head = f"{label}: " if label.strip() else f"{label}"
+        if wrap and console.width < WIDE:
+            text = "\n".join(_wrapped(head + text, console.width, indent))[len(head) :]
+        line = Text.assemble((head, f"bold {colour}" if colour == "red" else colour or ""), (text, style))
         with contextlib.suppress(BrokenPipeError):
-            self.err().print(Text(text, style=style or ""), soft_wrap=not wrap)
+            console.print(line, soft_wrap=True)
 
     def out(self) -> Console:
         """stdout, for data."""
@@ -123,21 +139,28 @@ class Session:
         return _console(self.color, sys.stderr)
 
 
-def error_text(error: CkptError) -> str:
-    """error[code]: message, then where, what was expected, and what to do next, one line each."""
-    lines = [f"error[{error.code}]: {printable(error.message)}"]
-    lines += [f"  {printable(line)}" for line in error.details[:DETAILS]]
+def error_lines(error: CkptError) -> Iterator[tuple[str, str]]:
+    """error[code]: message, then details, where, what was expected, and what to do next: a label and a text for each line."""
+    yield f"error[{error.code}]", error.message
+    yield from (("  ", line) for line in error.details[:DETAILS])
     if len(error.details) > DETAILS:
-        lines.append(f"  ... and {len(error.details) - DETAILS} more (--json lists all)")
+        yield "  ", f"... and {len(error.details) - DETAILS} more (--json lists all)"
     if error.tensor is not None:
-        lines.append(f"  tensor: {printable(error.tensor)}")
+        yield "  tensor", error.tensor
     if error.path is not None:
-        lines.append(f"  path: {shown_path(error.path)}")
+        yield "  path", shown_path(error.path)
     if error.expected is not None:
-        lines.append(f"  expected: {shown_path(error.expected) if os.path.isabs(error.expected) else printable(error.expected)}")
+        yield "  expected", shown_path(error.expected) if os.path.isabs(error.expected) else error.expected
     if error.advice is not None:
-        lines.append(f"  hint: {printable(error.advice)}")
-    return "\n".join(lines)
+        yield "  hint", error.advice
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    """Lines of at most ``width`` columns, broken between words; a longer word, such as a path, stays whole."""
+    first = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(
+        text.strip(), width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def plain_envelope(command: str, code: int, name: str, message: str, hint: str | None) -> Envelope:
@@ -179,8 +202,17 @@ class _Trimmed(io.TextIOBase):
         self._stream.flush()
 
 
+def wants_color(color: ColorMode, stream: Any) -> bool:
+    """Whether a stream gets colours: --color decides, then NO_COLOR, FORCE_COLOR and the terminal."""
+    if color != "auto":
+        return color == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (bool(stream.isatty()) and os.environ.get("TERM") != "dumb")
+
+
 def _console(color: ColorMode, stream: Any) -> Console:
-    """A console that follows --color, NO_COLOR, FORCE_COLOR and the terminal, in this order."""
+    """A console with colours where they are wanted, as wide as the terminal."""
     from rich.console import Console
 
     class PipeConsole(Console):
@@ -190,11 +222,7 @@ def _console(color: ColorMode, stream: Any) -> Console:
             raise BrokenPipeError
 
     terminal = stream.isatty()
-    if color == "auto":
-        wanted = not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or terminal)
-        wanted = wanted and (bool(os.environ.get("FORCE_COLOR")) or os.environ.get("TERM") != "dumb")
-    else:
-        wanted = color == "always"
+    wanted = wants_color(color, stream)
     return PipeConsole(
         file=cast("IO[str]", stream if terminal else _Trimmed(stream)),
         force_terminal=terminal or wanted,

@@ -1,4 +1,4 @@
-"""Numbers, paths and names as people read them. Sizes are decimal (GB = 10^9 bytes), with at most four digits."""
+"""Numbers, paths and names as people read them. Sizes are decimal (GB = 10^9 bytes)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ UNITS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3))
 
 
 def size(count: float) -> str:
-    """Bytes: 15.23 GB."""
+    """Bytes, with two digits where they are few: 15 GB, 7.6 GB, 545 MB."""
     for letter, factor in UNITS:
-        if count >= factor:
-            return f"{_digits(count / factor)} {letter}B"
+        # What would be rounded to a thousand of the next smaller unit is one of this.
+        if count >= factor * 0.9995:
+            return f"{count / factor:.1f} {letter}B" if count < 9.95 * factor else f"{count / factor:.0f} {letter}B"
     return f"{int(count)} B"
 
 
 def params(count: int) -> str:
-    """Elements: 7.62 B (billion), 545.0 M, 3 584."""
+    """Elements, with three digits: 7.62 B (billion), 54.5 M, 545 M, 3,584."""
     for letter, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
         if count >= factor:
-            return f"{_digits(count / factor)} {letter}"
+            digits = 2 if count < 9.995 * factor else 1 if count < 99.95 * factor else 0
+            return f"{count / factor:.{digits}f} {letter}"
     return exact(count)
 
 
@@ -40,8 +42,8 @@ def share(value: float) -> str:
 
 
 def exact(count: int) -> str:
-    """All digits, in groups of three: 7 615 616 512."""
-    return f"{count:,}".replace(",", " ")
+    """All digits, in groups of three: 7,615,616,512."""
+    return f"{count:,}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -75,8 +77,14 @@ def argument(name: str | Path) -> str:
     return shlex.quote(path(name))
 
 
-def _digits(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:.1f}"
+def elided(name: str, width: int, *, ascii_only: bool = False) -> str:
+    """A name in at most ``width`` characters, shortened in its middle: its end says more than its middle."""
+    if len(name) <= width:
+        return name
+    gap = "..." if ascii_only else "…"
+    left = max((width - len(gap)) // 3, 0)
+    right = max(width - len(gap) - left, 0)
+    return f"{name[:left]}{gap}{name[len(name) - right :]}"[:width]
 
 
 def options_again(*, type: str | None, step: int | None, also: list[str] | None) -> str:

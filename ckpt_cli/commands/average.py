@@ -76,7 +76,7 @@ def average(
     started = time.monotonic()
     rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()
     folder = resolve_base(home) if home is not None else None
-    with Files() as files:
+    with Files(progress=progress) as files:
         snapshots = open_snapshots(
             given,
             StepChoice(chosen.everything, chosen.last, chosen.begin, chosen.end, chosen.every, chosen.steps),

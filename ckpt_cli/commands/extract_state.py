@@ -66,7 +66,7 @@ def extract_state(
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     check_writing(None, chosen.jobs, None)
     started = time.monotonic()
-    with Files() as files:
+    with Files(progress=progress) as files:
         found, place, notes = choose(path, files, component, step, nodes)
         state = read_state(found, place, files)
         optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None

@@ -11,9 +11,10 @@ from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component
 from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
-from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths_of, text_of
+from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.name_patterns import pattern_of, ranged
+from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import Checkpoint, TensorInfo
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
@@ -28,6 +29,7 @@ def detect(
     type: str | None = None,
     step: int | None = None,
     also: PathLike | Sequence[PathLike] = (),
+    progress: Progress | None = None,
 ) -> DetectResult:
     """What a path holds: trainer, steps, components, world size, completeness.
 
@@ -36,8 +38,9 @@ def detect(
     reported as ``problem``.
     """
     path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    progress = progress_of(progress)
     try:
-        with Files() as files:
+        with Files(progress=progress) as files:
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
             checkpoint = describe_checkpoint(opened, _partial_notes(opened))
     except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
@@ -71,14 +74,16 @@ def inspect(
     also: PathLike | Sequence[PathLike] = (),
     base: PathLike | None = None,
     shard_order: ShardOrder = "auto",
+    progress: Progress | None = None,
 ) -> InspectResult:
     """Every tensor of a checkpoint with shape, dtype and layout, and the same in groups per layer pattern.
 
     Raises InputError for files that cannot be read, IncompleteError for an incomplete checkpoint.
     """
     path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    progress = progress_of(progress)
     folder = resolve_base(path_text(base, "--base")) if base is not None else None
-    with Files() as files:
+    with Files(progress=progress) as files:
         opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
         checkpoint = describe_checkpoint(opened, _partial_notes(opened))
     groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}

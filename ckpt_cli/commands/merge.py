@@ -69,7 +69,7 @@ def merge(
     started = time.monotonic()
     rules = read_key_map(Path(chosen.key_map)) if chosen.key_map is not None else ()
     home = resolve_base(folder) if folder is not None else None
-    with Files() as files:
+    with Files(progress=progress) as files:
         opened = open_checkpoint(
             path,
             files,

@@ -93,7 +93,7 @@ def verify(
             raise UsageError("--plot draws how far tensors moved from a base", hint="ckpt verify PATH --base DIR --plot FILE")
         check_plot(picture)
     started = time.monotonic()
-    with Files() as files:
+    with Files(progress=progress) as files:
         of_source = source is not None and is_output(path)
         subjects = find_subjects(
             path, files, component, None if of_source else step, () if of_source else nodes, chosen.lora_alpha, chosen.shard_order

@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from ckpt_cli.errors import CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable
+from ckpt_cli.progress import Progress, stages
 
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -197,7 +198,10 @@ class Files:
     Use it as a context manager. Thread-safe: reads of different threads share descriptors (``pread`` has no position).
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, progress: Progress | None = None) -> None:
+        self._stages = stages(progress)
+        self._expected: set[str] = set()
+        self._opened, self._what = 0, ""
         self._limit = limit or _descriptor_budget()
         self._lock = threading.Lock()
         self._sources: dict[str, FileSource] = {}
@@ -205,10 +209,15 @@ class Files:
         self._busy: dict[str, list[int]] = {}
         self._parsed: OrderedDict[Hashable, Any] = OrderedDict()
 
+    def expect(self, paths: Iterable[str | os.PathLike[str]], what: str = "files") -> None:
+        """Tell the progress display how many of these files were opened, from now on."""
+        self._expected, self._opened, self._what = {os.path.abspath(path) for path in paths}, 0, what
+
     def source(self, path: str | os.PathLike[str]) -> FileSource:
         """The source of ``path``; the same object for the same path. Raises NotFound or Unreadable."""
         name = os.path.abspath(path)
         with self._lock:
+            self._count(name)
             if name not in self._sources:
                 fd, identity = _open(name)
                 self._sources[name] = FileSource(self, identity)
@@ -273,6 +282,13 @@ class Files:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _count(self, name: str) -> None:
+        if name in self._expected:
+            total = len(self._expected) + self._opened
+            self._expected.remove(name)
+            self._opened += 1
+            self._stages.reading(self._opened, total, self._what)
 
     def _trim(self) -> None:
         while len(self._idle) > self._limit:

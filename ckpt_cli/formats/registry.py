@@ -65,6 +65,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     if alone is not None and (index := index_beside(alone, Folders())) is not None:
         text = f"{alone.name} is one of several files of the model that {index.name} lists"
         raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
+    files.expect(match.files, "rank files" if match.ranks else "files")
     component = format_of(match).describe(match, files, options)
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error

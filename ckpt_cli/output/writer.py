@@ -22,7 +22,7 @@ from ckpt_cli.files.safetensors_file import read_header
 from ckpt_cli.files.source import Files, FileSource, Source
 from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksum, work_of
 from ckpt_cli.output.staging import Staging
-from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.parallel import Stop, in_threads
 from ckpt_cli.tensors.reading import PieceIndex, read_tile
@@ -127,6 +127,7 @@ def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progr
         _write_all(fd, memoryview(file.header), 0)
         workers = _Workers(fd, file.name, written, progress)
         workers.run(work_of(file), jobs)
+        stages(progress).flushing()
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ckpt_cli.cli import text
+from ckpt_cli.cli.screens.widgets import good, here
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
 
+if TYPE_CHECKING:
+    from rich.text import Text
 
-def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[str, str]]:
+
+def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[str, str | Text]]:
+    """What it is, whether it is complete, how much there is, and what lies beside the weights."""
     described = [checkpoint.framework, info.name] if info.name != "model" else [checkpoint.framework]
     if info.world_size:
         described.append(text.plural(info.world_size, "rank"))
@@ -16,7 +23,6 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
         described.append(f"step {checkpoint.step}")
     one_each = info.world_size is not None and info.files + len(info.missing_ranks) == info.world_size
     files = f"{info.files} of {info.world_size} rank files, " if one_each else f"{text.plural(info.files, 'file')}, "
-    counted = ", ".join(f"{count.tensors} {kind}" for kind, count in info.kinds.items())
     dtypes = "   ".join(
         f"{code} {text.params(count.elements)}" + (f" ({text.plural(count.tensors, 'tensor')})" if len(info.dtypes) > 1 else "")
         for code, count in sorted(info.dtypes.items(), key=lambda item: -item[1].elements)
@@ -26,14 +32,20 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
     others = [name for name in checkpoint.assets if name != "config.json"]
     lacking = [f"no {what.removeprefix('a ')}" for what in checkpoint.lacking]
     return [
-        ("checkpoint", f"{text.path(checkpoint.path)}   {', '.join(described)}"),
+        ("checkpoint", here(checkpoint.path, ", ".join(described))),
         (
             "complete",
-            f"{files}{text.plural(sum(c.tensors for c in info.kinds.values()), 'tensor')} ({counted}), every element covered once",
+            good(f"{files}{counted_tensors(info)}, every element covered once"),
         ),
         ("size", f"{text.size(info.bytes or 0)}   {text.params(info.elements or 0)} params   {dtypes}"),
         ("assets", ", ".join(filter(None, (assets, *others[:6], f"{len(others) - 6} more" if len(others) > 6 else "", *lacking)))),
     ]
+
+
+def counted_tensors(info: ComponentInfo) -> str:
+    """How many tensors there are of each kind: 30 tensors (27 sharded, 3 replicated)."""
+    kinds = ", ".join(f"{'all' if len(info.kinds) == 1 else text.exact(count.tensors)} {kind}" for kind, count in info.kinds.items())
+    return f"{text.plural(sum(count.tensors for count in info.kinds.values()), 'tensor')} ({kinds})"
 
 
 def alias_text(layout: str, alias_of: str | None) -> str:

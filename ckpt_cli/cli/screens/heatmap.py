@@ -32,6 +32,9 @@ LONGEST = 26
 WIDEST = 160
 """Columns of a map where the width is not limited."""
 
+NUMBERS = 38
+"""Columns of the numbers in the narrow table."""
+
 MAP_ROWS = 40
 UNIT = "relative L2 change, ||new - base|| / ||base||, log scale"
 
@@ -69,10 +72,11 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
     heads = ("tensor", "tensors", "changed", "max |d|", "mean |d|", "rel L2", "cosine")
     shown = [head for head in heads if width >= NARROW or head not in ("tensors", "mean |d|")]
     made = new_table(shown, right=range(1, len(shown)))
+    room = max(width - NUMBERS, LONGEST) if width < NARROW else width
     changed = [group for group in groups if group.changed]
     for group in changed[:ROWS]:
         row = {
-            "tensor": group.pattern if width >= NARROW else group.pattern.removesuffix(".weight"),
+            "tensor": text.elided(printable(group.pattern if width >= NARROW else group.pattern.removesuffix(".weight")), room),
             "tensors": str(group.tensors),
             "changed": text.share(group.changed / group.compared),
             "max |d|": _number(group.max_abs),

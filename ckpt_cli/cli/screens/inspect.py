@@ -6,10 +6,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.widgets import NARROW, as_cells, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.screens.checkpoint import alias_text, checkpoint_facts
+from ckpt_cli.cli.screens.tensor_rows import TensorTable
+from ckpt_cli.cli.screens.widgets import (
+    BAD,
+    GOOD,
+    NARROW,
+    NARROWER,
+    as_cells,
+    good,
+    here,
+    new_table,
+    next_line,
+    plain,
+    print_facts,
+    print_notes,
+)
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.names import printable
-from ckpt_cli.results.checkpoint import ComponentInfo
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
 
 if TYPE_CHECKING:
@@ -17,7 +31,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ckpt_cli.cli.session import Session
-from ckpt_cli.cli.screens.checkpoint import alias_text, checkpoint_facts
 
 
 def detect_result(result: DetectResult, session: Session) -> None:
@@ -26,33 +39,29 @@ def detect_result(result: DetectResult, session: Session) -> None:
     if session.quiet:
         console.print(plain(checkpoint.path))
         if result.problem is not None:
-            session.say(f"error[{result.error.code if result.error else 'incomplete'}]: {printable(result.problem)}", wrap=False)
+            session.labelled(f"error[{result.error.code if result.error else 'incomplete'}]", BAD, result.problem)
         return
     main = checkpoint.components[0]
     saver = f", saved by {main.writer}" if format_of(main).tells_writer and main.elements is not None else ""
     kind = "run" if checkpoint.run else "checkpoint"
-    facts = [("found", f"{checkpoint.framework} {kind}{saver}", text.path(checkpoint.run or checkpoint.path))]
+    facts = [("found", here(checkpoint.run or checkpoint.path, f"{checkpoint.framework} {kind}{saver}"))]
     if checkpoint.run:
         named = [f"step {checkpoint.step}"] if checkpoint.step is not None else []
         why = ["the newest complete one"] if checkpoint.newest_complete else []
-        facts.append(("chosen", ", ".join(named + why), text.path(checkpoint.path)))
-    print_facts(console, [(label, f"{where}   {what}") for label, what, where in facts])
+        facts.append(("chosen", here(checkpoint.path, ", ".join(named + why))))
+    print_facts(console, facts)
     console.print()
     console.print(_component_table(checkpoint.components, console))
     if len(checkpoint.steps) > 1:
         console.print()
-        steps = new_table(("step", "components", "state", ""), right=(0,))
-        for step in checkpoint.steps:
-            chosen = "<- chosen" if step.path == checkpoint.path else ""
-            steps.add_row(*as_cells((str(step.step), ", ".join(step.components), step.problem or "all files are there", chosen)))
-        console.print(steps)
+        console.print(_step_table(checkpoint))
     console.print()
     print_notes(session, checkpoint.notes, everything=True)
     if result.problem is None:
         next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
     else:
-        session.say(f"warning: it cannot be merged: {printable(result.problem)}", "yellow")
-        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run   (says more)")
+        session.labelled("warning", "yellow", f"it cannot be merged: {result.problem}")
+        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run")
 
 
 def inspect_result(result: InspectResult, session: Session, *, show_all: bool = False) -> None:
@@ -66,25 +75,14 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
     for info in checkpoint.components:
         if info.tensors is None:
             continue
-        print_facts(console, checkpoint_facts(checkpoint, info))
+        rows = TensorTable(_single_rows(info) if show_all else result.groups[info.name], counted=not show_all)
+        print_facts(console, [*checkpoint_facts(checkpoint, info), *(rows.facts() if console.is_terminal else ())])
         console.print()
-        rows = (
-            [
-                TensorGroup(
-                    pattern=t.name,
-                    count=1,
-                    shape=t.shape,
-                    dtype=t.dtype,
-                    layout=alias_text(t.layout, t.alias_of),
-                    elements=t.elements,
-                    odd=False,
-                )
-                for t in info.tensors
-            ]
-            if show_all
-            else result.groups[info.name]
-        )
-        console.print(_tensor_table(rows, console, counted=not show_all))
+        if console.is_terminal:
+            for line in rows.lines(console.width, ascii_only=console.options.ascii_only):
+                console.print(line, soft_wrap=True)
+        else:
+            console.print(_tensor_table(rows.rows, counted=not show_all))
         if info.leaves and session.verbose:
             console.print()
             leaves = new_table(("entry that is not a tensor", "value"))
@@ -94,14 +92,35 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
         console.print()
     print_notes(session, checkpoint.notes)
     if checkpoint.framework == "Hugging Face":
-        next_line(session, f'{checkpoint.architecture or "AutoModel"}.from_pretrained("{text.path(checkpoint.path)}")')
+        next_line(session, f"ckpt verify {text.argument(session.path or checkpoint.path)} --full")
     else:
         next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
 
 
+def _single_rows(info: ComponentInfo) -> tuple[TensorGroup, ...]:
+    return tuple(
+        TensorGroup(
+            pattern=t.name, count=1, shape=t.shape, dtype=t.dtype, layout=alias_text(t.layout, t.alias_of), elements=t.elements, odd=False
+        )
+        for t in info.tensors or ()
+    )
+
+
+def _step_table(checkpoint: Checkpoint) -> Table:
+    """The steps of a run; which one is taken stands beside its state, however wide the screen is."""
+    steps = new_table(("step", "components", "state"), right=(0,))
+    for step in checkpoint.steps:
+        state = plain(step.problem or "all files are there")
+        state.append("  <- chosen" if step.path == checkpoint.path else "", style=GOOD)
+        steps.add_row(plain(str(step.step)), plain(", ".join(step.components)), state)
+    return steps
+
+
 def _component_table(components: Sequence[ComponentInfo], console: Console) -> Table:
     heads = ("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state")
-    shown = [head for head in heads if console.width >= NARROW or head not in ("format", "files")]
+    unwanted: tuple[str, ...] = () if console.width >= NARROW else ("format", "files")
+    unwanted += () if console.width >= NARROWER else ("mesh", "params")
+    shown = [head for head in heads if head not in unwanted]
     table = new_table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("files", "ranks", "tensors", "params", "size")))
     for info in components:
         tensors = sum(count.tensors for count in info.kinds.values())
@@ -114,23 +133,25 @@ def _component_table(components: Sequence[ComponentInfo], console: Console) -> T
             "tensors": str(tensors or ""),
             "params": text.params(info.elements) if info.elements is not None else "",
             "size": text.size(info.bytes) if info.bytes is not None else "",
-            "state": info.problem or ("complete" if info.elements is not None else "all files are there"),
         }
-        table.add_row(*as_cells(cells[head] for head in shown))
+        state = info.problem or ("complete" if info.elements is not None else "all files are there")
+        style = BAD if info.problem else GOOD if info.elements is not None else ""
+        table.add_row(*as_cells(cells[head] for head in shown[:-1]), good(state, style))
     return table
 
 
-def _tensor_table(rows: Sequence[TensorGroup], console: Console, *, counted: bool) -> Table:
+def _tensor_table(rows: Sequence[TensorGroup], *, counted: bool) -> Table:
+    """Every column and every name in full: for files and pipes."""
     heads = ["tensor", "count", "shape", "dtype", "layout", "params", ""]
     unwanted = {"count"} if not counted else set()
-    unwanted |= {"layout"} if console.width < NARROW or not any(row.layout for row in rows) else set()
+    unwanted |= {"layout"} if not any(row.layout for row in rows) else set()
     unwanted |= {""} if not any(row.odd for row in rows) else set()
     shown = [head for head in heads if head not in unwanted]
     table = new_table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("count", "params")))
     for row in rows:
         cells = {
             "tensor": row.pattern,
-            "count": str(row.count),
+            "count": text.exact(row.count),
             "shape": text.shape(row.shape),
             "dtype": row.dtype,
             "layout": row.layout,

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpt_cli.names import printable
-
 if TYPE_CHECKING:
     from ckpt_cli.results.checkpoint import NoteInfo
     from ckpt_cli.results.envelope import ErrorInfo
@@ -35,15 +33,14 @@ def troubles_of(result: Result) -> tuple[Trouble, ...]:
     return tuple(dict.fromkeys(_all(result)))
 
 
-def lines(troubles: Sequence[Trouble]) -> Iterator[str]:
-    """One line each, for stderr; if many have the same code, only the first ones."""
+def lines(troubles: Sequence[Trouble]) -> Iterator[tuple[str, str]]:
+    """A label and a text each, for stderr; if many have the same code, only the first ones."""
     for code in dict.fromkeys(trouble.code for trouble in troubles):
         alike = [trouble for trouble in troubles if trouble.code == code]
         for trouble in alike[:ROWS]:
-            label = f"error[{code}]" if trouble.level == "error" else "warning"
-            yield f"{label}: {printable(trouble.text)}"
+            yield f"error[{code}]" if trouble.level == "error" else "warning", trouble.text
         if len(alike) > ROWS:
-            yield f"  ... and {len(alike) - ROWS} more (--json lists all)"
+            yield "  ", f"... and {len(alike) - ROWS} more (--json lists all)"
 
 
 def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.comparison import print_comparison
-from ckpt_cli.cli.screens.widgets import next_line, plain, print_facts, print_notes
-from ckpt_cli.formats.registry import format_of
+from ckpt_cli.cli.screens.widgets import BAD, DIM, GOOD, WARNING, good, here, next_line, plain, print_facts, print_notes
 from ckpt_cli.verifying.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from ckpt_cli.cli.session import Session
     from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROWS = 8
 """How many findings of one code are shown."""
 
-STYLES = {"error": "red", "warning": "yellow", "info": "dim"}
+STYLES = {"error": BAD, "warning": WARNING, "info": DIM}
 
 
 def verify_result(result: VerifyResult, session: Session) -> None:
@@ -37,20 +37,25 @@ def verify_result(result: VerifyResult, session: Session) -> None:
         print_comparison(result.comparison, session)
     console.print()
     print_notes(session, result.notes)
-    next_line(session, _next(result))
+    command, advice = _next(result)
+    if advice is not None:
+        session.labelled("hint", DIM, advice)
+    if command is not None:
+        next_line(session, command)
 
 
-def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, str]]:
-    """The facts: what was checked, at which levels, and the result."""
+def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, str | Text]]:
+    """The facts: the result, what was checked, and at which levels."""
     errors, warnings, notes = (len(result.of_severity(name)) for name in ("error", "warning", "info"))
     counted = [text.plural(errors, "error")] if errors else []
     counted += [text.plural(warnings, "warning")] if warnings else []
     hidden = "" if verbose else f" (-v shows {'it' if notes == 1 else 'them'})"
     counted += [f"{text.plural(notes, 'note')}{hidden}"] if notes else []
-    described = f"{text.plural(result.files, 'file')}, {text.plural(result.tensors, 'tensor')}, {text.size(result.bytes)}"
-    facts = [
-        ("verified", f"{text.path(result.path)}   {result.component}, {described}"),
-        ("result", ("failed: " if errors else "ok: " if counted else "ok") + ", ".join(counted)),
+    said = ("failed: " if errors else "ok: " if counted else "ok") + ", ".join(counted)
+    described = f"{text.plural(result.files, 'file')}, {text.plural(result.tensors, 'tensor')}, {text.size(result.bytes)} of tensor data"
+    facts: list[tuple[str, str | Text]] = [
+        ("result", good(said, BAD if errors else WARNING if warnings else GOOD)),
+        ("verified", here(result.path, f"{result.component}, {described}")),
         ("headers", _headers(result)),
         ("names", _names(result)),
     ]
@@ -58,7 +63,7 @@ def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, s
         proved = f", {text.plural(result.checksums, 'checksum')} compared" if result.checksums else ""
         share = "" if "full" in result.levels else f" of {text.size(result.bytes)}, a sample that proves no checksum"
         facts.append(("values", f"{text.size(result.bytes_read)} read{share}{proved}"))
-    facts += [("against", source_fact(source)) for source in result.against]
+    facts += [("against", good(source_fact(source), GOOD if source.identical else BAD)) for source in result.against]
     return facts
 
 
@@ -86,7 +91,7 @@ def source_fact(source: SourceComparison) -> str:
     if source.lora is not None:
         alpha = f"alpha {source.lora.alpha:g} ({source.lora.origin})" if source.lora.alpha is not None else "alpha by patterns"
         cast += f", {text.plural(source.lora.modules, 'module')} with LoRA fused, {alpha}"
-    compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)}{cast}"
+    compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)} of tensor data{cast}"
     verb = "differs" if source.different == 1 else "differ"
     outcome = "identical to" if source.identical else f"{text.plural(source.different, 'tensor')} {verb} from"
     base = f", and {source.from_base} {'to' if source.identical else 'compared with'} the base" if source.from_base else ""
@@ -117,22 +122,22 @@ def _print_group(console: Console, findings: Sequence[Finding], *, everything: b
         console.print(plain(f"  ... and {len(findings) - len(listed)} more (-v or --json lists all)"))
 
 
-def _other_source(result: VerifyResult) -> str | None:
+def _other_source(result: VerifyResult) -> tuple[str | None, str | None] | None:
     """What to do if a folder differs from something that may not be its source: then the folder itself may be right."""
     made_from = os.path.realpath(result.made_from) if result.made_from is not None else None
     if made_from is None:
-        return "check that --against names the source of this folder"
+        return None, "check that --against names the source of this folder"
     made_of = result.made_of.split("+") if result.made_of is not None else []
     if any(os.path.realpath(source.source) != made_from or (made_of and source.component not in made_of) for source in result.against):
-        what = f"what it was merged from: {result.made_of}" if result.made_of is not None else "what it was merged from"
-        return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}   ({what})"
+        what = f"it was merged from another source: {result.made_of}" if result.made_of is not None else "it was merged from another source"
+        return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}", what
     if any(item.code == "changed-source" for item in result.findings):
-        return "find out why the source changed after the merge: the folder may be right"
+        return None, "find out why the source changed after the merge: the folder may be right"
     return None
 
 
-def _next(result: VerifyResult) -> str:
-    """The advice for the most severe finding; otherwise the check that proves more, if there is one."""
+def _next(result: VerifyResult) -> tuple[str | None, str | None]:
+    """A command to copy and advice in words, either may be missing: for the most severe finding, or the check that proves more."""
     for item in result.findings:
         if item.severity == "error":
             advice = KINDS[item.code].advice
@@ -140,16 +145,14 @@ def _next(result: VerifyResult) -> str:
             if other is not None:
                 return other
             if item.numbers.get("damaged") == "source":
-                return f"get {item.file} again: the source is damaged, so anything made from it is too"
+                return None, f"get {item.file} again: the source is damaged, so anything made from it is too"
             if advice == AGAIN and result.made_by:
-                return " ".join(text.argument(word) for word in result.made_by)
+                return " ".join(text.argument(word) for word in result.made_by), None
             if advice == AGAIN:
-                return "get the folder again from its origin"
-            return f"move {item.file} away" if advice == MOVE and item.file else advice
+                return None, "get the folder again from its origin"
+            return None, f"move {item.file} away" if advice == MOVE and item.file else advice or None
     if result.made_from is not None and not result.against:
-        return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}"
+        return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}", None
     if "full" not in result.levels and not result.against:
-        return f"ckpt verify {text.argument(result.path)} --full"
-    if result.loads and format_of(result).is_loaded:
-        return f'{result.architecture}.from_pretrained("{text.path(result.path)}")'
-    return f"ckpt inspect {text.argument(result.path)}"
+        return f"ckpt verify {text.argument(result.path)} --full", None
+    return f"ckpt inspect {text.argument(result.path)}", None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ckpt_cli.cli import text
 from ckpt_cli.names import printable
 from ckpt_cli.results.checkpoint import NoteInfo
 
@@ -18,23 +19,30 @@ if TYPE_CHECKING:
 
     from ckpt_cli.cli.session import Session
 
+BOLD, DIM = "bold", "dim"
+ACCENT = "cyan"
+"""Paths and commands."""
+
+GOOD, WARNING, BAD = "green", "yellow", "red"
+"""Complete, ok, identical; warnings and odd ones; errors."""
+
 ROWS = 20
 """How many rows a table of differences has."""
 
-NARROW = 100
+NARROW, NARROWER = 100, 80
 """Below this many columns the tables drop what is needed least."""
 
 
-def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+def print_facts(console: Console, facts: Iterable[tuple[str, str | Text]]) -> None:
     """Labels and values; a fact without a value is left out."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(style=BOLD, no_wrap=True)
     grid.add_column(overflow="fold")
     for label, value in facts:
         if value:
-            grid.add_row(*as_cells((label, value)))
+            grid.add_row(plain(label), value if not isinstance(value, str) else plain(value))
     console.print(grid)
 
 
@@ -42,14 +50,28 @@ def print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool
     """Warnings, and notes on request, on stderr."""
     for note in notes:
         if note.level == "warning":
-            session.say(f"warning: {printable(note.text)}", "yellow")
+            session.labelled("warning", WARNING, note.text)
         elif session.verbose or everything:
-            session.say(f"note: {printable(note.text)}", "dim")
+            session.labelled("note", DIM, note.text)
 
 
 def next_line(session: Session, command: str) -> None:
-    """The last line of every command: what to do next."""
-    session.say(f"next: {command}", "bold", wrap=False)
+    """The last line of every command: the command to copy next."""
+    session.labelled("next", DIM, command, style=ACCENT, wrap=False)
+
+
+def here(path: str, *more: str) -> Text:
+    """A path, and what is said about it."""
+    from rich.text import Text
+
+    return Text.assemble((text.path(path), ACCENT), *(f"   {printable(each)}" for each in more if each))
+
+
+def good(value: str, style: str = GOOD) -> Text:
+    """Text in a colour: green if nothing else is said."""
+    from rich.text import Text
+
+    return Text(printable(value), style=style)
 
 
 def new_table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
@@ -58,7 +80,7 @@ def new_table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, head in enumerate(heads):
-        flexible = head in ("tensor", "state", "mesh", "layout", "value", "source", "")
+        flexible = head in ("tensor", "state", "mesh", "layout", "value", "source", "entry that is not a tensor", "")
         table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=not flexible)
     return table
 

@@ -6,22 +6,24 @@ Names from files only ever become `rich.text.Text`, with control characters esca
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.checkpoint import checkpoint_facts
+from ckpt_cli.cli.screens.checkpoint import checkpoint_facts, counted_tensors
 from ckpt_cli.cli.screens.comparison import comparison_facts
 from ckpt_cli.cli.screens.heatmap import drift_table
 from ckpt_cli.cli.screens.verify import print_findings, source_fact
-from ckpt_cli.cli.screens.widgets import ROWS, as_cells, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.screens.widgets import BAD, GOOD, ROWS, as_cells, good, here, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.names import few
-from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo
 from ckpt_cli.results.lora import LoraInfo
 from ckpt_cli.results.written import AveragedComponent, AverageResult, ExtractResult, FileInfo, MergedComponent, MergeResult, WrittenFolder
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from ckpt_cli.cli.session import Session
 
@@ -56,7 +58,11 @@ def merge_result(result: MergeResult, session: Session) -> None:
         state = _by_rank([FileInfo(name=name, bytes=0) for name in output.state])
         facts.append(("state", ", ".join(_file_label(names) for names, _ in state)))
         facts += _written(output, result.dry_run, result.seconds)
-        facts += [("verified", source_fact(source)) for verified in output.verified for source in verified.against]
+        facts += [
+            ("verified", good(source_fact(source), GOOD if source.identical else BAD))
+            for verified in output.verified
+            for source in verified.against
+        ]
         print_facts(console, facts)
         for verified in output.verified:
             print_findings(console, verified.findings, everything=session.verbose)
@@ -72,17 +78,14 @@ def merge_result(result: MergeResult, session: Session) -> None:
             if output.comparison.drifts:
                 console.print()
                 console.print(drift_table(output.comparison.groups, console.width))
-        print_notes(session, output.notes)
         console.print()
-    print_notes(session, checkpoint.notes)
+    _print_notes(session, [*(note for output in result.outputs for note in output.notes), *checkpoint.notes])
     if result.dry_run:
-        next_line(session, "run the same command without --dry-run")
+        next_line(session, _for_real(session, "merge", [checkpoint.run or checkpoint.path]))
     elif result.exit_code:
         next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
     elif any(output.verified for output in result.outputs):
-        loader = checkpoint.architecture
-        written = result.outputs[0].output
-        next_line(session, f'{loader}.from_pretrained("{text.path(written)}")' if loader else f"ckpt inspect {text.argument(written)}")
+        next_line(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
     else:
         # Of several nodes, the folder of one is not the whole.
         source = checkpoint.run if any(note.code == "nodes" for note in checkpoint.notes) and checkpoint.run else checkpoint.path
@@ -102,7 +105,11 @@ def average_result(result: AverageResult, session: Session) -> None:
         console.print()
         mean = "sum(weight x value)" + (f" / {result.divisor:g}" if result.divisor != 1 else "")
         counted = f"{text.plural(output.averaged, 'tensor')} averaged" + (f", {output.copied} copied" if output.copied else "")
-        facts = [("method", f"{result.method}: {mean}, rounded once"), ("tensors", counted), ("dtype", _dtypes(output))]
+        facts: list[tuple[str, str | Text]] = [
+            ("method", f"{result.method}: {mean}, rounded once"),
+            ("tensors", counted),
+            ("dtype", _dtypes(output)),
+        ]
         facts.append(("names", _naming(output)))
         facts.append(("from base", _carried(output)))
         facts += [("dropped", f"{name}: {why}") for name, why in list(output.dropped.items())[:ROWS]]
@@ -114,12 +121,11 @@ def average_result(result: AverageResult, session: Session) -> None:
         facts.append(("assets", ", ".join(output.assets) or "none"))
         facts += _written(output, result.dry_run, result.seconds)
         print_facts(console, facts)
-        print_notes(session, output.notes)
         console.print()
-    print_notes(session, result.notes)
-    print_notes(session, checkpoint.notes)
+    _print_notes(session, [*(note for output in result.outputs for note in output.notes), *result.notes, *checkpoint.notes])
     if result.dry_run:
-        next_line(session, "run the same command without --dry-run")
+        paths = [source.path for source in result.outputs[0].sources]
+        next_line(session, _for_real(session, "average", [*paths, "-o", result.outputs[0].output]))
     else:
         next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
 
@@ -140,8 +146,8 @@ def extract_result(result: ExtractResult, session: Session) -> None:
     schedule += [f"lr {', '.join(text.number(rate) for rate in rates)}"] if isinstance(rates, list) else []
     counters = training.get("counters") or {}
     of_ranks = f" of {text.plural(result.ranks, 'rank')}" if result.ranks > 1 else ""
-    facts = [
-        ("checkpoint", f"{text.path(result.path)}   {', '.join(described)}"),
+    facts: list[tuple[str, str | Text]] = [
+        ("checkpoint", here(result.path, ", ".join(described))),
         ("training", ", ".join(stood)),
         ("scheduler", ", ".join(schedule) or ("found" if result.scheduler is not None else "none")),
         ("random", ", ".join("python" if name == "random" else name for name in result.random) + of_ranks if result.random else "none"),
@@ -154,7 +160,7 @@ def extract_result(result: ExtractResult, session: Session) -> None:
     facts += [("not read", f"{lost}, which stays in the original") for lost in result.not_represented[:ROWS]]
     total = sum(file.bytes for file in result.files)
     verb = "would write" if result.dry_run else "wrote"
-    facts.append((verb, f"{text.path(result.output)}   {text.plural(len(result.files), 'file')}, {text.size(total)}"))
+    facts.append((verb, here(result.output, f"{text.plural(len(result.files), 'file')}, {text.size(total)}")))
     print_facts(console, facts)
     console.print()
     table = new_table(("file", "size", ""), right=(1,))
@@ -167,11 +173,9 @@ def extract_result(result: ExtractResult, session: Session) -> None:
     console.print()
     print_notes(session, result.notes)
     if result.dry_run:
-        next_line(session, "run the same command without --dry-run")
+        next_line(session, _for_real(session, "extract-state", [result.path]))
     else:
-        loaded = any(file.name == "extra_state_merged.pt" for file in result.files)
-        extra = f"{text.path(result.output)}/extra_state_merged.pt"
-        next_line(session, f"torch.load({extra!r})" if loaded else f"ls {text.argument(result.output)}")
+        next_line(session, f"ls {text.argument(result.output)}")
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------
@@ -183,14 +187,25 @@ def _beside(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     return [("left out", note.text) for note in checkpoint.notes if note.level == "info" and note.code in said]
 
 
-def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple[str, str]]:
+def _print_notes(session: Session, notes: Iterable[NoteInfo]) -> None:
+    """All warnings and notes together, each once."""
+    print_notes(session, dict.fromkeys(notes))
+
+
+def _for_real(session: Session, command: str, arguments: Sequence[str]) -> str:
+    """The command that does what was planned: as it was typed, without --dry-run."""
+    typed = [word for word in session.typed if word != "--dry-run"] or [text.path(argument) for argument in arguments]
+    return " ".join(["ckpt", command, *map(shlex.quote, typed)])
+
+
+def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple[str, str | Text]]:
     """Where an output is, or would be, and its size."""
-    where = f"{text.path(output.output)}   {text.plural(len(output.files), 'file')}, {text.size(output.bytes_written)}"
+    size = f"{text.plural(len(output.files), 'file')}, {text.size(output.bytes_written)}"
     if dry_run:
         free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
-        return [("would write", f"{where}{free}"), ("memory", f"at most about {text.size(output.peak_memory)}")]
+        return [("would write", here(output.output, f"{size}{free}")), ("memory", f"at most about {text.size(output.peak_memory)}")]
     rate = f" ({text.size(output.bytes_read / seconds)}/s)" if output.bytes_read >= WORTH_A_RATE else ""
-    return [("wrote", f"{where} in {text.duration(seconds)}{rate}")]
+    return [("wrote", here(output.output, f"{size} in {text.duration(seconds)}{rate}"))]
 
 
 def _source_table(output: AveragedComponent) -> Table:
@@ -216,10 +231,12 @@ def _file_label(names: Sequence[str]) -> str:
     return re.sub(RANK, "R", names[0]) if len(names) > 1 else names[0]
 
 
-def _coverage(output: MergedComponent, info: ComponentInfo) -> str:
-    counted = ", ".join(f"{count.tensors} {kind}" for kind, count in info.kinds.items())
-    covered = f"{text.exact(output.covered_elements)} of {text.exact(output.source_elements)} elements ({counted})"
-    return covered if output.elements == output.source_elements else f"{covered}, {text.exact(output.elements)} written"
+def _coverage(output: MergedComponent, info: ComponentInfo) -> Text:
+    whole = output.covered_elements == output.source_elements
+    of = "all" if whole else f"{text.exact(output.covered_elements)} of"
+    covered = f"{of} {text.exact(output.source_elements)} elements of {counted_tensors(info)}"
+    written = "" if output.elements == output.source_elements else f"; {text.exact(output.elements)} elements are written"
+    return good(f"{covered}{written}")
 
 
 def _dtypes(output: WrittenFolder) -> str:

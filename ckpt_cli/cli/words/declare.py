@@ -15,12 +15,13 @@ import typer
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
 
-PRINTED = (("json", False), ("quiet", 0), ("verbose", False), ("debug", False), ("color", "auto"))
+TYPED = "ckpt.typed"
+"""Where the words of a command line are kept while it runs."""
+
+PRINTED = (("json", False), ("quiet", 0), ("verbose", False), ("debug", False), ("color", "auto"), ("progress", "auto"))
 
 
-def command(
-    kind: type | None = None, *, name: str | None = None, variant: str = "", progress: bool = True
-) -> Callable[[Callable[..., int]], Callable[..., None]]:
+def command(kind: type | None = None, *, name: str | None = None, variant: str = "") -> Callable[[Callable[..., int]], Callable[..., None]]:
     """Make a command of a function: it gets a `Session`, its own parameters, and the fields of ``kind`` that were given.
 
     The function returns the exit code. A field of ``kind`` is the option of the same name in `cli.options`;
@@ -31,16 +32,17 @@ def command(
         called = name or function.__name__
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
         of_kind = [] if kind is None else [_parameter(field.name, _default(field), variant) for field in fields(kind)]
-        shown = [_parameter(*each) for each in (*PRINTED, *([("progress", "auto")] if progress else []))]
+        shown = [_parameter(*each) for each in PRINTED]
         if not any(parameter.name == "strict" for parameter in of_kind):
             shown.append(_parameter("strict", False, "Reading"))
 
-        def run(**given: Any) -> None:
+        def run(context: typer.Context, **given: Any) -> None:
             display = {parameter.name: given.pop(parameter.name) for parameter in shown}
-            session = Session(called, **{"strict": given.get("strict", False), **display})
+            session = Session(called, typed=context.meta.get(TYPED, ()), **{"strict": given.get("strict", False), **display})
             raise typer.Exit(function(session, **{key: value for key, value in given.items() if value is not None}))
 
         parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own[1:], *of_kind, *shown)]
+        parameters.insert(0, inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ckpt_cli.cli.options import OUTPUT, PANELS
 from ckpt_cli.cli.words import scripts
+from ckpt_cli.cli.words.declare import TYPED
 from ckpt_cli.cli.words.synonyms import COMMANDS, is_synonym, rewritten
 
 WIDEST = 120
@@ -26,6 +27,7 @@ class Command(TyperCommand):
     """A command whose help shows panels, the most common options first, and no synonyms."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, rewritten(args, self))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -104,6 +104,7 @@ class HubFolder(Format):
                 hint = "move it away if it is from an older save"
                 raise Inconsistent(f"the index does not mention {few(unlisted)}", path=first, hint=hint)
             entries = []
+            files.expect([first.parent / name for name in names])
             for name in names:
                 header = read_header(source := files.source(first.parent / name))
                 with reading(source.path):

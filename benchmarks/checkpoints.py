@@ -13,7 +13,7 @@ import math
 import shutil
 from pathlib import Path
 
-import torch  # noqa: TID253
+import torch
 
 TOKENIZER = Path(__file__).parent.parent / "examples" / "tiny-run" / "checkpoint-200"
 WIDTH, VOCABULARY = 2048, 32000

@@ -39,7 +39,11 @@ MODELS: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "olmo2": ("Olmo2ForCausalLM", "olmo2", DENSE),
     "glm4": ("Glm4ForCausalLM", "glm4", DENSE),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", DENSE),
-    "gpt2": ("GPT2LMHeadModel", "gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 32}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "gpt2",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0},
+    ),
     "gpt_neox": ("GPTNeoXForCausalLM", "gpt_neox", WORDS),
     "bloom": ("BloomForCausalLM", "bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}),
     "qwen2_moe": ("Qwen2MoeForCausalLM", "qwen2_moe", {**DENSE, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 24}),

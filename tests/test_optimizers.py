@@ -741,3 +741,30 @@ class TestFilesOfOtherRanks:
             ckpt_cli.extract_state(run, tmp_path / "out", optimizer=True)
         assert "renamed or copied" in (caught.value.hint or "")
         assert not (tmp_path / "out").exists()
+
+
+class TestNumbersWithoutNames:
+    """What an optimizer that has numbers in place of names proves, and what is assumed."""
+
+    def extracted(self, folder: Path, shapes: list[tuple[int, ...]]) -> list[str]:
+        parameters = {f"{letter}.weight": torch.nn.Parameter(torch.ones(shape)) for letter, shape in zip("abcd", shapes, strict=False)}
+        optimizer = torch.optim.AdamW(parameters.values())
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        home = folder / "global_step_1" / "actor"
+        home.mkdir(parents=True)
+        torch.save({name: parameter.data for name, parameter in parameters.items()}, home / "model_world_size_1_rank_0.pt")
+        torch.save(optimizer.state_dict(), home / "optim_world_size_1_rank_0.pt")
+        result = ckpt_cli.extract_state(folder, folder / "out", optimizer=True)
+        assert result.optimizer is not None
+        assert result.optimizer.layout == "by the order of parameters"
+        return [note.text for note in result.notes if note.code == "assumed-order"]
+
+    def test_shapes_that_all_differ_prove_the_order(self, tmp_path: Path) -> None:
+        assert self.extracted(tmp_path, [(2, 3), (3, 2), (4,)]) == []
+
+    def test_of_shapes_that_are_alike_it_is_said_to_be_assumed(self, tmp_path: Path) -> None:
+        (text,) = self.extracted(tmp_path, [(2, 3), (2, 3), (4,)])
+        assert "2 of 3 parameters have the shape of another one" in text
+        assert "is assumed" in text

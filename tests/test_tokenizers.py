@@ -138,3 +138,92 @@ class TestCustomCode:
         for name in ("configuration_my.py", "modeling_my.py"):
             (whole / name).write_text("")
         assert "lacks-code" not in warnings(ckpt_cli.merge(whole, tmp_path / "other"))
+
+
+EMPTY = [
+    "tokenizer.model",
+    "merges.txt",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "x.tiktoken",
+    "preprocessor_config.json",
+]
+
+
+class TestAnEmptyFile:
+    """As an interrupted copy or a full disk leaves it."""
+
+    @pytest.mark.parametrize("name", EMPTY)
+    def test_is_named_by_every_command(self, name: str, tmp_path: Path) -> None:
+        run = model(tmp_path / "run")
+        (run / name).touch()
+        assert warnings(ckpt_cli.merge(run, tmp_path / "out"))["damaged-asset"] == f"{name} is passed on as it is: the file is empty"
+        averaged = ckpt_cli.average([run, model(tmp_path / "older")], tmp_path / "mean")
+        assert "older" in str(tmp_path / "older")
+        assert "damaged-asset" not in warnings(averaged)
+        averaged = ckpt_cli.average([tmp_path / "older", run], tmp_path / "again")
+        assert warnings(averaged)["damaged-asset"].startswith(name)
+        for path in (run, tmp_path / "out"):
+            found = [(item.code, item.severity, item.file) for item in ckpt_cli.verify(path).findings if item.file == name]
+            assert found == [("damaged-side-file", "error", name)]
+
+    @pytest.mark.parametrize("name", ["LICENSE", "NOTICE"])
+    def test_that_no_loader_opens_is_none(self, name: str, tmp_path: Path) -> None:
+        run = model(tmp_path / "run")
+        (run / name).touch()
+        assert "damaged-asset" not in warnings(ckpt_cli.merge(run, tmp_path / "out"))
+        assert not any(item.file == name for item in ckpt_cli.verify(tmp_path / "out").findings)
+
+
+class TestSpecialIds:
+    """Of the end of a text, for example: where the model has no row for it, generation never ends."""
+
+    @pytest.mark.parametrize("name", ["generation_config", "config"])
+    def test_beyond_the_embedding_are_named(self, name: str, tmp_path: Path) -> None:
+        ids = {"eos_token_id": [3, 151645], "pad_token_id": 151643, "bos_token_id": 1}
+        run = model(tmp_path / "run", **{name: ids})
+        text = f"{name}.json: eos_token_id 151645, pad_token_id 151643: the embedding has 8 rows"
+        assert warnings(ckpt_cli.merge(run, tmp_path / "out"))["token-ids"] == text
+        assert warnings(ckpt_cli.average([model(tmp_path / "older"), run], tmp_path / "mean"))["token-ids"] == text
+        for path in (run, tmp_path / "out"):
+            (item,) = [item for item in ckpt_cli.verify(path).findings if item.code == "token-ids"]
+            assert (item.severity, item.file) == ("warning", f"{name}.json")
+
+    def test_in_the_config_of_a_language_model_are_named(self, tmp_path: Path) -> None:
+        run = model(tmp_path / "run", config={"text_config": {"eos_token_id": 8}})
+        assert "eos_token_id 8" in warnings(ckpt_cli.merge(run, tmp_path / "out"))["token-ids"]
+
+    @pytest.mark.parametrize("kind", ["SiglipModel", "ModernBertForMaskedLM"])
+    def test_of_a_class_that_writes_no_text_are_not(self, kind: str, tmp_path: Path) -> None:
+        run = model(tmp_path / "run", config={"architectures": [kind], "eos_token_id": 49407})
+        assert "token-ids" not in warnings(ckpt_cli.merge(run, tmp_path / "out"))
+
+    @pytest.mark.parametrize(
+        "ids", [{"eos_token_id": 7, "pad_token_id": -1, "bos_token_id": None}, {"image_token_id": 99}, {"eos_token_id": "</s>"}]
+    )
+    def test_that_have_a_row_or_need_none_are_not(self, ids: dict[str, Any], tmp_path: Path) -> None:
+        run = model(tmp_path / "run", config=ids, generation_config=ids)
+        assert "token-ids" not in warnings(ckpt_cli.merge(run, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("command", ["merge", "average"])
+def test_a_tokenizer_is_parsed_once(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of 250 000 tokens takes a second and hundreds of megabytes."""
+    paths = [model(tmp_path / name, tokenizer=tokenizer(f"abc{name}")) for name in "xy"]
+    parsed: list[str] = []
+    loads = json.loads
+
+    def counted(text: str | bytes, *arguments: Any, **options: Any) -> Any:
+        parsed.append(text if isinstance(text, str) else text.decode())
+        return loads(text, *arguments, **options)
+
+    monkeypatch.setattr(json, "loads", counted)
+    if command == "merge":
+        ckpt_cli.merge(paths[0], tmp_path / "out", base=paths[1])
+    else:
+        ckpt_cli.average(paths, tmp_path / "out")
+    vocabularies = [text for text in parsed if '"BPE"' in text]
+    assert len(vocabularies) == (1 if command == "merge" else 2)
+    assert len(set(vocabularies)) == len(vocabularies)

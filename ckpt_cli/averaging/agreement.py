@@ -14,6 +14,9 @@ from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import BITS, Formula
 
+STATISTICS = ("running_mean", "running_var")
+"""Buffers of torch's norms that follow the activations of a training, beside ``num_batches_tracked``, which is an integer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
@@ -89,8 +92,24 @@ def agree(
     if newest:
         text = f"{few(newest)}: not averaged because of their dtype and not equal everywhere; taken from {labels[-1]}"
         notes.append(Note("warning", "newest-taken", text))
+    notes += _statistics_notes(combinations)
     dropped = {name: f"left out by --intersect: {what}" for name, what in differences.items()}
     return Agreed({name: held[-1][name] for name in common}, combinations, dropped, tuple(notes))
+
+
+def _statistics_notes(combinations: Mapping[str, Combination]) -> list[Note]:
+    """A warning about running statistics of activations (batch normalisation) that differ: those of the average are others."""
+    mixed = [
+        name
+        for name, combination in combinations.items()
+        if name.rpartition(".")[2] in STATISTICS
+        and any(not same_values(replace(tensor, alias_of=None), combination.tensors[0]) for tensor in combination.tensors[1:])
+    ]
+    if not mixed:
+        return []
+    text = f"{few(mixed, 4)}: statistics of activations were averaged like weights and are not those of the averaged model"
+    recipe = "recompute them with a pass over training data (torch.optim.swa_utils.update_bn)"
+    return [Note("warning", "batch-statistics", f"{text}; {recipe}")]
 
 
 def _differences(held: Sequence[Mapping[str, Tensor]], labels: Sequence[str]) -> dict[str, str]:

@@ -25,9 +25,11 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets, config_notes, lacking_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
+from ckpt_cli.hub.config import differing_entries
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.ties import differing_notes
-from ckpt_cli.hub.tokenizer import TOKENIZER, vocabulary_digest, vocabulary_notes
+from ckpt_cli.hub.tokenizer import vocabulary_notes
+from ckpt_cli.hub.tokenizer_file import TOKENIZER
 from ckpt_cli.names import few
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule
@@ -40,9 +42,6 @@ from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
 from ckpt_cli.tensors.weighted_sum import Formula
-
-IRRELEVANT = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"}
-"""Entries of a config.json that may differ between checkpoints of one model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,10 @@ def _job(
     notes += odd_dtypes(agreed.tensors, assets.config, newest.kind)
     notes += lacking_notes(assets, base.folder if base is not None else None)
     notes += vocabulary_notes(assets, agreed.tensors)
-    notes += [*text_notes(assets.files), *torn_notes(tensor for c in components for tensor in c.component.tensors.values())]
+    notes += [
+        *text_notes(assets.files, {TOKENIZER: assets.tokenizer}),
+        *torn_notes(tensor for c in components for tensor in c.component.tensors.values()),
+    ]
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
 
 
@@ -284,24 +286,17 @@ def _config_notes(sources: Sequence[Source]) -> list[Note]:
     for source in sources[:-1]:
         config = source.opened.assets.config
         if config and newest:
-            keys = sorted(key for key in {*config, *newest} - IRRELEVANT if config.get(key) != newest.get(key))
-            if keys:
-                told = [key + _values(config.get(key), newest.get(key)) for key in keys]
+            told = differing_entries(config, newest)
+            if told:
                 text = f"config.json of {source.label} and {sources[-1].label} differ: {few(told)}"
                 return [Note("warning", "configs-differ", text)]
     return []
 
 
-def _values(*values: object) -> str:
-    """Values of one entry of two configs, where they are short."""
-    shown = ", ".join(map(str, values))
-    return f" ({shown})" if len(shown) <= 40 and not any(isinstance(value, (dict, list)) for value in values) else ""
-
-
 def _tokenizer_notes(sources: Sequence[Source]) -> list[Note]:
     """Rows of an embedding that stand for other tokens cannot be averaged."""
-    files = {source.label: source.opened.assets.files.get(TOKENIZER) for source in sources}
-    digests = {label: digest for label, path in files.items() if path is not None and (digest := vocabulary_digest(path)) is not None}
+    read = [(source.label, tokenizer()) for source in sources if (tokenizer := source.opened.assets.tokenizer) is not None]
+    digests = {label: tokenizer.digest for label, tokenizer in read if tokenizer.digest is not None}
     newest = digests.get(sources[-1].label)
     other = next((label for label, digest in digests.items() if newest is not None and digest != newest), None)
     if other is None:

@@ -21,6 +21,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import lacking_notes, resolve_base
 from ckpt_cli.hub.text_assets import text_notes
+from ckpt_cli.hub.tokenizer_file import TOKENIZER
 from ckpt_cli.merging.job import Job
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions, check_options
 from ckpt_cli.merging.plan import planned_jobs
@@ -146,7 +147,7 @@ def _known_notes(job: Job, base: Path | None) -> list[Note]:
     return [
         *(note for part in job.parts for note in part.notes),
         *lacking,
-        *text_notes({name: path for name, path in assets.files.items() if name in job.side_files}),
+        *text_notes({name: path for name, path in assets.files.items() if name in job.side_files}, {TOKENIZER: assets.tokenizer}),
     ]
 
 

@@ -19,6 +19,8 @@ from ckpt_cli.discover.places import all_refused, inside_checkpoint, places_in
 from ckpt_cli.discover.steps import RUN_FOLDERS, Steps, bare_in, steps_in, steps_of_run, trackers_in, with_step, without_tags
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, entries_in, status_of
+from ckpt_cli.formats.registry import recognise
+from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few, printable
 
@@ -84,6 +86,9 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     nodes = node_folders(given, step, there)
     if nodes is not None:
         return nodes
+    stages = [path for path in there.entries(given) if there.is_folder(path) and stage_error(path, there) and recognise(path, there)]
+    if stages:
+        raise part_of_stages(stages[0], stages[1:])
     raise NotRecognised(
         "no checkpoint was recognised here",
         path=given,
@@ -123,7 +128,8 @@ def _suggestion(path: Path, there: Folders) -> str | None:
         try:
             if not there.is_folder(candidate) or os.path.samefile(candidate, path):
                 continue
-            if places_in(candidate, there) or steps_in(candidate, there)[0]:
+            places = places_in(candidate, there)
+            if any(place.match.trouble is None for place in places) or steps_in(candidate, there)[0]:
                 # "." says nothing to somebody who just typed a path in it.
                 return f"did you mean {candidate if candidate.name else os.path.abspath(candidate)}?"
         except (CkptError, OSError):

@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
+from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.outputs import made_by_ckpt
+from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
@@ -222,11 +225,14 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     assets = find_assets(homes, base)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
     assets, made = _with_config(assets, component)
+    refuse_stage(found, place, component, files)
     notes = (
         *component.notes,
         *made,
         *passed_over_notes(place),
         *left_out_notes(found, place, component, files),
+        *model_notes(place, component, assets.config, files),
+        *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
         *unread_notes(found, place),
     )

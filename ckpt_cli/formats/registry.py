@@ -33,6 +33,7 @@ from ckpt_cli.formats.safetensors.folder import HubFolder
 from ckpt_cli.formats.safetensors.shards import HubShards
 from ckpt_cli.formats.sets.contents import share_error
 from ckpt_cli.formats.sets.names import index_beside, part_error
+from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import Unread, refused_tag
 from ckpt_cli.tensors.component import Component
@@ -79,8 +80,11 @@ def _alone(match: Match) -> Path | None:
 
 
 def _doubted(match: Match, there: Folders) -> Match:
-    alone = _alone(match) if match.trouble is None else None
-    return match if alone is None else replace(match, trouble=part_error(alone, there))
+    if match.trouble is not None:
+        return match
+    alone = _alone(match)
+    trouble = part_error(alone, there) if alone is not None else None
+    return replace(match, trouble=trouble or stage_error(match.root, there))
 
 
 def groups(match: Match, files: Files) -> list[str]:

@@ -22,10 +22,11 @@ from ckpt_cli.files.source import read_small, size_of
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.custom_code import custom_code, missing_code
+from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 
-CONFIG = "config.json"
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 HUB_FOLDER = "huggingface"
 ASSET_NAMES = frozenset(
     {
@@ -74,13 +75,14 @@ TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", 
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """Asset files by name, where each comes from, and the parsed config (empty if there is none).
+    """Asset files by name, where each comes from, the parsed config (empty if there is none), and tokenizer.json if there is one.
 
     ``made``: there is no config.json, and ``config`` is what the training's arguments say.
     """
 
     files: Mapping[str, Path]
     config: Mapping[str, Any]
+    tokenizer: Tokenizer | None = None
     made: bool = False
 
     @property
@@ -121,7 +123,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     for path in files.values():
         size_of(path)
     config = read_config(files[CONFIG]) if CONFIG in files else {}
-    return Assets(files, config)
+    return Assets(files, config, tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None)
 
 
 def _is_decided(name: str, files: Mapping[str, Path]) -> bool:

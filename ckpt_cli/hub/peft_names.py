@@ -71,12 +71,14 @@ class PeftState:
     """A component with adapters: the model's tensors by their names without PEFT, and the adapters by module and depth.
 
     ``saved`` are the names of tensors that were trained as they are; ``exported`` all tensors of the adapter as PEFT's files name them.
+    ``wrapped`` are the names of the model's own tensors in adapted modules, with those that PEFT gives them.
     """
 
     tensors: dict[str, Tensor]
     adapters: tuple[Adapter, ...]
     saved: tuple[str, ...]
     exported: dict[str, Tensor]
+    wrapped: Mapping[str, str] = field(default_factory=dict)
 
 
 def has_adapters(names: Mapping[str, object]) -> bool:
@@ -93,6 +95,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     saved: dict[str, Tensor] = {}
     exported: dict[str, Tensor] = {}
     adapters: set[str] = set()
+    wrapped: dict[str, str] = {}
     for old, name in names.items():
         tensor = component[old]
         match, whole, original = ADAPTED.fullmatch(name), SAVED.fullmatch(name), ORIGINAL.fullmatch(name)
@@ -111,6 +114,8 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
             if plain in tensors:
                 raise Inconsistent(f"two tensors are {printable(plain)} without PEFT's names", tensor=old)
             tensors[plain] = tensor
+            if plain != name:
+                wrapped[plain] = f"{PREFIX}{name}"
     for old, name in names.items():
         original = ORIGINAL.fullmatch(name)
         if original is not None and f"{original['module']}.{original['rest']}" not in saved:
@@ -123,7 +128,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
         hint = "merge them with PEFT, or pass --lora keep to write the tensors as they are"
         raise Unsupported(f"there are {len(adapters)} adapters: {found}", expected="one", hint=hint)
     made = tuple(_adapter(path, found) for path, found in parts.items())
-    return PeftState({**tensors, **saved}, made, tuple(saved), exported)
+    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped)
 
 
 def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:

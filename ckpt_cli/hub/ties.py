@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli.hub.classes.rules import HubRules
 from ckpt_cli.hub.config import Config, ties_embeddings
-from ckpt_cli.hub.tied_names import HEADS, tied_pair
+from ckpt_cli.hub.tied_names import HEADS, last_two, tied_pair
 from ckpt_cli.names import printable, stripped_names, unnumbered
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_after_cast, same_values
@@ -73,19 +73,15 @@ def differing_notes(differing: Mapping[str, str], written: Container[str]) -> li
 def _not_averaged(tensor: Tensor, name: str, partner: str, live: Live | None) -> str | None:
     """Why, of two tied tensors of an EMA, the one that loaders ignore is not an average; None if it may be one."""
     model = live() if live is not None else None
-    ends = {_last_two(each) for each in (name, partner, tensor.name)}
+    ends = {last_two(each) for each in (name, partner, tensor.name)}
     short = stripped_names(model or {})
-    alike = [other for stored, other in (model or {}).items() if _last_two(short[stored]) in ends and other.shape == tensor.shape]
+    alike = [other for stored, other in (model or {}).items() if last_two(short[stored]) in ends and other.shape == tensor.shape]
     if not alike:
         return "not compared with the model's own, which is not here: trainers that average only one of the two average that one"
     mine = replace(tensor, alias_of=None)  # aliases name tensors of their own component
     if any(same_after_cast(replace(other, alias_of=None), mine) for other in alike):
         return "this copy is the model's own, so it is not an average"
     return None
-
-
-def _last_two(name: str) -> str:
-    return ".".join(name.split(".")[-2:])
 
 
 def _pairs(tensors: Mapping[str, Tensor], rules: HubRules | None, ties: bool) -> Iterator[tuple[str, str]]:

@@ -1,23 +1,29 @@
-"""What a tokenizer.json says of token ids: those that have no row in the embedding, and whether two tokenizers agree."""
+"""Token ids that have no row in the embedding: those of a tokenizer.json, and the special ones that configs name."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, LfsPointer, NotFound
-from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.assets import Assets
+from ckpt_cli.errors import CkptError
+from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets
+from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.tied_names import EMBEDDINGS
+from ckpt_cli.hub.tokenizer_file import TOKENIZER, TokenizerFile
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
-TOKENIZER = "tokenizer.json"
+SPECIAL = re.compile(r"((forced_)?(bos|eos)|pad|sep|cls|decoder_start)_token_id")
+"""Ids that begin, end or fill a text."""
+
+GENERATIVE = re.compile(r".*((?<!Masked)LM|Generation)")
+"""In names of classes that write texts. Others never ask for these ids, and some (SigLIP) have defaults without a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,54 +47,57 @@ class Beyond:
         return f"{self.count} of {self.total} {self.kind} have ids of {self.rows} and above, but the embedding has {self.rows} rows"
 
 
-def ids_beyond(path: Path, tensors: Mapping[str, Tensor]) -> Iterator[Beyond]:
-    """Tokens of a tokenizer.json whose ids have no row in the input embedding of a model. A file that cannot be read has none."""
-    embedding = next((t for name, t in tensors.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(t.shape) == 2), None)
+def ids_beyond(tokenizer: TokenizerFile, tensors: Mapping[str, Tensor]) -> Iterator[Beyond]:
+    """Tokens of a tokenizer whose ids have no row in the input embedding of a model. A file that cannot be read has none."""
+    embedding = _embedding(tensors)
     if embedding is None:
         return
     rows = embedding.shape[0]
-    for kind, ids in _tokens(_content(path)):
+    for kind, ids in tokenizer.ids:
         if ids and max(ids) >= rows:
             yield Beyond(kind, sum(token >= rows for token in ids), len(ids), max(ids), rows, embedding.name)
 
 
+def special_ids_beyond(files: Mapping[str, Path], config: Config, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """(file name, text) for configs with special ids that have no row: generation with these never ends, or fails.
+
+    Without an embedding among the tensors, ``vocab_size`` says how many rows there are.
+    """
+    embedding, text = _embedding(tensors), config.get("text_config")
+    levels = [level for level in (config, text) if isinstance(level, Mapping)]
+    sizes = [level["vocab_size"] for level in levels if type(level.get("vocab_size")) is int]
+    rows = embedding.shape[0] if embedding is not None else max(sizes, default=None)
+    if rows is None:
+        return
+    generation: Mapping[str, Any] = {}
+    if GENERATION_CONFIG in files:
+        with contextlib.suppress(CkptError):  # what cannot be read is found elsewhere
+            generation = read_config(files[GENERATION_CONFIG])
+    kind = architecture(config)
+    writes = kind is None or GENERATIVE.match(kind) is not None
+    for name, entries in ((GENERATION_CONFIG, [generation]), (CONFIG, levels if writes else [])):
+        beyond = [f"{key} {value}" for entry in entries for key, value in _special(entry) if value >= rows]
+        if beyond:
+            yield name, f"{few(list(dict.fromkeys(beyond)))}: the embedding has {rows} rows"
+
+
 def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor]) -> list[Note]:
-    """Warnings about a tokenizer that is passed on with a model whose embedding is too small for it."""
-    path = assets.files.get(TOKENIZER)
-    return (
-        [Note("warning", "vocabulary", f"{TOKENIZER}: {item.text}") for item in ids_beyond(path, tensors) if item.is_grave] if path else []
-    )
+    """Warnings about ids that are passed on with a model whose embedding is too small for them."""
+    notes = []
+    if assets.tokenizer is not None:
+        beyond = ids_beyond(assets.tokenizer(), tensors)
+        notes = [Note("warning", "vocabulary", f"{TOKENIZER}: {item.text}") for item in beyond if item.is_grave]
+    return [
+        *notes,
+        *(Note("warning", "token-ids", f"{name}: {text}") for name, text in special_ids_beyond(assets.files, assets.config, tensors)),
+    ]
 
 
-def vocabulary_digest(path: Path) -> str | None:
-    """Equal for two tokenizers that give the same ids to the same tokens; None where the file does not say."""
-    content = _content(path)
-    model = content.get("model") if isinstance(content, dict) else None
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(vocabulary, (dict, list)):
-        return None
-    return hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest()
+def _embedding(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    return next((t for name, t in tensors.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(t.shape) == 2), None)
 
 
-def _content(path: Path) -> Any:
-    """What is in the file; nothing if that is no JSON, which is found elsewhere. Raises Unreadable."""
-    try:
-        return parse_json(read_small(path))
-    except (CorruptFile, NotFound, LfsPointer):
-        return None
-
-
-def _tokens(content: Any) -> Iterator[tuple[str, list[int]]]:
-    """Ids of the vocabulary, and of tokens that were added."""
-    model = content.get("model") if isinstance(content, dict) else None
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
-        yield "tokens", [token for token in vocabulary.values() if type(token) is int]
-    elif isinstance(vocabulary, list):
-        yield "tokens", list(range(len(vocabulary)))
-    added = content.get("added_tokens") if isinstance(content, dict) else None
-    if isinstance(added, list):
-        own = set(vocabulary) if isinstance(vocabulary, dict) else set()
-        entries = [token for token in added if isinstance(token, dict) and isinstance(token.get("content"), str)]
-        entries = [token for token in entries if token["content"] not in own]
-        yield "added tokens", [token["id"] for token in entries if type(token.get("id")) is int]
+def _special(entries: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for key, value in entries.items():
+        if SPECIAL.fullmatch(key):
+            yield from ((key, each) for each in (value if isinstance(value, list) else [value]) if type(each) is int)

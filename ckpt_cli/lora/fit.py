@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
+from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
 from ckpt_cli.lora.config import BY_EXPERT, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
 from ckpt_cli.names import few
@@ -128,8 +129,13 @@ def fits(adapter: Adapter, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def lacks_base(state: PeftState) -> bool:
-    """Whether adapters were saved without the weights that they are for."""
-    return bool(state.adapters) and not any(_candidates(adapter, state.tensors) for adapter in state.adapters)
+    """Whether adapters were saved without the weights that they are for.
+
+    With an adapted embedding or output head, PEFT saves a copy of its weight beside the factors (``save_embedding_layers="auto"``).
+    """
+    without = [adapter for adapter in state.adapters if not _candidates(adapter, state.tensors)]
+    copies = {name for name in state.wrapped if last_two(name) in (*EMBEDDINGS, *HEADS)}
+    return bool(without) and (len(without) == len(state.adapters) or all(name in {*copies, *state.saved} for name in state.tensors))
 
 
 def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:

@@ -14,13 +14,13 @@ from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture, ties_embeddings
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
-from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, tied_pair
+from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
+from ckpt_cli.lora.copies import with_ties, without_copies
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, fuse_adapters, is_of_experts, lacks_base, layout_doubt, on_base, pattern_key
 from ckpt_cli.lora.whole import check_whole
 from ckpt_cli.results.lora import LoraInfo
 from ckpt_cli.tensors.component import Component, Note
-from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -113,10 +113,11 @@ def with_adapters_fused(
                 path=component.root,
                 hint="pass --base with the model that training started from to fuse them, or --lora export to write a PEFT folder",
             )
-        state = on_base(state, as_in_memory(base.tensors, opened.assets.config))
+        weights = as_in_memory(base.tensors, opened.assets.config)
+        state = on_base(without_copies(state, weights, opened.assets.config), weights)
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
     notes += check_whole(state, facts, saved, opened.assets.config, state.tensors)
-    state = replace(state, tensors=_with_ties(state.tensors, opened.assets.config))
+    state = replace(state, tensors=with_ties(state.tensors, opened.assets.config, state.adapters))
     notes += _tie_notes(state, opened.assets.config)
     result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
     notes += _layout_notes(state, facts)
@@ -129,8 +130,7 @@ def _tie_notes(state: PeftState, config: Config) -> list[Note]:
     if not ties_embeddings(config):
         return []
     adapted = [name for adapter in state.adapters if (name := adapted_name(adapter, state.tensors)) is not None]
-    ends = {name: ".".join(name.split(".")[-2:]) for name in adapted}
-    embeddings, heads = ([name for name in adapted if ends[name] in known] for known in (EMBEDDINGS, HEADS))
+    embeddings, heads = ([name for name in adapted if last_two(name) in known] for known in (EMBEDDINGS, HEADS))
     if bool(embeddings) == bool(heads):
         return []
     other = "the output head" if embeddings else "the embedding"
@@ -138,14 +138,6 @@ def _tie_notes(state: PeftState, config: Config) -> list[Note]:
         f"the adapter of {(embeddings or heads)[0]} changes {other} too, which config.json ties to it: in training {other} had no adapter"
     )
     return [Note("warning", "lora-tied", text)]
-
-
-def _with_ties(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
-    """Makes a tied head an alias of its embedding if the format has lost that: an update of one updates both."""
-    pair = tied_pair(list(tensors)) if ties_embeddings(config) else None
-    if pair is None or tensors[pair[0]].alias_of is not None or not same_values(tensors[pair[0]], tensors[pair[1]]):
-        return dict(tensors)
-    return {**tensors, pair[0]: replace(tensors[pair[0]], alias_of=tensors[pair[1]].name)}
 
 
 def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, reference: Component | None = None) -> Exported:
@@ -195,13 +187,14 @@ def exported_scales(opened: Adapted, alpha: float | None) -> dict[str, float]:
 
 def saved_names(state: PeftState) -> tuple[str, ...]:
     """Tensors that were trained as a whole: as PEFT marks them, or all that lie beside adapters without a base."""
-    return state.saved or (tuple(state.tensors) if lacks_base(state) else ())
+    return state.saved or (tuple(name for name in state.tensors if name not in state.wrapped) if lacks_base(state) else ())
 
 
 def _exported(state: PeftState) -> dict[str, Tensor]:
     """With tensors that an adapter file has beside its adapters, whose names have no mark of PEFT."""
     beside = state.tensors if lacks_base(state) else {}
-    return {**{f"{PREFIX}{name}": tensor for name, tensor in beside.items()}, **state.exported}
+    named = {state.wrapped.get(name, f"{PREFIX}{name}"): tensor for name, tensor in beside.items() if name not in state.saved}
+    return {**named, **state.exported}
 
 
 def _is_transposed(state: PeftState) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.config import Config, layer_count, ties_embeddings
 from ckpt_cli.hub.peft_names import PREFIX, PeftState
+from ckpt_cli.hub.tied_names import MODULES
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
 from ckpt_cli.lora.fit import is_of_experts
 from ckpt_cli.names import few
@@ -23,7 +24,6 @@ from ckpt_cli.tensors.tensor import Tensor
 OF_THE_TASK = frozenset({"classifier", "score", "qa_outputs"})
 """What PEFT adds to ``modules_to_save`` for classes with a head of their own, whatever that is called (``peft_model.py``)."""
 
-TIED = frozenset({"lm_head", "embed_tokens"})
 NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)", re.ASCII)
 
 
@@ -83,9 +83,9 @@ def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Ma
     heads = [entry for entry in OF_THE_TASK if _is_saved(entry, of_base)]
     some = any(_is_saved(entry, owners) for entry in entries if entry in OF_THE_TASK)
     may_tie = not config or ties_embeddings(config) or facts.config.get("ensure_weight_tying") is True
-    tied = may_tie and any(_is_saved(entry, owners) for entry in TIED)
+    tied = may_tie and any(_is_saved(entry, owners) for entry in MODULES)
     for entry in entries:
-        if _is_saved(entry, owners) or (entry in TIED and tied):
+        if _is_saved(entry, owners) or (entry in MODULES and tied):
             continue
         if entry in OF_THE_TASK and (some or (heads and entry not in heads)):
             continue

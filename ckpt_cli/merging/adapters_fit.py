@@ -7,6 +7,7 @@ from pathlib import Path
 from ckpt_cli.base_model.resemblance import ENOUGH
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.peft_names import parse_peft
+from ckpt_cli.lora.copies import with_ties
 from ckpt_cli.lora.fit import fits
 from ckpt_cli.lora.merge import Adapted, as_in_memory
 from ckpt_cli.tensors.component import Component
@@ -15,7 +16,7 @@ from ckpt_cli.tensors.component import Component
 def check_adapters_fit(opened: Adapted, base: Component, folder: Path) -> None:
     """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
     state = parse_peft(opened.component.tensors)
-    tensors = as_in_memory(base.tensors, opened.assets.config)
+    tensors = with_ties(as_in_memory(base.tensors, opened.assets.config), opened.assets.config, state.adapters)
     fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
     if fitting < ENOUGH * len(state.adapters):
         raise Inconsistent(

@@ -81,6 +81,7 @@ def _job(
 ) -> Job:
     parts = _parts(group, style, base, rules, options)
     for part in parts:
+        _refuse_part_in_place(part, options)
         held = base.component.tensors if base is not None and base.component is not None else None
         refuse_lacking(part.claim, part.selection.tensors, held, options.names)
     loaded = options.weights_name or style.loaded
@@ -94,6 +95,17 @@ def _job(
     side = model_files(group[0].assets, whole)
     written = {file.name for file in whole.files}
     return Job(parts, target, whole, {name: content for name, content in side.items() if name not in written})
+
+
+def _refuse_part_in_place(part: Part, options: MergeOptions) -> None:
+    """Raise UsageError for a part of a model beside its config under the name of the whole: loaders would take it for that."""
+    left_out = part.selection.filtered or part.selection.unmapped
+    if options.in_place and options.weights_name is None and left_out and not part.claim.is_whole:
+        name = part.plan.files[0].name
+        raise UsageError(
+            f"--in-place would write {name} without {len(left_out)} tensors of the model, and loaders take it for the whole",
+            hint="name the file with --weights-name, or write to another folder with -o",
+        )
 
 
 def _parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ckpt_cli.hub.config import ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, stripped_names
 from ckpt_cli.state.parameter_order import name_parameters
-from ckpt_cli.tensors.component import Component
+from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -120,6 +121,19 @@ def named_numbers(slots: Slots, groups: Sequence[Sequence[int]], model: OpenedCo
         names = dict(zip(groups[0], candidates, strict=True))
         return names if all(belongs(tensor, candidates[names[int(number)]]) for (number, _), tensor in slots.items()) else None
     return named_by_shapes(slots, candidates, groups)
+
+
+def order_notes(names: Mapping[int, str], model: OpenedComponent) -> list[Note]:
+    """What is said of numbers that only the order of the model gives names to: where shapes are alike, no file proves it."""
+    shapes = {name: (is_cut(tensor), tensor.shape) for name, tensor in candidates_of(model).items()}
+    count = Counter(shapes.values())
+    alike = [name for name in names.values() if count[shapes[name]] > 1]
+    if not alike:
+        return []
+    text = f"the optimizer has numbers in place of names: {len(alike)} of {len(names)} parameters have the shape of another one, and that"
+    return [
+        Note("info", "assumed-order", f"{text} they were numbered in the order of the model, as model.parameters() gives them, is assumed")
+    ]
 
 
 def undecided(groups: Sequence[Sequence[int]], path: Path) -> Undecidable:

@@ -38,6 +38,7 @@ from ckpt_cli.state.numbered import (
     is_cut,
     named_by_shapes,
     named_numbers,
+    order_notes,
     recorded_names,
     renamed,
     undecided,
@@ -119,7 +120,7 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
         return optimizer_of(f"{kind}, by name", state, [])
     slots = {(str(int(parameter)), slot): tensor for (parameter, slot), tensor in state.tensors.items()}
     groups = [[int(parameter) for parameter in group["params"]] for group in entries.groups]
-    model, layout = described(), f"{kind}, by recorded names"
+    model, layout, notes = described(), f"{kind}, by recorded names", list[Note]()
     names = recorded_names(entries)
     if names is not None:
         by_name = {(names[int(number)], slot): tensor for (number, slot), tensor in slots.items()}
@@ -129,8 +130,9 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
         names, layout = named_numbers(slots, groups, model), f"{kind}, by the order of parameters"
         if names is None:
             raise undecided(groups, root)
+        notes = order_notes(names, model)
     texts = {str(number): name for number, name in names.items()}
-    return optimizer_of(layout, _named(slots, entries, texts), [])
+    return optimizer_of(layout, _named(slots, entries, texts), notes)
 
 
 def _named(slots: Slots, entries: RankEntries, names: Mapping[str, str]) -> NamedState:
@@ -246,7 +248,8 @@ def _of_numbers(
         slots = {(names[int(parameter)], slot): tensor for (parameter, slot), tensor in slots.items()} if names else {}
     if names is not None:
         own = {name: name for name in names.values()}
-        return optimizer_of("by the order of parameters", _named(slots, renamed(ranks[0], names), own), notes)
+        known = _named(slots, renamed(ranks[0], names), own)
+        return optimizer_of("by the order of parameters", known, [*notes, *order_notes(names, model)])
     raise undecided(groups, ranks[0].path)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, is_file, stays_inside
-from ckpt_cli.files.source import read_small, size_of
+from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import ASSET_NAMES, ASSET_PATTERN, CONFIG
-from ckpt_cli.hub.text_assets import TEXTS, check_text
+from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.findings import finding, unread
 
@@ -28,10 +28,9 @@ def check_beside(folder: Path) -> Iterator[Finding]:
     """Problems for loaders in tokenizer, processor and the like. The config has its own checks."""
     for path in files_in(folder, _is_asset):
         try:
+            check_filled(path)
             if path.suffix in TEXTS:
                 check_text(path)
-            else:
-                size_of(path)
         except CkptError as error:
             yield unread("damaged-side-file", error, path.name)
 

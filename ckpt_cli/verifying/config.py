@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
-from ckpt_cli.errors import CkptError, Unreadable
+from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file
-from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Expected
@@ -19,7 +19,8 @@ from ckpt_cli.hub.classes.fit import NAMINGS, VALUE_HEAD, Fit, KnownClass, chang
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
-from ckpt_cli.hub.tokenizer import TOKENIZER, ids_beyond
+from ckpt_cli.hub.tokenizer import ids_beyond, special_ids_beyond
+from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable
 from ckpt_cli.results.verify import Finding
@@ -59,6 +60,8 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck({}, (unread("damaged-config", error, CONFIG),))
     found = [*_dtype(config, tensors)] if written else []
     found += _vocabulary(folder, tensors)
+    beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
+    found += [finding("token-ids", text, file=name) for name, text in special_ids_beyond(beside, config, tensors)]
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
@@ -149,10 +152,7 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
 
 def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """Every id that the tokenizer makes needs a row of the embedding."""
-    try:
-        beyond = list(ids_beyond(folder / TOKENIZER, tensors))
-    except Unreadable:
-        return  # a finding about the file itself says so
+    beyond = ids_beyond(tokenizer_at(folder / TOKENIZER)(), tensors)
     for item in beyond:
         code = "vocabulary" if item.is_grave else "added-tokens"
         yield finding(code, item.text, tensor=item.embedding, file=TOKENIZER, largest=item.largest, rows=item.rows)

@@ -37,7 +37,7 @@ KINDS: dict[str, Kind] = {
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
     "damaged-side-file": Kind(
-        "error", "headers", "a JSON file of the tokenizer or the processor cannot be read", "get it again from the base"
+        "error", "headers", "a file of the tokenizer or the processor is empty or cannot be read", "get it again from the base"
     ),
     "changed-side-file": Kind(
         "warning", "headers", "a file beside the weights has changed since it was written", "merge again, unless it was changed on purpose"
@@ -109,6 +109,9 @@ KINDS: dict[str, Kind] = {
         "correct the dtype in config.json",
     ),
     "vocabulary": Kind("error", "headers", "the tokenizer produces ids for which the embedding has no row", "take both from one model"),
+    "token-ids": Kind(
+        "warning", "headers", "config.json or generation_config.json names special tokens for which the embedding has no row"
+    ),
     "added-tokens": Kind("info", "headers", "added tokens of the tokenizer have ids beyond the rows of the embedding"),
     "tied-stored": Kind("info", "headers", "a tensor is stored although the config ties it to another"),
     "other-weights": Kind("info", "headers", "weights beside the model that belong to no index"),

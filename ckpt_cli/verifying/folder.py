@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.discover.beside.files import could_be_model
+from ckpt_cli.discover.beside.stages import stage_trouble
 from ckpt_cli.discover.same_weights import holds_same, is_copy_of
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
 from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside
@@ -23,6 +24,7 @@ from ckpt_cli.formats.safetensors.folder import EMA, INDEX, INDEX_SUFFIX, SINGLE
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
 from ckpt_cli.formats.sets.names import part_error, part_name, unlisted_parts
+from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.names import few
@@ -130,6 +132,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     found += [*check_beside(folder), *(check_changed(folder, manifest.side_checksums) if manifest is not None else ())]
     if sets:
         found += _in_other_formats(folder, sets[0], manifest, files)
+        stage = stage_error(folder, Folders()) or stage_trouble(folder, sets[0].tensors, files, lambda match: format_of(match).is_loaded)
+        found += [finding("part-of-set", _told(stage))] if stage is not None else []
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
 
 

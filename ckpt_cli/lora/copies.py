@@ -1,0 +1,56 @@
+"""Weights of the base that an adapter's file holds a copy of, and tied weights that a base stores once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.peft_names import Adapter, PeftState
+from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
+from ckpt_cli.tensors.equality import same_after_cast, same_values
+from ckpt_cli.tensors.tensor import Tensor
+
+
+def without_copies(state: PeftState, base: Mapping[str, Tensor], config: Config) -> PeftState:
+    """The state without the weights that the base has too. One of another shape stays: the vocabulary was resized before training.
+
+    Training does not change the weight under an adapter, so that a copy with other values is that of another model: raises Inconsistent.
+    """
+    pair = tied_pair([*base, *(name for name in state.wrapped if name not in base)]) if ties_embeddings(config) else None
+    partners = {pair[0]: pair[1], pair[1]: pair[0]} if pair is not None else {}
+    kept = dict(state.tensors)
+    for name in state.wrapped:
+        other = base.get(name) or base.get(partners.get(name, ""))
+        if other is None or name in state.saved or other.shape != kept[name].shape:
+            continue
+        if not same_after_cast(kept[name], other) and not same_after_cast(other, kept[name]):
+            raise Inconsistent(
+                "the adapter's file has a copy of this weight of its base, and the base has other values",
+                tensor=state.wrapped[name],
+                expected="the model that the adapter was trained on",
+                hint="pass that model as --base",
+            )
+        del kept[name]
+    return replace(state, tensors=kept)
+
+
+def with_ties(tensors: Mapping[str, Tensor], config: Config, adapters: Sequence[Adapter] = ()) -> dict[str, Tensor]:
+    """Makes a tied head an alias of its embedding, as an update of one updates both: if the format has lost that, or stores one of them.
+
+    ``adapters``: a head is only added if one of them is for it.
+    """
+    if not ties_embeddings(config):
+        return dict(tensors)
+    pair = tied_pair(list(tensors))
+    if pair is not None:
+        head, embedding = (tensors[name] for name in pair)
+        alike = head.alias_of is None and same_values(head, embedding)
+        return {**tensors, pair[0]: replace(head, alias_of=embedding.name)} if alike else dict(tensors)
+    heads = [name for adapter in adapters if last_two(name := f"{adapter.module}.weight") in HEADS and name not in tensors]
+    embeddings = [name for name in tensors if last_two(name) in EMBEDDINGS]
+    if len(heads) != 1 or len(embeddings) != 1 or any(last_two(name) in HEADS for name in tensors):
+        return dict(tensors)
+    embedding = tensors[embeddings[0]]
+    return {**tensors, heads[0]: replace(embedding, name=heads[0], alias_of=embedding.name)}

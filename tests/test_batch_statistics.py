@@ -1,0 +1,80 @@
+"""Running statistics of batch normalisation in averages: they are those of one model each, and none of their average."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError
+from tests.tensors import load
+
+
+def network(seed: int, norm: Any) -> nn.Module:
+    """A network that has seen ``seed`` batches."""
+    torch.manual_seed(seed)
+    made = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 2, 3))
+    made.train()
+    for _ in range(seed):
+        made(torch.randn(2, 3, 8, 8))
+    return made
+
+
+def saved(folder: Path, seed: int, norm: Any) -> Path:
+    torch.save(network(seed, norm).state_dict(), folder / f"{seed}.pt")
+    return folder / f"{seed}.pt"
+
+
+def warnings(result: Any) -> dict[str, str]:
+    return {note.code: note.text for note in result.outputs[0].notes if note.level == "warning"}
+
+
+@pytest.mark.parametrize("make", [lambda: nn.BatchNorm2d(4), lambda: nn.BatchNorm2d(4, momentum=None)])
+def test_statistics_are_named_and_counters_are_not_averaged(make: Any, tmp_path: Path) -> None:
+    paths = [saved(tmp_path, seed, make()) for seed in (2, 5)]
+    result = ckpt_cli.average(paths, tmp_path / "out")
+    assert "1.running_mean, 1.running_var" in warnings(result)["batch-statistics"]
+    assert "update_bn" in warnings(result)["batch-statistics"]
+    assert "1.num_batches_tracked" in warnings(result)["newest-taken"]
+    assert load(tmp_path / "out")["1.num_batches_tracked"] == 5
+
+
+def test_are_refused_with_strict(tmp_path: Path) -> None:
+    paths = [saved(tmp_path, seed, nn.BatchNorm2d(4)) for seed in (2, 5)]
+    with pytest.raises(CkptError):
+        ckpt_cli.average(paths, tmp_path / "out", strict=True, exclude="*num_batches_tracked")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_recipe_gives_the_statistics_of_the_average(tmp_path: Path) -> None:
+    paths = [saved(tmp_path, seed, nn.BatchNorm2d(4)) for seed in (2, 5)]
+    ckpt_cli.average(paths, tmp_path / "out")
+    model = network(0, nn.BatchNorm2d(4))
+    model.load_state_dict(load(tmp_path / "out"))
+    batches = [torch.randn(4, 3, 8, 8) for _ in range(3)]
+    torch.optim.swa_utils.update_bn(batches, model)
+    with torch.no_grad():
+        seen = torch.stack([model[0](batch).mean(dim=(0, 2, 3)) for batch in batches])
+    assert torch.allclose(model[1].running_mean, seen.mean(0), atol=1e-5)
+    assert not torch.allclose(load(tmp_path / "out")["1.running_mean"], seen.mean(0), atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.GroupNorm(2, 4), lambda: nn.BatchNorm2d(4, track_running_stats=False)])
+def test_other_norms_have_none(make: Any, tmp_path: Path) -> None:
+    paths = [saved(tmp_path, seed, make()) for seed in (2, 5)]
+    assert "batch-statistics" not in warnings(ckpt_cli.average(paths, tmp_path / "out"))
+
+
+def test_statistics_that_are_equal_or_of_one_checkpoint_alone_are_no_average(tmp_path: Path) -> None:
+    """A frozen norm, and a checkpoint of weight 1 beside others of weight 0."""
+    paths = [saved(tmp_path, seed, nn.BatchNorm2d(4)) for seed in (2, 5)]
+    assert "batch-statistics" not in warnings(ckpt_cli.average(paths, tmp_path / "one", method="weighted", weights=(0, 1)))
+    for path, value in zip(paths, (1.0, 2.0), strict=True):
+        state = torch.load(path)
+        state |= {"1.running_mean": torch.ones(4), "1.running_var": torch.ones(4), "0.bias": torch.full((4,), value)}
+        torch.save(state, path)
+    assert "batch-statistics" not in warnings(ckpt_cli.average(paths, tmp_path / "out"))

@@ -1,0 +1,119 @@
+"""Adapters of tied embeddings as PEFT saves them by default: with a copy of the weight that is adapted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError, Inconsistent
+from tests import tiny
+from tests.tensors import differences, load
+
+peft = pytest.importorskip("peft")
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning")]
+MODULES = ["embed_tokens", "lm_head"]
+
+
+def adapted(folder: Path, base: Path, module: str, **options: Any) -> tuple[Path, dict[str, torch.Tensor]]:
+    """An adapter saved by PEFT, and what PEFT makes of it and its base."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", module], task_type="CAUSAL_LM")
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(model, config)
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn_like(parameter) * 0.3
+    wrapped.save_pretrained(folder, **options)
+    merged = wrapped.merge_and_unload().state_dict()
+    return folder, {name: tensor.clone() for name, tensor in merged.items()}
+
+
+def base_of(folder: Path, *, tied: bool, stored: bool = False) -> Path:
+    weights = tiny.weights(tied=tied)
+    if stored:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    return tiny.folder(folder, weights, tiny.config(tie_word_embeddings=tied))
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(("tied", "stored"), [(True, False), (True, True), (False, False)], ids=["tied", "tied, both stored", "untied"])
+@pytest.mark.parametrize("options", [{}, {"save_embedding_layers": False}], ids=["with a copy", "without"])
+def test_is_fused_as_peft_does(module: str, tied: bool, stored: bool, options: dict[str, Any], tmp_path: Path) -> None:
+    base = base_of(tmp_path / "base", tied=tied, stored=stored)
+    adapter, wanted = adapted(tmp_path / "adapter", base, module, **options)
+    assert any("base_layer" in name for name in load_file(adapter / "adapter_model.safetensors")) == (not options)
+    result = ckpt_cli.merge(adapter, tmp_path / "out", base=base, verify=True)
+    found = load(tmp_path / "out")
+    assert found.keys() == {name for name in wanted if name != "lm_head.weight" or not tied}
+    for name, tensor in found.items():
+        assert torch.allclose(tensor, wanted[name], atol=1e-6), name
+    # Training used the other one of two tied tensors without the adapter, and a merged model cannot.
+    assert any(note.code == "lora-tied" for note in result.outputs[0].notes) == tied
+    assert not [item for item in result.outputs[0].verified[0].findings if item.severity == "error"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_is_exported_as_it_was_saved(module: str, tmp_path: Path) -> None:
+    base = base_of(tmp_path / "base", tied=True)
+    adapter, _ = adapted(tmp_path / "adapter", base, module)
+    for number, options in enumerate(({}, {"base": base, "lora": "export"})):
+        ckpt_cli.merge(adapter, tmp_path / f"out{number}", **options)  # type: ignore[arg-type]
+        assert differences(load(tmp_path / f"out{number}"), load_file(adapter / "adapter_model.safetensors")) == []
+        assert json.loads((tmp_path / f"out{number}" / "adapter_config.json").read_text())["modules_to_save"] is None
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_of_another_base_is_refused(module: str, tmp_path: Path) -> None:
+    adapter, _ = adapted(tmp_path / "adapter", base_of(tmp_path / "base", tied=True), module)
+    other = tiny.folder(tmp_path / "other", tiny.weights(9, tied=True), tiny.config(tie_word_embeddings=True))
+    with pytest.raises(Inconsistent, match="copy of this weight") as caught:
+        ckpt_cli.merge(adapter, tmp_path / "out", base=other)
+    assert "base_layer" in str(caught.value.tensor)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_of_a_base_in_another_dtype_is_fused(module: str, tmp_path: Path) -> None:
+    """The copy is in the dtype of training."""
+    base = base_of(tmp_path / "base", tied=True)
+    rounded = tiny.folder(
+        tmp_path / "bf16",
+        {name: tensor.bfloat16() for name, tensor in load(base).items()},
+        tiny.config(tie_word_embeddings=True, torch_dtype="bfloat16"),
+    )
+    adapter, _ = adapted(tmp_path / "adapter", base, module)
+    ckpt_cli.merge(adapter, tmp_path / "out", base=rounded)
+    assert load(tmp_path / "out")["model.embed_tokens.weight"].dtype == torch.bfloat16
+
+
+def test_a_resized_embedding_replaces_that_of_the_base(tmp_path: Path) -> None:
+    """New tokens were added before training: the copy has rows that the base lacks."""
+    base = base_of(tmp_path / "base", tied=False)
+    adapter, _ = adapted(tmp_path / "adapter", base, "embed_tokens")
+    path = adapter / "adapter_model.safetensors"
+    tensors = load_file(path)
+    copy, factor = "base_model.model.model.embed_tokens.base_layer.weight", "base_model.model.model.embed_tokens.lora_embedding_A"
+    tensors[copy] = torch.cat([tensors[copy], torch.ones(8, 16)])
+    tensors[factor] = torch.cat([tensors[factor], torch.zeros(4, 8)], dim=1)
+    save_file(tensors, path, metadata={"format": "pt"})
+    ckpt_cli.merge(adapter, tmp_path / "out", base=base)
+    assert torch.equal(load(tmp_path / "out")["model.embed_tokens.weight"][64:], torch.ones(8, 16))
+
+
+def test_a_checkpoint_with_a_lost_weight_is_no_adapter(tmp_path: Path) -> None:
+    """All else of the model is there, so that the adapters are not alone."""
+    weights = {
+        f"base_model.model.{name}": tensor for name, tensor in tiny.weights().items() if name != "model.layers.0.self_attn.q_proj.weight"
+    }
+    home = tiny.verl(tmp_path / "run", {**weights, **tiny.factors()})
+    (home / "lora_train_meta.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
+    with pytest.raises(CkptError, match="weight that this adapter belongs to"):
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")

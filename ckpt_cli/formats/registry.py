@@ -4,12 +4,12 @@
 module                reads
 ====================  =============================================================================
 `rank_files`          one ``torch.save`` file per rank: verl, EasyR1, SkyRL, lmms-engine, accelerate, BAGEL forks
-`megatron`            Megatron-LM, NeMo, verl, slime: torch_dist steps
+`megatron`            Megatron-LM, NeMo, verl, slime: torch_dist steps, and legacy files of ranks
 `dcp`                 torch DCP folders: accelerate, Lightning, torchtitan, OLMo-core, composer, ...
 `safetensors/shards`  sharded safetensors of torch's HuggingFaceStorageWriter
 `safetensors/folder`  safetensors, single or with an index: Hugging Face model folders
 `torch_files`         single files of ``torch.save``, also ``pytorch_model.bin`` with an index
-`unread`              nothing: DeepSpeed's and Megatron's folders and unknown sets, which are refused by name
+`unread`              nothing: DeepSpeed's folders and unknown sets, which are refused by name
 ====================  =============================================================================
 """
 
@@ -24,6 +24,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
+from ckpt_cli.formats.megatron.legacy import Legacy
 from ckpt_cli.formats.megatron.reader import TorchDist
 from ckpt_cli.formats.placeholders import refuse_placeholders
 from ckpt_cli.formats.rank_files.reader import RankShards
@@ -35,7 +36,7 @@ from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import Unread
 from ckpt_cli.tensors.component import Component
 
-FORMATS: tuple[Format, ...] = (RankShards(), TorchDist(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
+FORMATS: tuple[Format, ...] = (RankShards(), TorchDist(), Legacy(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
 
 
 def recognise(path: Path, there: Folders | None = None) -> list[Match]:

@@ -30,7 +30,7 @@ class Trainer:
     evidence: str = ""
 
 
-RANKS, DCP, MEGATRON = ("rank-shards",), ("dcp",), ("megatron-dist",)
+RANKS, DCP, MEGATRON = ("rank-shards",), ("dcp",), ("megatron-dist", "megatron-legacy")
 TRAINERS = (
     Trainer("BAGEL fork", RANKS, evidence="BAGEL fork"),
     Trainer("BAGEL fork", DCP, root="model_sharded|ema_sharded"),

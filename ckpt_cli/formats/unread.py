@@ -1,4 +1,4 @@
-"""Folders that are recognised but not read: steps of DeepSpeed and Megatron, and sets of unknown names.
+"""Folders that are recognised but not read: steps of DeepSpeed, and sets of unknown names.
 
 They are last in the registry, and count only if no other format matches: a folder that also holds a whole model
 is that model.
@@ -6,24 +6,18 @@ is that model.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, Unsupported
+from ckpt_cli.errors import Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
-from ckpt_cli.formats.sets.contents import MEGATRON
 from ckpt_cli.formats.sets.deepspeed import deepspeed_hint, unread_sets
 from ckpt_cli.formats.sets.names import SUFFIXES, error_of, part_of
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.tensors.component import Component
 
 FORMAT = "unread"
-LEGACY = re.compile(r"mp_rank_[0-9]{2,}(_[0-9]{3,})*", re.ASCII)
-"""Folders of the ranks in a step of Megatron before torch_dist."""
-
-LEGACY_FILE = "model_optim_rng.pt"
 MAX_NAMES = 1000
 STAGE_0_TO_2 = "mp_rank_00_model_states.pt"
 
@@ -38,11 +32,6 @@ class Unread(Format):
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if not there.is_folder(path):
             return []
-        ranks = [folder for folder in there.folders(path, LEGACY.fullmatch) if there.is_file(folder / LEGACY_FILE)]
-        if ranks:
-            text = f"this is a Megatron checkpoint in {counted(len(ranks))} (legacy torch format), which is not read yet"
-            trouble: CkptError = Unsupported(text, path=path, hint=MEGATRON)
-            return [Match(FORMAT, "model", path, tuple(folder / LEGACY_FILE for folder in ranks), "Megatron-LM", trouble=trouble)]
         names = [entry.name for entry in there.files(path, lambda name: name.endswith(SUFFIXES))]
         sharded = unread_sets(names)
         if sharded:

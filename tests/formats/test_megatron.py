@@ -37,6 +37,11 @@ class TestTorchDist(FormatConformance):
         case = data / "megatron" / "llama-tp2"
         return Example(case / "checkpoint" / "iter_0000020", case / "expected_native.safetensors")
 
+    def test_merging_gives_the_tensors_of_the_training(self, original: Example, folder: Path, tmp_path: Path) -> None:
+        """Under Megatron's names; by default they get those of the hub."""
+        ckpt_cli.merge(folder, tmp_path / "out", names="native")
+        assert differences(load(tmp_path / "out"), load(original.expected)) == []
+
 
 class TestNativeNames:
     @pytest.mark.parametrize("case", STEPS)

@@ -106,7 +106,7 @@ def joined(name: str, parts: Sequence[Tensor], *, gated: bool) -> Tensor:
             "it is not known how tensor parallelism cuts this tensor",
             tensor=name,
             expected="a tensor of Megatron core's GPT models",
-            hint="load it with Megatron and save it with --ckpt-format torch_dist",
+            hint="load it with Megatron and save it in the format torch_dist",
         )
     if cut == "none":
         return with_copies(parts)

@@ -17,6 +17,8 @@ from ckpt_cli.formats.megatron.joining import joined, local_tensors, with_copies
 from ckpt_cli.formats.megatron.native import in_order
 from ckpt_cli.formats.megatron.ranks import FILE, RANK_FOLDER, RankFile, Sizes, read_ranks
 from ckpt_cli.formats.megatron.reader import argument_leaves, check_iteration, iteration_of
+from ckpt_cli.formats.megatron.training import of_ranks, refuse_numbered
+from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.names import check_name
 from ckpt_cli.tensors.component import Component, Mesh, Note
@@ -44,6 +46,13 @@ class Legacy(Format):
             return []
         found = [folder / FILE for folder in there.folders(path, RANK_FOLDER.fullmatch) if there.is_file(folder / FILE)]
         return [Match(FORMAT, "model", path, tuple(found), self.display)] if found else []
+
+    def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
+        return of_ranks(match.files, files), match.root
+
+    def optimizer(self, match: Match, files: Files) -> NamedState | None:
+        refuse_numbered(match.files, files)
+        return None
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         sizes, ranks = read_ranks(match.files, files)

@@ -73,7 +73,7 @@ def sizes_of(common: Common, path: Path) -> Sizes:
             f"experts were cut by {etp} ranks and other tensors by {tp}, which legacy files do not show",
             path=path,
             expected="expert_tensor_parallel_size = tensor_model_parallel_size",
-            hint="load it with Megatron and save it with --ckpt-format torch_dist",
+            hint="load it with Megatron and save it in the format torch_dist",
         )
     return Sizes(tp, pp, common.size("vpp") or 1, ep)
 

@@ -17,6 +17,8 @@ from ckpt_cli.formats.megatron.common import SHOWN, Common
 from ckpt_cli.formats.megatron.native import is_state
 from ckpt_cli.formats.megatron.signs import BACKEND, COMMON, TORCH_DIST, backend_of, is_step, trouble_of
 from ckpt_cli.formats.megatron.step import Step, data_files
+from ckpt_cli.formats.megatron.training import of_step, optimizer_of_step, steps_beside
+from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.names import is_extra_state
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import Unrepresented, to_json
@@ -54,15 +56,19 @@ class TorchDist(Dcp):
         return ["model", MASTER] if _opened(match, files).masters is not None else ["model"]
 
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
-        return {}, match.root
+        step = _opened(match, files)
+        _check_iteration(step.common, match)
+        beside = [of_step(other) for other in steps_beside(match.root, files)]
+        return {name: value for held in (*beside, of_step(step)) for name, value in held.items()}, match.root
 
     def doubts(self, match: Match, files: Files) -> list[Note]:
         step = _opened(match, files)
         _check_iteration(step.common, match)
         return origin_notes(step.catalog, match.root)
 
-    def optimizer(self, match: Match, files: Files) -> None:
-        return None
+    def optimizer(self, match: Match, files: Files) -> NamedState | None:
+        steps = [_opened(match, files), *steps_beside(match.root, files)]
+        return next((state for step in steps if (state := optimizer_of_step(step)) is not None), None)
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         step = _opened(match, files)

@@ -111,6 +111,30 @@ class TestHubNames:
         assert differences(load(tmp_path / "out"), expected(data, "mixtral-ep2")) == []
 
 
+class TestTied:
+    """A head that is there although the config ties it is compared with the embedding, never just left out."""
+
+    def merged(self, data: Path, base: Any, tmp_path: Path, head: torch.Tensor | None = None) -> tuple[Tensors, list[str]]:
+        weights = load(data / "megatron" / "legacy-qwen2-te-tp2" / "expected_native.safetensors")
+        embedding = weights["embedding.word_embeddings.weight"]
+        weights["output_layer.weight"] = embedding.clone() if head is None else head
+        args = arguments(hidden_size=32, add_qkv_bias=True, untie_embeddings_and_output_weights=True)
+        write_legacy(tmp_path / "run", weights, args, [[2]])
+        result = ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=base("legacy-qwen2-te-tp2"))
+        return load(tmp_path / "out"), [note.code for note in result.outputs[0].notes]
+
+    def test_an_equal_one_is_left_out(self, data: Path, base: Any, tmp_path: Path) -> None:
+        found, codes = self.merged(data, base, tmp_path)
+        assert differences(found, expected(data, "legacy-qwen2-te-tp2")) == []
+        assert "config-differs" in codes
+
+    def test_one_of_its_own_is_written(self, data: Path, base: Any, tmp_path: Path) -> None:
+        head = torch.ones(64, 32, dtype=torch.bfloat16)
+        found, codes = self.merged(data, base, tmp_path, head)
+        assert torch.equal(found["lm_head.weight"], head[:53])
+        assert "tied-heads-differ" in codes
+
+
 class TestAverages:
     def test_of_other_parallel_sizes_and_paddings(self, data: Path, base: Any, tmp_path: Path) -> None:
         runs = [data / "megatron" / case / "checkpoint" for case in ("llama-tp1", "llama-tp2")]

@@ -99,11 +99,18 @@ def order_of(match: Match) -> int:
 
 def joined(first: Match, second: Match) -> Match:
     """Two matches of the same component, from two folders, as one. Contradictions become its ``trouble``; nothing is read."""
-    if first.format != second.format:
+    known = _common(first, second)
+    if known is None:
         return replace(first, trouble=Inconsistent(f"{first.root} is {first.format}, {second.root} is {second.format}"))
-    return format_of(first).joined(first, second)
+    return known.joined(first, second)
 
 
 def complement(first: Match, second: Match) -> bool:
     """Whether two matches of two folders look like parts of one save."""
-    return (first.format, first.component) == (second.format, second.component) and format_of(first).complements(first, second)
+    known = _common(first, second)
+    return known is not None and first.component == second.component and known.complements(first, second)
+
+
+def _common(first: Match, second: Match) -> Format | None:
+    """The format of two matches: that of one of them, if it takes the other one for a part; None if neither does."""
+    return next((known for known, other in ((format_of(first), second), (format_of(second), first)) if known.takes(other)), None)

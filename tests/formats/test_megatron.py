@@ -108,6 +108,22 @@ class TestFolders:
         shutil.copytree(case / "iter_0000030", tmp_path / "run" / "iter_0000030")
         assert ckpt_cli.detect(tmp_path / "run").checkpoint.step == 30
 
+    @pytest.mark.parametrize("case", ["qwen3-tp2-dp2-fullypar", "legacy-qwen2-te-tp2"])
+    def test_nodes_keep_files_of_their_own(self, case: str, data: Path, tmp_path: Path) -> None:
+        folder = data / "megatron" / case
+        for number, lacking in enumerate(
+            (("__2_*", "__3_*", "mp_rank_01"), ("__0_*", "__1_*", "*.json", ".metadata", "common.pt", "mp_rank_00"))
+        ):
+            shutil.copytree(folder / "checkpoint", tmp_path / "nodes" / f"node{number}", ignore=shutil.ignore_patterns(*lacking))
+        first, second = (tmp_path / "nodes" / f"node{number}" for number in (0, 1))
+        with pytest.raises(MissingShard):
+            ckpt_cli.merge(first, tmp_path / "out", names="native")
+        ckpt_cli.merge(first, tmp_path / "one", also=second, names="native")
+        ckpt_cli.merge(second, tmp_path / "two", also=first, names="native")
+        ckpt_cli.merge(tmp_path / "nodes", tmp_path / "three", names="native")
+        for name in ("one", "two", "three"):
+            assert differences(load(tmp_path / name), load(folder / "expected_native.safetensors")) == [], name
+
     def test_nemo_keeps_weights_beside_its_context(self, data: Path, tmp_path: Path) -> None:
         shutil.copytree(data / "megatron" / "llama-tp1" / "checkpoint" / "iter_0000030", tmp_path / "model" / "weights")
         (tmp_path / "model" / "context").mkdir()

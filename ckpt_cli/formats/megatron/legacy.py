@@ -16,12 +16,12 @@ from ckpt_cli.formats.megatron.common import Common
 from ckpt_cli.formats.megatron.joining import joined, local_tensors, with_copies
 from ckpt_cli.formats.megatron.native import in_order
 from ckpt_cli.formats.megatron.ranks import FILE, RANK_FOLDER, RankFile, Sizes, read_ranks
-from ckpt_cli.formats.megatron.reader import argument_leaves, check_iteration, iteration_of
+from ckpt_cli.formats.megatron.reader import argument_leaves, check_iteration, iteration_of, step_note
 from ckpt_cli.formats.megatron.training import of_ranks, refuse_numbered
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.names import check_name
-from ckpt_cli.tensors.component import Component, Mesh, Note
+from ckpt_cli.tensors.component import Component, Mesh
 from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "megatron-legacy"
@@ -47,6 +47,10 @@ class Legacy(Format):
         found = [folder / FILE for folder in there.folders(path, RANK_FOLDER.fullmatch) if there.is_file(folder / FILE)]
         return [Match(FORMAT, "model", path, tuple(found), self.display)] if found else []
 
+    def complements(self, first: Match, second: Match) -> bool:
+        names = [{path.parent.name for path in match.files} for match in (first, second)]
+        return not names[0] & names[1]
+
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
         return of_ranks(match.files, files), match.root
 
@@ -62,8 +66,7 @@ class Legacy(Format):
             tensors = in_order(_tensors(sizes, ranks))
         leaves = [leaf for rank in ranks for leaf in rank.leaves]
         notes = [*left_out_notes(leaves), *age_notes([files.source(path) for path in match.files])]
-        said = "" if common.iteration is None else f", iteration {common.iteration}"
-        notes.append(Note("info", "megatron", f"Megatron step{said}, {len(ranks)} files of ranks"))
+        notes.append(step_note(common, f"{len(ranks)} files of ranks"))
         world = common.arguments.get("world_size")
         return Component(
             name=match.component,

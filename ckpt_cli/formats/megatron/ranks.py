@@ -134,7 +134,7 @@ def _coordinates(sizes: Sizes, paths: Sequence[Path]) -> dict[Path, tuple[int, i
             f"{wanted - len(found)} of {wanted} ranks are missing ({said}): {few(lacking)}",
             path=paths[0].parent.parent,
             expected=str(paths[0].parent.parent / lacking[0] / FILE),
-            hint="copy them from the nodes that wrote them",
+            hint="copy them from the nodes that wrote them, or pass their folders with --also",
         )
     unknown = [path.parent.name for path in paths if path not in found]
     if unknown:

@@ -27,6 +27,9 @@ FORMAT = "megatron-dist"
 MASTER = "master"
 """The component of the float32 masters that an optimizer keeps of bf16 weights."""
 
+NOTED = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "num_experts", "padded_vocab_size")
+"""Arguments by which tensors are cut."""
+
 ITERATION_FOLDER = re.compile(r"iter_(?P<iteration>[0-9]{7})", re.ASCII)
 
 
@@ -49,6 +52,10 @@ class TorchDist(Dcp):
         if isinstance(trouble, MissingShard) and not found and not items:
             return []
         return [Match(FORMAT, "model", folder, items or tuple(found), self.display, trouble=trouble)]
+
+    def takes(self, other: Match) -> bool:
+        # What names the backend is on the node of rank 0 only; files of other nodes are those of any DCP folder.
+        return other.format in (FORMAT, Dcp.name)
 
     def groups(self, match: Match, files: Files) -> list[str]:
         if match.trouble is not None:
@@ -145,10 +152,17 @@ def _world(step: Step) -> int | None:
 
 
 def _form_notes(step: Step) -> list[Note]:
-    said = [] if step.common.iteration is None else [f"iteration {step.common.iteration}"]
-    said += [f"optimizer {step.optimizer_form}"] if step.optimizer_form is not None else ["no optimizer"]
-    said += [] if step.common.arguments else ["no arguments of the run"]
-    return [Note("info", "megatron", f"Megatron step: {', '.join(said)}")]
+    form = f"optimizer {step.optimizer_form}" if step.optimizer_form is not None else "no optimizer"
+    return [step_note(step.common, form)]
+
+
+def step_note(common: Common, form: str) -> Note:
+    """What is said of a step: iteration, the ``form`` of what else it holds, and the arguments by which tensors are cut."""
+    said = [] if common.iteration is None else [f"iteration {common.iteration}"]
+    said.append(form)
+    held = common.arguments
+    said += [f"{name} {held[name]}" for name in NOTED if held.get(name) is not None] if held else ["no arguments of the run"]
+    return Note("info", "megatron", f"Megatron step: {', '.join(said)}")
 
 
 def _masters(step: Step) -> tuple[dict[str, Any], list[Note]]:

@@ -15,6 +15,8 @@ import ckpt_cli
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.steps import MAX_LOOKED, older_notes
 from ckpt_cli.errors import AmbiguousStep, NotFound, Unreadable
+from tests.megatron import arguments, write_legacy
+from tests.tensors import load
 
 HOUR = 3600
 NOW = 1_700_000_000
@@ -236,12 +238,6 @@ class TestAStepThatIsNotReadBesideWeights:
             (folder / name).write_bytes(b"")
         return folder
 
-    def megatron(self, folder: Path) -> Path:
-        for rank in ("mp_rank_00", "mp_rank_01"):
-            (folder / rank).mkdir(parents=True)
-            (folder / rank / "model_optim_rng.pt").write_bytes(b"")
-        return folder
-
     def test_in_the_step_folder(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         for step in (2, 4):
@@ -263,21 +259,22 @@ class TestAStepThatIsNotReadBesideWeights:
         assert level == "info"
         assert "global_step4 (DeepSpeed)" in text
 
-    def test_of_megatron_in_the_step_folder(self, tmp_path: Path) -> None:
-        step = self.megatron(model(tmp_path / "iter_0000005", 1.0))
-        for result in (ckpt_cli.detect(step), ckpt_cli.merge(step, tmp_path / "out")):
-            ((level, text),) = told(result.checkpoint.notes, "unread")
-            assert level == "warning"
-            assert "Megatron" in text
+    def test_files_of_ranks_go_before_a_model_beside_them(self, tmp_path: Path) -> None:
+        weights = {"embedding.word_embeddings.weight": torch.ones(64, 24)}
+        step = write_legacy(tmp_path / "run", weights, arguments(num_layers=0), [[0]])
+        model(step, 1.0)
+        result = ckpt_cli.merge(step, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == weights.keys()
+        assert any("model.safetensors" in note.text for note in result.checkpoint.notes)
 
     def test_in_the_folder_above_steps(self, tmp_path: Path) -> None:
         run = model(tmp_path / "run", 1.0)
         (run / "config.json").write_text("{}")
-        self.megatron(run / "iter_0000100")
+        self.deepspeed(run / "checkpoint-100")
         for result in (ckpt_cli.detect(run), ckpt_cli.merge(run, tmp_path / "out")):
-            ((level, text),) = told(result.checkpoint.notes, "unread")
+            ((level, text),) = told(result.checkpoint.notes, "steps-inside")
             assert level == "warning"
-            assert "iter_0000100" in text
+            assert "1 step folders" in text
 
     def test_as_a_tag_beside_the_model(self, tmp_path: Path) -> None:
         folder = model(tmp_path / "model", 1.0)

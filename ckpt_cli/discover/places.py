@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
-from ckpt_cli.errors import CkptError, Undecidable, Unreadable, Unsupported
+from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.ages import MAX_HOURS
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.unread import Unread
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.names import few, numbered, unnumbered
 from ckpt_cli.tensors.component import Note
@@ -158,7 +157,7 @@ def _latest(folder: Path, there: Folders) -> str | None:
 
 
 def unread_notes(found: Found, place: Place) -> list[Note]:
-    """A warning about steps of DeepSpeed and Megatron in the folder of weights that are read.
+    """A warning about saves of DeepSpeed in the folder of weights that are read.
 
     A copy of weights from elsewhere looks like one that belongs there, and names do not tell which of the two is newer. Looked for in the
     checkpoint that is read only: it takes a listing of every folder in it.
@@ -171,8 +170,6 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
     for folder in dict.fromkeys((found.path, place.home, place.match.root)):
         if not there.is_folder(folder):
             continue
-        beside = [match for match in Unread().recognise(folder, there) if isinstance(match.trouble, Unsupported)]
-        told |= dict.fromkeys(f"{few([path.name for path in match.files], 2)} ({match.evidence})" for match in beside)
         is_step = step_of(folder) is not None
         for child in there.entries(folder)[:MAX_TAGS]:
             if is_step or step_of(child) is None:

@@ -125,6 +125,10 @@ class Format(ABC):
 
     # -- one save in several folders: without a shared disk, each node keeps the files of its own ranks
 
+    def takes(self, other: Match) -> bool:
+        """Whether a match of another folder may be part of a save in this format: files of a node without metadata say less of theirs."""
+        return other.format == self.name
+
     def joined(self, first: Match, second: Match) -> Match:
         """Two matches of the same component as one. Contradictions become its ``trouble``; nothing is read."""
         return replace(first, files=(*first.files, *second.files), more_roots=all_roots(first, second))

@@ -5,12 +5,12 @@ module                reads
 ====================  =============================================================================
 `rank_files`          one ``torch.save`` file per rank: verl, EasyR1, SkyRL, lmms-engine, accelerate, BAGEL forks
 `deepspeed`           tag folders of DeepSpeed: ZeRO stages 0 to 3, BF16_Optimizer, pipelines, experts, universal
-`megatron`            Megatron-LM, NeMo, verl, slime: torch_dist steps
+`megatron`            Megatron-LM, NeMo, verl, slime: torch_dist steps, and legacy files of ranks
 `dcp`                 torch DCP folders: accelerate, Lightning, torchtitan, OLMo-core, composer, ...
 `safetensors/shards`  sharded safetensors of torch's HuggingFaceStorageWriter
 `safetensors/folder`  safetensors, single or with an index: Hugging Face model folders
 `torch_files`         single files of ``torch.save``, also ``pytorch_model.bin`` with an index
-`unread`              nothing: Megatron's folders and unknown sets, which are refused by name
+`unread`              nothing: sets of unknown names, which are refused by name
 ====================  =============================================================================
 """
 
@@ -26,6 +26,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.deepspeed.reader import DeepSpeed
+from ckpt_cli.formats.megatron.legacy import Legacy
 from ckpt_cli.formats.megatron.reader import TorchDist
 from ckpt_cli.formats.placeholders import refuse_placeholders
 from ckpt_cli.formats.rank_files.reader import RankShards
@@ -35,10 +36,20 @@ from ckpt_cli.formats.sets.contents import share_error
 from ckpt_cli.formats.sets.names import index_beside, part_error
 from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_files.reader import TorchFiles
-from ckpt_cli.formats.unread import Unread, refused_tag
+from ckpt_cli.formats.unread import Unread
 from ckpt_cli.tensors.component import Component
 
-FORMATS: tuple[Format, ...] = (RankShards(), DeepSpeed(), TorchDist(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
+FORMATS: tuple[Format, ...] = (
+    RankShards(),
+    DeepSpeed(),
+    TorchDist(),
+    Legacy(),
+    Dcp(),
+    HubShards(),
+    HubFolder(),
+    TorchFiles(),
+    Unread(),
+)
 
 
 def recognise(path: Path, there: Folders | None = None) -> list[Match]:
@@ -53,9 +64,8 @@ def recognise(path: Path, there: Folders | None = None) -> list[Match]:
 
 
 def tags_in(folder: Path, there: Folders) -> list[Match]:
-    """What a folder of any name holds, below that of a step: saves of formats that keep them so, and what is refused there."""
-    found = [match for known in FORMATS if known.in_tags for match in known.recognise(folder, there)]
-    return found or refused_tag(folder, there)
+    """What a folder of any name holds, below that of a step: saves of formats that keep them so."""
+    return [match for known in FORMATS if known.in_tags for match in known.recognise(folder, there)]
 
 
 def describe(match: Match, files: Files, options: ReadOptions) -> Component:
@@ -111,11 +121,18 @@ def order_of(match: Match) -> int:
 
 def joined(first: Match, second: Match) -> Match:
     """Two matches of the same component, from two folders, as one. Contradictions become its ``trouble``; nothing is read."""
-    if first.format != second.format:
+    known = _common(first, second)
+    if known is None:
         return replace(first, trouble=Inconsistent(f"{first.root} is {first.format}, {second.root} is {second.format}"))
-    return format_of(first).joined(first, second)
+    return known.joined(first, second)
 
 
 def complement(first: Match, second: Match) -> bool:
     """Whether two matches of two folders look like parts of one save."""
-    return (first.format, first.component) == (second.format, second.component) and format_of(first).complements(first, second)
+    known = _common(first, second)
+    return known is not None and first.component == second.component and known.complements(first, second)
+
+
+def _common(first: Match, second: Match) -> Format | None:
+    """The format of two matches: that of one of them, if it takes the other one for a part; None if neither does."""
+    return next((known for known, other in ((format_of(first), second), (format_of(second), first)) if known.takes(other)), None)

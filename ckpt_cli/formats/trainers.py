@@ -30,7 +30,7 @@ class Trainer:
     evidence: str = ""
 
 
-RANKS, DCP, DEEPSPEED, MEGATRON = ("rank-shards",), ("dcp",), ("deepspeed",), ("megatron-dist",)
+RANKS, DCP, DEEPSPEED, MEGATRON = ("rank-shards",), ("dcp",), ("deepspeed",), ("megatron-dist", "megatron-legacy")
 TRAINERS = (
     Trainer("Hugging Face Trainer with DeepSpeed", DEEPSPEED, beside=("trainer_state.json",)),
     Trainer("accelerate with DeepSpeed", DEEPSPEED, root="pytorch_model(_[0-9]+)?"),

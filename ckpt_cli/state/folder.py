@@ -14,6 +14,7 @@ EXTRA = "extra_state_merged.pt"
 SCHEDULER = "lr_scheduler_state.json"
 TRAINING = "training_state.json"
 DATALOADER = "dataloader_state.pt"
+ARGUMENTS = "args.json"
 OPTIMIZER_WEIGHTS = "optimizer.safetensors"
 OPTIMIZER = "optimizer.json"
 
@@ -26,6 +27,8 @@ def state_files(state: TrainingState, framework: str) -> dict[str, bytes | Path]
         side[EXTRA] = torch_bytes(extra)
     if state.scheduler is not None:
         side[SCHEDULER] = json_bytes(state.scheduler)
+    if isinstance(arguments := state.extra.get("args"), dict):
+        side[ARGUMENTS] = json_bytes(arguments)
     if state.dataloader is not None:
         side[DATALOADER] = torch_bytes(without_unrepresented(state.dataloader))
     training = {

@@ -25,9 +25,9 @@ from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented,
 RANDOMS = ("rng", "rng_state", "rng_states", "torch_rng_state")
 RANDOM_NAMES = {
     "cpu": ("cpu", "torch", "torch_manual_seed", "torch_rng_state"),
-    "numpy": ("numpy", "numpy_random_seed"),
-    "random": ("random", "python", "random_state"),
-    "cuda": ("cuda", "torch_cuda_manual_seed"),
+    "numpy": ("numpy", "numpy_random_seed", "np_rng_state"),
+    "random": ("random", "python", "random_state", "random_rng_state"),
+    "cuda": ("cuda", "torch_cuda_manual_seed", "cuda_rng_state"),
     "npu": ("npu", "torch_npu_manual_seed"),
     "xpu": ("xpu", "torch_xpu_manual_seed"),
     "musa": ("musa", "torch_musa_manual_seed"),

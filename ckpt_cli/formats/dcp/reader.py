@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +23,7 @@ from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, named_metadata, read_catalog
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
 from ckpt_cli.formats.dcp.state import read_dcp_state
+from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.signs import is_step
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.step_names import nearest_step
@@ -30,9 +31,11 @@ from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import check_name, few, is_extra_state, printable
 from ckpt_cli.tensors.component import Component, Leaf, Note
+from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "dcp"
+MEGATRON = re.compile(r"decoder\.layers\.[0-9]+\.(self_attention|mlp)\.linear_", re.ASCII)
 ITEM_FILE = re.compile(r"__(?P<rank>[0-9]{1,9})_[0-9]+\.distcp", re.ASCII)
 """How torch names the files of a rank."""
 
@@ -129,7 +132,17 @@ class Dcp(Format):
             notes=tuple(notes),
             writer=f"torch DCP ({catalog.writer})",
             ordered=catalog.ordered,
+            arguments=_arguments(catalog, tensors, reader),
         )
+
+
+def _arguments(catalog: Catalog, tensors: Iterable[str], reader: ItemReader) -> dict[str, Any]:
+    """The arguments of Megatron-FSDP, which saves an ordinary DCP folder (fsdp_dtensor); those of other trainers say nothing of weights."""
+    thing = catalog.objects.get("args")
+    if thing is None or thing.stored is None or not is_file(reader.path(thing.stored.file)) or not any(map(MEGATRON.search, tensors)):
+        return {}
+    item = reader.parsed(thing.stored)
+    return {} if item is None else read_arguments(item.root, ValueReader(item))
 
 
 def lost_metadata(folder: Path, there: Folders) -> MissingShard:

@@ -6,7 +6,7 @@ of Megatron's own, which stay what they are: names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,14 +56,14 @@ class Common:
         return found if type(found) is int and found > 0 else None
 
 
-def read_common(file: TorchFile, leave_out: tuple[str, ...] = ()) -> Common:
-    """The dict of a file; an item of DCP holds it as the only one of a list. ``leave_out``: keys that are not read. Raises CorruptFile."""
+def read_common(file: TorchFile, wanted: Callable[[str], object] = lambda _: True) -> Common:
+    """The dict of a file; an item of DCP holds it as the only one of a list. ``wanted`` says which keys are read. Raises CorruptFile."""
     root = file.root[0] if isinstance(file.root, list) and len(file.root) == 1 else file.root
     entries = as_dict(root)
     if entries is None:
         raise CorruptFile("it holds no dict of Megatron's state", expected="a dict with args and iteration")
     reader = ValueReader(file)
-    kept = {str(key): node for key, node in entries.items() if key != ARGS and key not in leave_out}
+    kept = {str(key): node for key, node in entries.items() if key != ARGS and wanted(str(key))}
     return Common({key: reader.read(node) for key, node in kept.items()}, read_arguments(entries.get(ARGS), reader))
 
 

@@ -50,7 +50,12 @@ def native_tensors(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if name in found:
                 raise Inconsistent("two entries of the step have this name", tensor=name, hint="files from two saves may be mixed")
             found[check_name(name)] = part
-    return {name: replace(found[name], name=name) for name in sorted(found, key=_order)}
+    return in_order({name: replace(part, name=name) for name, part in found.items()})
+
+
+def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in the order of the model."""
+    return {name: tensors[name] for name in sorted(tensors, key=_order)}
 
 
 def _unstacked(key: str, tensor: Tensor) -> dict[str, Tensor]:

@@ -17,6 +17,8 @@ from ckpt_cli.formats.megatron.common import SHOWN, Common
 from ckpt_cli.formats.megatron.native import is_state
 from ckpt_cli.formats.megatron.signs import BACKEND, COMMON, TORCH_DIST, backend_of, is_step, trouble_of
 from ckpt_cli.formats.megatron.step import Step, data_files
+from ckpt_cli.formats.megatron.training import of_step, optimizer_of_step, steps_beside
+from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.names import is_extra_state
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import Unrepresented, to_json
@@ -24,6 +26,9 @@ from ckpt_cli.tensors.plain_values import Unrepresented, to_json
 FORMAT = "megatron-dist"
 MASTER = "master"
 """The component of the float32 masters that an optimizer keeps of bf16 weights."""
+
+NOTED = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "num_experts", "padded_vocab_size")
+"""Arguments by which tensors are cut."""
 
 ITERATION_FOLDER = re.compile(r"iter_(?P<iteration>[0-9]{7})", re.ASCII)
 
@@ -48,21 +53,29 @@ class TorchDist(Dcp):
             return []
         return [Match(FORMAT, "model", folder, items or tuple(found), self.display, trouble=trouble)]
 
+    def takes(self, other: Match) -> bool:
+        # What names the backend is on the node of rank 0 only; files of other nodes are those of any DCP folder.
+        return other.format in (FORMAT, Dcp.name)
+
     def groups(self, match: Match, files: Files) -> list[str]:
         if match.trouble is not None:
             return []
         return ["model", MASTER] if _opened(match, files).masters is not None else ["model"]
 
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
-        return {}, match.root
+        step = _opened(match, files)
+        _check_iteration(step.common, match)
+        beside = [of_step(other) for other in steps_beside(match.root, files)]
+        return {name: value for held in (*beside, of_step(step)) for name, value in held.items()}, match.root
 
     def doubts(self, match: Match, files: Files) -> list[Note]:
         step = _opened(match, files)
         _check_iteration(step.common, match)
         return origin_notes(step.catalog, match.root)
 
-    def optimizer(self, match: Match, files: Files) -> None:
-        return None
+    def optimizer(self, match: Match, files: Files) -> NamedState | None:
+        steps = [_opened(match, files), *steps_beside(match.root, files)]
+        return next((state for step in steps if (state := optimizer_of_step(step)) is not None), None)
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         step = _opened(match, files)
@@ -139,10 +152,17 @@ def _world(step: Step) -> int | None:
 
 
 def _form_notes(step: Step) -> list[Note]:
-    said = [] if step.common.iteration is None else [f"iteration {step.common.iteration}"]
-    said += [f"optimizer {step.optimizer_form}"] if step.optimizer_form is not None else ["no optimizer"]
-    said += [] if step.common.arguments else ["no arguments of the run"]
-    return [Note("info", "megatron", f"Megatron step: {', '.join(said)}")]
+    form = f"optimizer {step.optimizer_form}" if step.optimizer_form is not None else "no optimizer"
+    return [step_note(step.common, form)]
+
+
+def step_note(common: Common, form: str) -> Note:
+    """What is said of a step: iteration, the ``form`` of what else it holds, and the arguments by which tensors are cut."""
+    said = [] if common.iteration is None else [f"iteration {common.iteration}"]
+    said.append(form)
+    held = common.arguments
+    said += [f"{name} {held[name]}" for name in NOTED if held.get(name) is not None] if held else ["no arguments of the run"]
+    return Note("info", "megatron", f"Megatron step: {', '.join(said)}")
 
 
 def _masters(step: Step) -> tuple[dict[str, Any], list[Note]]:

@@ -97,7 +97,7 @@ class Step:
     @property
     def has_buckets(self) -> bool:
         """Whether the optimizer lies in buckets, which only the model's class tells apart."""
-        return any(map(BUCKETS.fullmatch, self.catalog.tensors))
+        return any(map(BUCKETS.fullmatch, (*self.catalog.tensors, *self.catalog.objects)))
 
     @property
     def optimizer_form(self) -> str | None:

@@ -21,7 +21,7 @@ from ckpt_cli.files.torch_file import TorchFile, dimensions
 from ckpt_cli.tensors.tensor import Tensor
 
 DEEPSPEED = "put it back into the folder of its save, under the name that DeepSpeed gave it, and pass that folder"
-MEGATRON = "convert it with Megatron's own tools or with mbridge"
+MEGATRON = "pass the folder of its step, with the files of all ranks where Megatron wrote them (mp_rank_*/model_optim_rng.pt)"
 PARALLEL = {
     "TP": ("tensor_model_parallel_size", "model_parallel_size"),
     "PP": ("pipeline_model_parallel_size",),
@@ -74,9 +74,7 @@ def _refuse_megatron(entries: Mapping[Any, Any], path: Path) -> None:
             expected="the files of all ranks (mp_rank_*)",
             hint=MEGATRON,
         )
-    raise Unsupported(
-        "this is a Megatron checkpoint, whose tensor names and layouts only Megatron knows; it is not read yet", path=path, hint=MEGATRON
-    )
+    raise Unsupported("this is the file of a Megatron checkpoint, away from its folder", path=path, hint=MEGATRON)
 
 
 def _refuse_deepspeed(file: TorchFile, entries: Mapping[Any, Any], path: Path) -> None:

@@ -66,8 +66,6 @@ class _Conversion:
             self._top = (*CRITIC, *(CRITIC_BIAS if wrapper + OUTPUT_BIAS in tensors else ()))
             self._tied = False
         for name, place in places.items():
-            if self._tied and place.rest == OUTPUT and place.where == "top":
-                continue  # the last stage's copy of the embedding, which formats compare
             row = self._row(name, place, layers)
             self._check_shape(name, tensors[name], row)
             for target, part in zip(row.targets, self._cut(tensors[name], row), strict=True):

@@ -132,18 +132,18 @@ SANDWICH: Rows = (
 )
 
 
-def experts(prefix: str, names: tuple[str, str, str]) -> Rows:
-    """Router and experts below ``prefix``; ``names`` of gate, up and down."""
+def experts(prefix: str, names: tuple[str, str, str], size: str = "m") -> Rows:
+    """Router and experts below ``prefix``; ``names`` of gate, up and down, ``size`` of what is between them."""
     gate, up, down = names
     return (
         same(f"{prefix}.gate.weight", ("E", "h"), "mlp.router.weight"),
-        *gated(f"{prefix}.experts.{{e}}", "weight", ("2m", "m"), (gate, up), *experts_named("linear_fc1.weight")),
-        same(f"{prefix}.experts.{{e}}.{down}.weight", ("h", "m"), *experts_named("linear_fc2.weight")),
+        *gated(f"{prefix}.experts.{{e}}", "weight", (f"2{size}", size), (gate, up), *experts_named("linear_fc1.weight")),
+        same(f"{prefix}.experts.{{e}}.{down}.weight", ("h", size), *experts_named("linear_fc2.weight")),
     )
 
 
 EXPERTS = experts("mlp", ("gate_proj", "up_proj", "down_proj"))
-MIXTRAL_EXPERTS = experts("block_sparse_moe", ("w1", "w3", "w2"))
+MIXTRAL_EXPERTS = experts("block_sparse_moe", ("w1", "w3", "w2"), "f")
 SCORE_BIAS: Rows = (same("mlp.gate.e_score_correction_bias", ("E",), "mlp.router.expert_bias"),)
 SHARED_GATE: Rows = (same("mlp.shared_expert_gate.weight", ("1", "h"), "mlp.shared_experts.gate_weight"),)
 

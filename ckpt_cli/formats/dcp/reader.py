@@ -37,6 +37,10 @@ ITEM_FILE = re.compile(r"__(?P<rank>[0-9]{1,9})_[0-9]+\.distcp", re.ASCII)
 """How torch names the files of a rank."""
 
 
+PADDLE = re.compile(r"[0-9]+\.metadata", re.ASCII)
+"""What Paddle calls the metadata of its own ``.distcp`` files."""
+
+
 class Dcp(Format):
     """Reader of torch.distributed.checkpoint folders."""
 
@@ -50,7 +54,7 @@ class Dcp(Format):
         folder = path.parent if is_part else path
         found = named_metadata(folder, there)
         items = tuple(entry for entry in there.entries(folder) if entry.suffix == ".distcp")
-        if not found and not items:
+        if not found and (not items or there.files(folder, PADDLE.fullmatch)):
             return []
         trouble: CkptError | None = None
         if has_megatron_files(folder, there):

@@ -76,15 +76,30 @@ BY_STORAGE = {dtype.storage: dtype for dtype in TABLE if dtype.storage}
 BASE = "base"
 """The word for ``--dtype`` that gives every tensor the dtype which it has in the base."""
 
-CAST_NAMES: dict[str, str] = {
-    "fp32": "F32",
-    "float32": "F32",
-    "bf16": "BF16",
-    "bfloat16": "BF16",
-    "fp16": "F16",
-    "float16": "F16",
+CAST_NAMES: dict[str, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+"""What ``--dtype`` accepts besides "keep" and "base"."""
+
+CAST_SYNONYMS: dict[str, str] = {
+    synonym: name
+    for name, synonyms in {
+        "fp32": ("float32", "float", "f32", "single"),
+        "bf16": ("bfloat16", "bfloat"),
+        "fp16": ("float16", "half", "f16"),
+        "keep": ("auto", "none", "same"),
+    }.items()
+    for synonym in synonyms
 }
-"""What ``--dtype`` accepts besides "keep"."""
+"""Other words for them: those of torch, numpy, safetensors and configs."""
+
+
+def cast_name(text: str) -> str:
+    """The word for a dtype that ``--dtype`` has, from those of other libraries and in any case; others unchanged.
+
+    >>> cast_name("torch.bfloat16"), cast_name("F32"), cast_name("half"), cast_name("int8")
+    ('bf16', 'fp32', 'fp16', 'int8')
+    """
+    name = text.strip().lower().removeprefix("torch.").removeprefix("numpy.").removeprefix("jnp.")
+    return CAST_SYNONYMS.get(name, name)
 
 
 def numpy_dtype(dtype: Dtype) -> numpy.dtype[Any]:

@@ -38,6 +38,7 @@ Texts that come from files are escaped when they are shown, never here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -54,6 +55,28 @@ SHOWN = 20
 
 INTERRUPTED = "the save or the copy may have been interrupted: get the file again from where it was written"
 """The hint for truncated files."""
+
+
+OPTION = re.compile(r"(?<![\w-])(--(?P<long>[a-z][a-z-]*[a-z])|-o)(?![\w-])")
+KEYWORDS = {"help": "help()", "all": "everything", "from": "begin", "to": "end", "no-normalize": "normalize"}
+"""Options whose keyword in Python is another word."""
+
+OF_OTHERS = ("recursive", "local-dir")
+"""Options of programs that hints name besides ckpt."""
+
+
+def in_python(text: str) -> str:
+    """A text with options as the keywords that they are in Python; whole commands stay as they are.
+
+    >>> in_python("pass --match-base as well"), in_python("ckpt merge run --step 5")
+    ('pass match_base as well', 'ckpt merge run --step 5')
+    """
+
+    def keyword(found: re.Match[str]) -> str:
+        name = found["long"] or "output"
+        return found[0] if name in OF_OTHERS else KEYWORDS.get(name, name.replace("-", "_"))
+
+    return text if "ckpt " in text else OPTION.sub(keyword, text)
 
 
 class CkptError(Exception):
@@ -87,11 +110,13 @@ class CkptError(Exception):
         self.details = tuple(details)
 
     def __str__(self) -> str:
-        """Everything known, one line each: shown in tracebacks and logs of Python callers."""
+        """Everything known, one line each, with options as Python calls them: shown in tracebacks and logs of Python callers."""
         from ckpt_cli.names import printable
 
         where = {"tensor": self.tensor, "path": self.path, "expected": self.expected, "hint": self.advice}
-        lines = [self.message, *self.details[:SHOWN], *(f"{label}: {text}" for label, text in where.items() if text is not None)]
+        where |= {label: in_python(text) for label, text in where.items() if text is not None and label in ("expected", "hint")}
+        message = in_python(self.message)
+        lines = [message, *self.details[:SHOWN], *(f"{label}: {text}" for label, text in where.items() if text is not None)]
         return "\n  ".join(printable(line) for line in lines)
 
     @property

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
+from ckpt_cli.dtypes import cast_name
 from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
 from ckpt_cli.progress import Progress
 
@@ -53,6 +54,9 @@ HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)
 EMPTY = "an unset shell variable expands to an empty string; nothing was read or written"
 FLAGS = {"everything": "--all", "begin": "--from", "end": "--to", "normalize": "--no-normalize"}
 """How the command line calls fields whose names differ."""
+
+SYNONYMS = {"component": "type", "force": "overwrite", "torch_dtype": "dtype", "max_size": "max_shard_size"}
+"""Words for options in other tools, and those that are meant."""
 
 LEAST_BARE = 1_000
 """Bytes. A size in text without a unit below this is one whose unit was forgotten."""
@@ -202,14 +206,16 @@ def dtype_of(value: object) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return (text_of(value, "--dtype") or "").removeprefix("torch.").removeprefix("numpy.")
+        return cast_name(text_of(value, "--dtype") or "")
+    if value is float:
+        raise _wrong(value, "--dtype", 'a name such as "bf16", or a dtype of torch or numpy')
     if isinstance(value, type):
-        return value.__name__
+        return cast_name(value.__name__)
     name = getattr(value, "name", None)
     name = name if isinstance(name, str) else str(value)
     if not re.fullmatch(r"(torch\.)?[a-z][a-z0-9_]+", name):
         raise _wrong(value, "--dtype", 'a name such as "bf16", or a dtype of torch or numpy')
-    return name.removeprefix("torch.")
+    return cast_name(name)
 
 
 def bytes_of(value: object, option: str) -> int | None:
@@ -264,7 +270,7 @@ def options_of(kind: type[Options], given: Mapping[str, Any]) -> Options:
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+            close = difflib.get_close_matches(SYNONYMS.get(name, name), known, n=1)
             raise UsageError(f"unknown option: {name}", expected=", ".join(known), hint=f"did you mean {close[0]}?" if close else None)
     hints = get_type_hints(kind)
     return kind(**{name: _option(name, value, hints[name]) for name, value in given.items()})

@@ -110,7 +110,8 @@ class TestValues:
         with pytest.raises(UsageError) as caught:
             ckpt_cli.merge(run, tmp_path / "out", **options)
         assert caught.value.expected or " must be " in caught.value.message
-        assert f"--{next(iter(options)).replace('_', '-')}" in str(caught.value) or "not a size" in str(caught.value)
+        assert next(iter(options)) in str(caught.value) or "not a size" in str(caught.value)
+        assert "--" not in str(caught.value)
         assert not (tmp_path / "out").exists()
 
     @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ class TestValues:
         with pytest.raises(UsageError, match="the share is not a number"):
             ckpt_cli.verify(tmp_path / "out", full=True, sample="abc")
         for name in ("decay", "half_life"):
-            with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must be a number, not str"):
+            with pytest.raises(UsageError, match=f"{name} must be a number, not str"):
                 ckpt_cli.average(run, tmp_path / "average", everything=True, **{name: "5%"})  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("path", [None, 5, b"run", ["run"]], ids=repr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,14 @@ from ckpt_cli.discover.places import all_refused, inside_checkpoint, places_in
 from ckpt_cli.discover.steps import RUN_FOLDERS, Steps, bare_in, steps_in, steps_of_run, trackers_in, with_step, without_tags
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, entries_in, status_of
+from ckpt_cli.formats.foreign import foreign_error
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few, printable
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+"""How models of the Hub are called; as a path it is a folder in a folder."""
 
 
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = (), *, steps: bool = False) -> Target:
@@ -89,11 +94,14 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     stages = [path for path in there.entries(given) if there.is_folder(path) and stage_error(path, there) and recognise(path, there)]
     if stages:
         raise part_of_stages(stages[0], stages[1:])
-    raise NotRecognised(
+    suggestion = _suggestion(given, there)
+    nearby = suggestion is not None and suggestion.startswith("did you mean")
+    foreign = foreign_error(given, there, 0) or (None if nearby else foreign_error(given, there))
+    raise foreign or NotRecognised(
         "no checkpoint was recognised here",
         path=given,
         expected="a run, a step folder, a folder of rank files, or safetensors",
-        hint=_suggestion(given, there),
+        hint=suggestion,
     )
 
 
@@ -108,6 +116,8 @@ def _check_exists(path: Path) -> None:
     try:
         if status_of(parent) is None:
             hint = f"{parent} does not exist either"
+            if HUB_ID.fullmatch(str(path)):
+                hint = f"a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
         else:
             there = [entry.name for entry in entries_in(parent) if status_of(entry) is not None]
             close = difflib.get_close_matches(path.name, there, n=1)

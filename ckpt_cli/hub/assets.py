@@ -6,6 +6,7 @@ They are copied byte for byte from wherever the run keeps them; only the dtype i
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound
-from ckpt_cli.files.folders import files_in, is_folder, is_there
+from ckpt_cli.files.folders import files_in, folders_in, is_folder, is_there
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small, size_of
@@ -184,8 +185,19 @@ def resolve_base(base: str) -> Path:
         if re.fullmatch(r"[0-9a-f]{40}", commit) and is_folder(repository / "snapshots" / commit):
             return repository / "snapshots" / commit
         if not is_there(folder.parent):
-            hint = "download it first; ckpt never does"
+            cached = {name.lower(): name for name in _cached_models(repository.parent)}
+            near = difflib.get_close_matches(base.lower(), cached, n=1)
+            hint = f"did you mean {cached[near[0]]}?" if near else f"download it first, ckpt never does: hf download {base}"
     raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint=hint)
+
+
+def _cached_models(cache: Path) -> list[str]:
+    """The Hub IDs of the models in the local Hub cache."""
+    try:
+        folders = folders_in(cache, lambda name: name.startswith("models--"))
+    except CkptError:
+        return []  # only asked for a hint
+    return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
 
 
 def _listed(folder: Path, *, everything: bool, configs: Sequence[Any] = ()) -> dict[str, Path]:

@@ -66,7 +66,7 @@ KINDS: dict[str, Kind] = {
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, but the weights lack it", AGAIN),
     "less-than-model": Kind("error", "headers", "an average lacks a tensor that the model beside it has"),
     "wrong-shape": Kind("error", "headers", "the shape of a tensor is not the one the config asks for", "restore config.json from the run"),
-    "extra-tensor": Kind("info", "headers", "the model class has no place for this tensor: loaders ignore it"),
+    "extra-tensor": Kind("warning", "headers", "the model class has no place for this tensor: loaders ignore it"),
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
     ),

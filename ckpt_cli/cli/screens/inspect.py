@@ -61,6 +61,8 @@ def detect_result(result: DetectResult, session: Session) -> None:
         next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
     else:
         session.labelled("warning", "yellow", f"it cannot be merged: {result.problem}")
+        if result.error is not None and result.error.hint is not None:
+            session.labelled("hint", "dim", result.error.hint)
         next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run")
 
 

@@ -40,6 +40,10 @@ ITEM_FILE = re.compile(r"__(?P<rank>[0-9]{1,9})_[0-9]+\.distcp", re.ASCII)
 """How torch names the files of a rank."""
 
 
+PADDLE = re.compile(r"[0-9]+\.metadata", re.ASCII)
+"""What Paddle calls the metadata of its own ``.distcp`` files."""
+
+
 class Dcp(Format):
     """Reader of torch.distributed.checkpoint folders."""
 
@@ -53,7 +57,7 @@ class Dcp(Format):
         folder = path.parent if is_part else path
         found = named_metadata(folder, there)
         items = tuple(entry for entry in there.entries(folder) if entry.suffix == ".distcp")
-        if not found and not items:
+        if not found and (not items or there.files(folder, PADDLE.fullmatch)):
             return []
         if is_step(folder, there):
             return []  # of Megatron, which names tensors otherwise

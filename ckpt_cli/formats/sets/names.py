@@ -48,10 +48,18 @@ def set_kind(expression: str, writer: str, unit: str = "rank", content_decides: 
     return SetKind(re.compile(expression, re.ASCII | re.IGNORECASE), writer, unit, content_decides)
 
 
+VLLM, FAIRSEQ = "vLLM's sharded_state", "fairseq"
+WAYS = {
+    VLLM: "use the model folder that it was made from, or load it in vLLM with load_format='sharded_state'",
+    FAIRSEQ: "put the shards together where metaseq is installed: metaseq/scripts/consolidate_fsdp_shards.py",
+}
+"""What to do with the set of a program that has a way of its own."""
+
 WHOLE_NAMES = (
     set_kind(r"consolidated\.(?P<part>\d+)\.(pth|pt|safetensors)", "Meta's format", "part", content_decides=True),
     set_kind(r"(model|weights)\.(?P<part>\d{2})\.safetensors", "MLX", "part", content_decides=True),
-    set_kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", "vLLM (sharded_state)"),
+    set_kind(r"model-rank-(?P<part>\d+)-part-\d+\.safetensors", VLLM),
+    set_kind(r"checkpoint[\w.-]*?-shard(?P<part>\d+)\.pt", FAIRSEQ, "shard"),
     set_kind(r"model(?P<part>\d+)-mp(?P<parts>\d+)\.safetensors", "DeepSeek's inference code", "part"),
     set_kind(r"model_[a-z_]+_pp-rank-(?P<part>\d+)-of-\d+_tp-rank-\d+-of-\d+\.safetensors", "a Nanotron checkpoint", "parameter"),
     set_kind(r"(pytorch_)?model-(?P<part>\d{5})\.(bin|safetensors)", "a model in parts", "part"),
@@ -357,6 +365,6 @@ def _hint(part: Part, missing: Sequence[str], there: Folders) -> str:
     elif part.is_alone and part.count is None and part.number > 0 and part.kind.unit == "part":
         advice = "get the other files"
     else:
-        advice = "put the set together with the program that wrote it, and save one state dict"
+        advice = WAYS.get(part.kind.writer, "put the set together with the program that wrote it, and save one state dict")
     certain = part.place is None or NUMBERED.search(part.path.name) or (part.kind is not OF and part.count is not None)
     return f"{advice}; if it is a whole model, rename it without the number" if part.is_alone and not certain else advice

@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import IncompleteError, MissingShard, Undecidable, reading
+from ckpt_cli.errors import CorruptFile, IncompleteError, MissingShard, Undecidable, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Format, Match, ReadOptions
+from ckpt_cli.formats.foreign import foreign_content
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.safetensors.index import check_members, read_weight_map
@@ -34,6 +35,9 @@ KNOWN = re.compile(
 )
 ADAPTER = "adapter_model.bin"
 """PEFT's adapter, in the form from before safetensors."""
+
+LAST = re.compile(r"last(-v[0-9]+)?\.ckpt", re.ASCII)
+"""Lightning's newest checkpoint, beside those of single epochs."""
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 
@@ -60,7 +64,7 @@ class TorchFiles(Format):
         if len(parts) == 1 and (only := _part(parts[0].name)) is not None and only.parts == 1:
             found, parts = parts, []
         if not found and not parts:
-            found = [entry for entry in listed if entry.name == ADAPTER]
+            found = [entry for entry in listed if entry.name == ADAPTER] or there.files(path, LAST.fullmatch)
         if parts:
             unproven: IncompleteError = MissingShard(
                 f"{INDEX} is missing, so nothing shows that the {len(parts)} parts are complete",
@@ -89,7 +93,7 @@ class TorchFiles(Format):
         first = match.files[0]
         if match.trouble is not None or first.name == INDEX:
             return [match.component]
-        file = files.parsed(first, TorchFile)
+        file = _opened(first, files)
         with reading(first):
             return [group.name for group in groups_of(file, match.component, LocalReader(file, 0))[1]]
 
@@ -152,8 +156,16 @@ def _number(path: Path) -> int:
     return int(fields["number"] or 0) if fields is not None else 0
 
 
+def _opened(path: Path, files: Files) -> TorchFile:
+    """The parsed file. Raises Unsupported, with the program's name, for one of another program that has the same suffix."""
+    try:
+        return files.parsed(path, TorchFile)
+    except CorruptFile as error:
+        raise foreign_content(path) or error from None
+
+
 def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[RankState, list[Leaf]]:
-    file = files.parsed(path, TorchFile)
+    file = _opened(path, files)
     reader = LocalReader(file, 0)
     with reading(path):
         refuse_part(file, path)

@@ -1,0 +1,252 @@
+"""Words that people type because another tool has them, or because a finger slipped: each works, or names the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import ckpt_cli
+from ckpt_cli.cli import _run
+from ckpt_cli.errors import UsageError
+from tests.cli import ROOT
+
+WORK = {
+    # What other tools call things, and what it is here.
+    "merge run --component ema -o out": "ckpt verify out",
+    "merge run --out out": "ckpt verify out",
+    "merge run --output-dir out": "ckpt verify out",
+    "merge run --output_dir out": "ckpt verify out",
+    "merge run --target-dir out": "ckpt verify out",
+    "merge run --target_dir=out": "ckpt verify out",
+    "merge run out": "ckpt verify out",
+    "merge --local_dir run --target_dir out": "ckpt verify out",
+    "merge --local-dir=run out": "ckpt verify out",
+    "merge run out --max_shard_size 5GB": "ckpt verify out",
+    "merge run old -f": "ckpt verify old",
+    "merge run old --force": "ckpt verify old",
+    "merge run out --dtype BF16": "ckpt verify out",
+    "merge run out --dtype F32": "ckpt verify out",
+    "merge run out --dtype half": "ckpt verify out",
+    "merge run out --dtype float": "ckpt verify out",
+    "merge run out --dtype torch.bfloat16": "ckpt verify out",
+    "merge run out --torch_dtype float32": "ckpt verify out",
+    "merge run out --names HUB": "ckpt verify out",
+    "merge run out --step latest": "checkpoint-200",
+    "merge run out --step checkpoint-100": "checkpoint-100",
+    "merge run out --tag global_step100": "checkpoint-100",
+    "ls run": "ckpt merge run --dry-run",
+    "info run": "ckpt merge run --dry-run",
+    "convert run -o out": "ckpt verify out",
+    "consolidate run -o out": "ckpt verify out",
+    "unshard run -o out": "ckpt verify out",
+    "help merge": "--match-base",
+    "-V": "ckpt ",
+}
+FAIL = {
+    # Wrong words, and the way out.
+    "run": "ckpt detect run",
+    "mrege run": "did you mean ckpt merge?",
+    "instpect run": "did you mean ckpt inspect?",
+    "frobnicate": "ckpt --help",
+    "./nothing": "ckpt detect PATH",
+    "--json detect run": "ckpt detect run --json",
+    "--type ema merge run": "ckpt merge run --type ema",
+    "-q merge run": "ckpt merge run -q",
+    "--vresion": "did you mean --version?",
+    "merge": "ckpt merge ./run",
+    "merge run --stp 1": "did you mean --step?",
+    "merge run --dytpe bf16": "did you mean --dtype?",
+    "merge run --outptu x": "did you mean --output?",
+    "merge run --overwrit": "did you mean --overwrite?",
+    "merge run --cheksum": "did you mean --checksum?",
+    "merge run --full": "ckpt verify has it",
+    "merge run --backend fsdp": "the format is detected",
+    "merge run --trust_remote_code": "never run",
+    "merge run --safe_serialization": "safetensors is what is written",
+    "merge run --bf16": "--dtype bf16",
+    "merge run --yes": "--overwrite replaces an output",
+    "merge run --dtype": "--dtype DTYPE",
+    "merge run --dtype bf17": "did you mean bf16?",
+    "merge run --dtype int4": "other dtypes",
+    "merge run --dtype flaot32": "did you mean fp32?",
+    "merge run --names hubb": "did you mean hub?",
+    "merge run --lora exprot": "did you mean export?",
+    "merge run --step ten": "a step such as 100, or latest",
+    "merge run --step ''": "unset shell variable",
+    "merge run --jobs many": "a whole number",
+    "merge run --dry-run=yes": "write --dry-run alone",
+    "merge run out -o other": "leave out out, or -o",
+    "merge run out third": "PATH, and where to write",
+    "merge run --base Some/Modle": "did you mean some/model?",
+    "merge run --base other/thing": "hf download other/thing",
+    "merge Qwen/Qwen3-8B": "hf download Qwen/Qwen3-8B",
+    "merge rnu": "did you mean run?",
+    "merge run --step 300": "one of the steps 100, 200",
+    "merge run --type emma": "model, ema",
+    "merge run old": "--overwrite",
+    "merge run --max-shard-size 5": "did you mean 5GB?",
+    "average run": "-o, --output DIR",
+    "average run -o out --last two": "a whole number",
+    "average run -o out --method emma": "did you mean ema?",
+    "average run -o out --weights a,b": "numbers separated by commas",
+    "verify run old": "--against old",
+    "verify run --sample much": "5%",
+    "detect run run": "one PATH",
+    "inspect run --color alwyas": "did you mean always?",
+    "inspect run --progress bar": "auto, plain, json, off",
+    "help mrge": "did you mean ckpt merge?",
+    "--install-completion tcsh": "bash, zsh, fish",
+    "merge s3://bucket/run": "aws s3 cp --recursive s3://bucket/run",
+}
+
+
+@pytest.fixture(autouse=True)
+def beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run, an output of it, and a Hub cache with one model."""
+    shutil.copytree(ROOT / "examples" / "tiny-run", tmp_path / "run")
+    ckpt_cli.merge(tmp_path / "run", tmp_path / "old")
+    (tmp_path / "hub" / "models--some--model").mkdir(parents=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_there_are_fifty_of_them() -> None:
+    assert len(WORK) + len(FAIL) >= 80
+    assert len(FAIL) >= 50
+
+
+@pytest.mark.parametrize("line", WORK)
+def test_a_word_of_another_tool_works(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(shlex.split(line)) == 0
+    said = "".join(capsys.readouterr())
+    assert WORK[line] in said
+    assert not any(word in ckpt_help(line) for word in ("--component", "--local", "--force", "--target"))
+
+
+def ckpt_help(line: str) -> str:
+    """The help of the command in a line: it does not show synonyms."""
+    from ckpt_cli.cli.app import command_of, root_command
+
+    root = root_command()
+    _, command = command_of(shlex.split(line))
+    with root.make_context("ckpt", [], resilient_parsing=True) as outer:
+        return str(command.get_help(command.make_context("ckpt", [], parent=outer, resilient_parsing=True)))
+
+
+@pytest.mark.parametrize("line", FAIL)
+def test_a_mistake_gets_an_answer_that_names_the_way_out(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = _run(shlex.split(line))
+    out, err = capsys.readouterr()
+    said = err or "\n".join(error["hint"] or "" for error in json.loads(out)["errors"])
+    assert code in (2, 3, 4, 5)
+    assert FAIL[line] in said
+    assert not any(word in said for word in ("Traceback", "pydantic", "Invalid value", "Value error", "bug", "<str>"))
+    if err:
+        assert err.startswith("error[")
+        assert "  hint: " in err or "  expected: " in err
+
+
+@pytest.mark.parametrize("line", ["ls run", "convert run out"])
+def test_a_command_says_its_own_name_in_json(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run([*line.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] in ("detect", "merge")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"compnent": "ema"}, "did you mean"),
+        ({"component": "ema"}, "did you mean"),
+        ({"overwrit": True}, "did you mean overwrite?"),
+        ({"dtype": "bf17"}, "did you mean bf16?"),
+        ({"match_base": True}, "match_base needs a base"),
+    ],
+    ids=repr,
+)
+def test_python_is_answered_in_its_own_words(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ckpt_cli.merge("run", "new", **options)
+    assert said in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
+# -- what other programs wrote ---------------------------------------------------------------------------------------
+
+FOREIGN = {
+    "gguf": ({"model-Q4_K_M.gguf": b"GGUF\x03"}, "GGUF"),
+    "onnx": ({"model.onnx": b"\x08", "model.onnx_data": b""}, "ONNX"),
+    "tensorflow": ({"checkpoint": b"", "model.ckpt-1.index": b"", "model.ckpt-1.data-00000-of-00001": b""}, "TensorFlow"),
+    "saved model": ({"saved_model.pb": b"", "variables/variables.index": b""}, "TensorFlow"),
+    "keras": ({"tf_model.h5": b"\x89HDF", "config.json": b"{}"}, "Keras"),
+    "flax": ({"flax_model.msgpack": b"", "config.json": b"{}"}, "Flax"),
+    "orbax": ({"_CHECKPOINT_METADATA": b"{}", "items/manifest.ocdbt": b""}, "orbax"),
+    "maxtext": ({"100/items/_METADATA": b"{}", "100/items/manifest.ocdbt": b""}, "MaxText"),
+    "paddle": ({"0.metadata": b"", "0_0.distcp": b"", "1_0.distcp": b""}, "Paddle"),
+    "paddle weights": ({"model_state.pdparams": b""}, "Paddle"),
+    "nanotron": ({"latest.txt": b"10", "10/checkpoint_metadata.json": b"{}", "10/model_config.json": b"{}"}, "nanotron"),
+    "fairseq": ({"checkpoint_last-shard0.pt": b"PK", "checkpoint_last-shard1.pt": b"PK"}, "fairseq"),
+    "mindspore": ({"rank_0/net-1_10.ckpt": b"\n", "rank_1/net-1_10.ckpt": b"\n"}, "MindSpore"),
+    "vllm": ({"model-rank-0-part-0.safetensors": b"", "model-rank-1-part-0.safetensors": b"", "config.json": b"{}"}, "vLLM"),
+    "wandb": ({"wandb/run-1/run-abc.wandb": b":W&B"}, "Weights & Biases"),
+    "archive": ({"run.tar.gz": b"\x1f\x8b"}, "archive"),
+    "zip": ({"run.zip": b"PK"}, "archive"),
+    "numpy": ({"weights.npz": b"PK", "config.json": b"{}"}, "numpy"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_things_of_other_programs_are_named_with_what_to_do(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, name = FOREIGN[kind]
+    for place, content in files.items():
+        path = tmp_path / "foreign" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for command in ("detect", "merge"):
+        assert _run([command, str(tmp_path / "foreign")]) in (3, 4)
+        said = "".join(capsys.readouterr())
+        assert name in said
+        assert "hint: " in said
+        assert "the folder holds" not in said
+
+
+def test_a_file_of_another_program_with_a_suffix_of_torch_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "llama.ckpt").write_bytes(b"\n\x20\n\x10model.tok_embeddings\x12\x04")
+    assert _run(["merge", str(tmp_path / "llama.ckpt")]) == 3
+    assert "MindSpore" in capsys.readouterr().err
+
+
+def test_a_readable_checkpoint_below_is_suggested_before_anything_foreign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "both" / "logs").mkdir(parents=True)
+    (tmp_path / "both" / "logs" / "run-abc.wandb").touch()
+    (tmp_path / "both" / "model").mkdir()
+    save_file({"w": numpy.ones(2)}, tmp_path / "both" / "model" / "model.safetensors")
+    assert _run(["merge", str(tmp_path / "both")]) == 3
+    assert f"did you mean {tmp_path / 'both' / 'model'}?" in capsys.readouterr().err
+
+
+def test_a_folder_of_lightning_opens_by_its_last_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name, value in (("epoch=1-step=50.ckpt", 1.0), ("last.ckpt", 2.0)):
+        torch.save({"state_dict": {"net.weight": torch.full((2, 2), value)}, "global_step": 50, "epoch": 1}, folder / name)
+    result = ckpt_cli.merge(folder, tmp_path / "out")
+    assert os.path.basename(result.checkpoint.components[0].path) == "checkpoints"
+    data = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert data.endswith(numpy.full(4, 2.0, numpy.float32).tobytes())
+
+
+def test_an_answer_loads_nothing_heavy() -> None:
+    code = "import sys; from ckpt_cli.cli import _run; _run(['merge', 'run', '--json', '--stp', '1']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert {"torch", "numpy", "transformers", "rich"} & set(done.stderr.split()) == set()

@@ -11,10 +11,10 @@ from pathlib import Path
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.same_weights import is_copy_of
 from ckpt_cli.errors import CkptError, Unreadable
-from ckpt_cli.files.folders import entries_in, files_in, is_file, is_folder
+from ckpt_cli.files.folders import Folders, entries_in, files_in, is_file, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.registry import recognise
+from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.folder import INDEX_SUFFIX, OPTIMIZER
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
@@ -81,6 +81,7 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
     # Other models of the same save are components of their own, also where a file of this one was given.
     used |= {os.path.abspath(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}
+    used |= set(map(os.path.abspath, format_of(place.match).of_save(place.match, Folders())))
     folders = dict.fromkeys((place.match.root, place.home))
     used |= {os.path.abspath(folder / name) for folder in folders for name in _merged_before(folder)}
     paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if os.path.abspath(path) not in used}

@@ -4,6 +4,7 @@
 module                reads
 ====================  =============================================================================
 `rank_files`          one ``torch.save`` file per rank: verl, EasyR1, SkyRL, lmms-engine, accelerate, BAGEL forks
+`torch_checkpointing` torch_checkpointing: ``<item>_<rank>.pt`` or ``.safetensors`` with ``metadata.pkl``
 `dcp`                 torch DCP folders: accelerate, Lightning, torchtitan, OLMo-core, composer, ...
 `safetensors/shards`  sharded safetensors of torch's HuggingFaceStorageWriter
 `safetensors/folder`  safetensors, single or with an index: Hugging Face model folders
@@ -29,11 +30,12 @@ from ckpt_cli.formats.safetensors.folder import HubFolder
 from ckpt_cli.formats.safetensors.shards import HubShards
 from ckpt_cli.formats.sets.contents import share_error
 from ckpt_cli.formats.sets.names import index_beside, part_error
+from ckpt_cli.formats.torch_checkpointing.reader import TorchCheckpointing
 from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import Unread
 from ckpt_cli.tensors.component import Component
 
-FORMATS: tuple[Format, ...] = (RankShards(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
+FORMATS: tuple[Format, ...] = (RankShards(), TorchCheckpointing(), Dcp(), HubShards(), HubFolder(), TorchFiles(), Unread())
 
 
 def recognise(path: Path, there: Folders | None = None) -> list[Match]:

@@ -42,7 +42,7 @@ from ckpt_cli.state.numbered import (
     renamed,
     undecided,
 )
-from ckpt_cli.state.optimizer_files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers
+from ckpt_cli.state.optimizer_files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers, owned_files
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import equal
@@ -61,9 +61,8 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         state = format_of(match).optimizer(match, files)
         if state is not None:
             return _of_save(state, match, files, described)
-    listed = find_optimizer_files(homes, number)
-    if listed is None and (single := format_of(place.match).optimizer_file(place.match, files)) is not None:
-        listed = OptimizerFiles({0: single}, 1)
+    owned = format_of(place.match).optimizer_files(place.match, files)
+    listed = owned_files(owned) if owned is not None else find_optimizer_files(homes, number)
     if listed is None:
         others = [name for names in other_optimizers(homes, number).values() for name in names]
         text = f": {few(others, 3)} {'is' if len(others) == 1 else 'are'} of another model by number" if others else ""
@@ -91,8 +90,10 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     return _of_numbers(ranks, listed, model, shard_order, notes)
 
 
-def optimizer_notes(found: Found, place: Place, asked: bool) -> list[Note]:
+def optimizer_notes(found: Found, place: Place, files: Files, asked: bool) -> list[Note]:
     """What is said of the optimizers of other models that were saved together; ``asked``: this component was asked for by name."""
+    if format_of(place.match).optimizer_files(place.match, files) is not None:
+        return []  # numbers in the names of files are ranks
     homes = [place.home, *place.more_homes, found.path, place.match.files[0].parent]
     notes = []
     for number, names in other_optimizers(homes, place.match.number).items():

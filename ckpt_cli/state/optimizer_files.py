@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
 from ckpt_cli.files.folders import files_in, folders_in
-from ckpt_cli.formats.base import MAX_RANKS, missing_of
+from ckpt_cli.formats.base import MAX_RANKS, OptimizerOfRanks, missing_of
 
 FOLDERS = ("", "optimizer", "optim")
 RANK_FILES = tuple(
@@ -54,6 +54,11 @@ class OptimizerFiles:
     @property
     def missing(self) -> tuple[int, ...]:
         return missing_of(self.world_size, self.ranks)
+
+
+def owned_files(owned: OptimizerOfRanks) -> OptimizerFiles:
+    """The files that a format knows as those of its optimizer."""
+    return OptimizerFiles(owned.ranks, owned.world_size or max(owned.ranks) + 1, said=owned.world_size is not None)
 
 
 def optimizer_folders(homes: Sequence[Path], number: int) -> list[Path]:

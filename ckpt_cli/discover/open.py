@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.discover.beside import left_out_notes
+from ckpt_cli.discover.around.beside import left_out_notes
+from ckpt_cli.discover.around.homes import asset_homes, asset_notes
+from ckpt_cli.discover.around.marks import mark_notes
+from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
@@ -210,7 +214,8 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
     place = found.known_place(name)
     homes = (place.home, found.path, *place.more_homes)
-    assets = find_assets(homes, base)
+    assets = find_assets(asset_homes(found, place), base)
+    marked = mark_notes(found, place)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
     notes = (
         *component.notes,
@@ -218,6 +223,10 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *left_out_notes(found, place, component, files),
         *notes_of_ranks(place, files),
         *unread_notes(found, place),
+        *marked,
+        *between_notes(found, place),
+        *snapshot_notes(found),
+        *asset_notes(found, place, assets),
     )
     stem, number = unnumbered(name)
     live = (lambda: _live_tensors(found, number, files, base, shard_order)) if stem == "ema" else None

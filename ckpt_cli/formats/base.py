@@ -92,8 +92,14 @@ class Format(ABC):
     is_refused: bool = False
     is_loaded: bool = False
     is_sharded: bool = True
+    is_unsure: bool = False
+    """Whether names alone do not tell that these are weights: any other format goes first, and steps beside them."""
+
     keeps_order: bool = True
     tells_writer: bool = False
+    proves_whole: bool = True
+    """Whether its files show that all of them are there."""
+
     by_content: bool = False
     """Whether only the content tells which components there are."""
 

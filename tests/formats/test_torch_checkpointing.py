@@ -87,7 +87,7 @@ def test_another_item_is_a_component(saves: Path, tmp_path: Path, case: str) -> 
 def test_a_save_is_named_with_its_items(saves: Path, case: str) -> None:
     result = ckpt_cli.detect(saves / case / "run")
     found = result.checkpoint
-    assert (found.framework, found.step, result.problem) == ("torch_checkpointing", 3, None)
+    assert (found.framework, found.step, result.problem) == ("torchtitan", 3, None)
     assert [info.name for info in found.components] == (["model", "ema"] if case in WITH_EMA else ["model"])
     assert found.components[0].world_size == int(case[-1])
     assert [note.code for note in found.notes if note.level == "warning"] == []

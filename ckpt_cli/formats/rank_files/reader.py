@@ -6,7 +6,7 @@ File names carry the rank and mostly the world size; ranks are not zero-padded, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,15 +94,20 @@ class RankShards(Format):
         apart = not set(first.ranks) & set(second.ranks) and first.world_size == second.world_size
         return apart and bool(first.missing_ranks) and bool(second.missing_ranks)
 
+    def world_size(self, match: Match, states: Sequence[RankState]) -> int:
+        """How many ranks wrote the files: by their names, or by the meshes in them. Raises PartOfSet if neither says it."""
+        if match.world_size is not None:
+            return match.world_size
+        if not any(map(announced_size, states)):
+            raise unproven(states)
+        return max(max(match.ranks) + 1, *map(announced_size, states))
+
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         main = match.group or self.groups(match, files)[0]
         component = match.component if match.group is None else _component(match.ranks[min(match.ranks)])
         read = [read_rank_file(rank, path, files, component, match.group, main) for rank, path in sorted(match.ranks.items())]
         states = [state for state, _ in read]
-        world_size = match.world_size
-        if world_size is None:
-            _refuse_unproven(states)
-            world_size = max(max(match.ranks) + 1, *map(_announced_size, states))
+        world_size = self.world_size(match, states)
         missing = missing_of(world_size, match.ranks)
         check_rank_files(states, world_size)
         try:
@@ -120,7 +125,7 @@ class RankShards(Format):
         mesh = next((m for state in states for m in [largest_mesh(state)] if m is not None), None)
         return Component(
             name=match.component,
-            format=FORMAT,
+            format=self.name,
             root=match.root,
             tensors=assembled.tensors,
             files=tuple(match.ranks[rank] for rank in sorted(match.ranks)),
@@ -166,13 +171,11 @@ def notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
     return [note if note in shared else other for note, other in zip(said, partly, strict=True)]
 
 
-def _refuse_unproven(states: list[RankState]) -> None:
-    """Raise PartOfSet if neither names nor meshes give the number of ranks: other ranks may have held other layers."""
-    if any(map(_announced_size, states)):
-        return
+def unproven(states: Sequence[RankState]) -> PartOfSet:
+    """The error for files of which neither names nor meshes give the number of ranks: other ranks may have held other layers."""
     names = few([state.path.name for state in states])
     one = "if one process wrote all of it, give the file a name without a rank, such as model.pt"
-    raise PartOfSet(
+    return PartOfSet(
         f"nothing in {names} says how many ranks there are",
         path=states[0].path,
         expected="the files of all ranks, with distributed tensors in them",
@@ -256,7 +259,7 @@ def _name_of(match: Match, rank: int) -> str:
     return f"{sibling[:start]}{rank:0{width}d}{sibling[stop:]}"
 
 
-def _announced_size(state: RankState) -> int:
+def announced_size(state: RankState) -> int:
     """The least number of ranks that the content of a file implies, for names without it."""
     sizes = [1 + max(local.mesh.ranks) for local in state.locals.values() if isinstance(local, DistributedLocal)]
     sizes += [1 + rank for local in state.locals.values() if isinstance(local, ShardedLocal) for rank, _ in local.everywhere]

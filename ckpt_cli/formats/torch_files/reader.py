@@ -29,7 +29,7 @@ FORMAT = "torch-file"
 INDEX = "pytorch_model.bin.index.json"
 KNOWN = re.compile(
     r"pytorch_model\.bin|pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
-    r"|(model|checkpoint|model_best)\.pth\.tar|model_optim_rng\.pt|consolidated\.0+\.pth",
+    r"|(model|checkpoint|model_best)\.pth\.tar|lit_model\.pth|model_optim_rng\.pt|consolidated\.0+\.pth",
     re.ASCII,
 )
 ADAPTER = "adapter_model.bin"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckpt_cli.discover.around.same_weights import is_copy_of
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.discover.same_weights import is_copy_of
 from ckpt_cli.errors import CkptError, Unreadable
 from ckpt_cli.files.folders import Folders, entries_in, files_in, is_file, is_folder
 from ckpt_cli.files.manifest import read_manifest

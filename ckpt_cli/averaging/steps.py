@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.beside.same_weights import holds_same
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, short_reason, step_info
-from ckpt_cli.discover.same_weights import holds_same
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.folders import status_of

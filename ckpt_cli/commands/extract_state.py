@@ -88,7 +88,7 @@ def extract_state(
         check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
         if optimizer is not None:
             state.lost += optimizer.lost
-            notes = [*notes, *optimizer_notes(found, place, component is not None)]
+            notes = [*notes, *optimizer_notes(found, place, files, component is not None)]
         framework = trainer_of(place.match, found.path, None)
         side = state_files(state, framework)
         whole = plan.Plan((), None, None)

@@ -13,17 +13,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.discover.final_model import stray_files
+from ckpt_cli.discover.beside.final_model import stray_files
 from ckpt_cli.discover.found import Target
+from ckpt_cli.discover.hub_cache import snapshot_of
 from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
-from ckpt_cli.discover.places import all_refused, inside_checkpoint, places_in
-from ckpt_cli.discover.steps import RUN_FOLDERS, Steps, bare_in, steps_in, steps_of_run, trackers_in, with_step, without_tags
+from ckpt_cli.discover.places import all_doubtful, all_refused, inside_checkpoint, places_in
+from ckpt_cli.discover.steps import Steps, bare_in, steps_in, steps_of_run, trackers_in, with_step, without_tags
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, entries_in, status_of
 from ckpt_cli.formats.foreign import foreign_error
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few, printable
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -53,6 +55,9 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     if given.name == "" or ".." in given.parts:
         # "link/.." is not the folder that the link lies in.
         given = given.resolve()
+    snapshot = snapshot_of(given, there)
+    if snapshot is not None:
+        return replace(_locate(snapshot, step, steps_meant, there), path=snapshot)
     stray: tuple[str, str] | None = None
     if step is None and not steps_meant:
         inside = inside_checkpoint(given, there)
@@ -62,7 +67,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         if inside is not None and steps:
             stray = stray_files(given, [place.match for place in inside.checkpoints[0].places])
         # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them, and neither does a stray file.
-        if inside is not None and stray is None and not (all_refused(inside.checkpoints[0].places) and steps.found):
+        if inside is not None and stray is None and not (all_doubtful(inside.checkpoints[0].places) and steps.found):
             refused = tuple(inside.label(found.path) for found in steps.found if all_refused(found.places))
             return replace(inside, steps_inside=len(steps.found) - len(refused), refused=refused)
     steps = steps_of_run(given, there, step) or steps_of_run(given, there)  # all of them, to say which there are
@@ -84,7 +89,10 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         inside = inside_checkpoint(given, there)
         if inside is not None:
             return with_step(inside, step)
-    for name in RUN_FOLDERS:
+    inside = inside_checkpoint(given, there, between=True)
+    if inside is not None and step is None and not steps_meant:
+        return inside
+    for name in RUNS:
         inside = inside_checkpoint(given / name, there)
         if inside is not None and all_refused(inside.checkpoints[0].places):
             return replace(inside, path=given)

@@ -11,12 +11,16 @@ from pathlib import Path
 
 from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
+from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, homes_of
+from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.outputs import made_by_ckpt
 from ckpt_cli.discover.beside.stages import refuse_stage
+from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
@@ -222,7 +226,8 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
     place = found.known_place(name)
     homes = homes_of(found, place)
-    assets = find_assets(homes, base)
+    assets = find_assets(asset_homes(found, place), base)
+    marked = mark_notes(found, place)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
@@ -235,6 +240,10 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
         *unread_notes(found, place),
+        *marked,
+        *between_notes(found, place),
+        *snapshot_notes(found),
+        *asset_notes(found, place, assets),
     )
     average = is_average_name(unnumbered(name)[0])
     model = _model_beside(found, place, average)
@@ -245,13 +254,6 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
     component = replace(component, name=name, notes=notes)
     return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component))
-
-
-def homes_of(found: Found, place: Place) -> tuple[Path, ...]:
-    """The folders in which side files of a component may lie: its own, those between it and its data, and the checkpoint's."""
-    above = place.match.root.parent
-    between = (above,) if above != place.home and above.is_relative_to(place.home) else ()
-    return (*between, place.home, found.path, *place.more_homes)
 
 
 def _with_config(assets: Assets, component: Component) -> tuple[Assets, list[Note]]:

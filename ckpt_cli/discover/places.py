@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.discover.between import step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
@@ -16,32 +16,12 @@ from ckpt_cli.formats.ages import MAX_HOURS
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.trainers import CERTAIN, ROLES, number_in
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.names import few, numbered, unnumbered
 from ckpt_cli.tensors.component import Note
 
-ROLES = ("actor", "policy", "critic", "reward", "value")
-"""Folders of a checkpoint that hold one trained model each; the first one present is the main component."""
-
-COMPONENT_FOLDERS = {
-    re.compile(r"pytorch_model_fsdp_(?P<number>[0-9]{1,9})", re.ASCII): "model",
-    re.compile(r"pytorch_ema_model_fsdp_(?P<number>[0-9]{1,9})", re.ASCII): "ema",
-    re.compile(r"model_sharded|model_and_optim|trainer", re.ASCII): "model",
-    re.compile(r"ema_sharded", re.ASCII): "ema",
-    re.compile(r"dist_ckpt", re.ASCII): "model",
-}
-"""What a folder holds by its name. A ``number`` says which of several models (a generator and a discriminator) that were saved together."""
-
 MAIN = ("model", *ROLES[:2])
-DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
-"""Where verl's Megatron workers keep a model, in the folder of its role."""
-
-NEMO = ("weights", "context")
-"""Where NeMo 2 keeps the weights of a checkpoint, and what it has beside them."""
-
-RELEASE = "release"
-"""Megatron's step of a converted model, whose folder is the run's: the weights of a run without steps."""
-
 MAX_TAGS = 1024
 TAG_FILE = "latest"
 """What DeepSpeed writes beside its saves: the name of the newest one."""
@@ -50,9 +30,15 @@ GATHERED = "weights16"
 """The component that is the model in the dtype of the training, beside one in fp32."""
 
 
-def inside_checkpoint(path: Path, there: Folders) -> Target | None:
-    """The path as a checkpoint, a role folder, a component folder or a file of one."""
-    places = places_in(path, there)
+def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> Target | None:
+    """The path as a checkpoint, a role folder, a component folder or a file of one.
+
+    ``between``: weights may lie in a folder of any name below it, if that is the only one.
+    """
+    above = _of_step_above(path, there)
+    if above is not None:
+        return above
+    places = places_in(path, there, between=between)
     if places:
         name = path.name
         of_folder = (name, 0) if name in ROLES else _component_of(name)
@@ -77,7 +63,19 @@ def inside_checkpoint(path: Path, there: Folders) -> Target | None:
     return Target(path, None, (Found(path, None, places),))
 
 
-def places_in(folder: Path, there: Folders) -> tuple[Place, ...]:
+def _of_step_above(path: Path, there: Folders) -> Target | None:
+    """A folder inside of a step, as those components of the step that lie in it."""
+    step = step_above(path, there)
+    if step is None:
+        return None
+    with contextlib.suppress(Unreadable):
+        inside = tuple(place for place in places_in(step, there) if path in (place.match.root, place.home, *place.match.root.parents))
+        if inside:
+            return Target(path, None, (Found(step, step_of(step), inside),))
+    return None
+
+
+def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[Place, ...]:
     """The components of a checkpoint folder, the main one first."""
     if not there.is_folder(folder):
         return ()
@@ -92,7 +90,8 @@ def places_in(folder: Path, there: Folders) -> tuple[Place, ...]:
             places += [_numbered(Place("", match, folder), *of_folder, folder) for match in recognise(folder / child, there)]
     read = {place.name for place in places if not all_refused([place])}
     places = [place for place in places if not all_refused([place]) or place.name not in read]
-    places = places or [Place("model", match, folder) for match in _of_role(folder, there)]
+    if not places and (between or step_of(folder) is not None):
+        places = [Place(match.component, match, folder) for match in weights_beneath(folder, there)]
     if not places or there.is_file(folder / TAG_FILE):
         places = _with_tag(places, [Place("model", match, folder) for match in _tags(folder, there)], there)
     return _chosen(places)
@@ -112,11 +111,8 @@ def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Pl
 
 
 def _of_role(folder: Path, there: Folders) -> list[Match]:
-    """What a role folder holds: directly, or one level down where Megatron and its users put it."""
-    inner = [*DIST_CKPT, *NEMO[:1]] if all(there.is_folder(folder / name) for name in NEMO) else list(DIST_CKPT)
-    if there.is_folder(folder / RELEASE) and not any(step_of(entry) is not None for entry in there.entries(folder)):
-        inner.append(RELEASE)
-    return recognise(folder, there) or next((found for name in inner if (found := recognise(folder / name, there))), [])
+    """What a role folder holds: directly, or in a folder below."""
+    return recognise(folder, there) or weights_beneath(folder, there)
 
 
 def _tags(folder: Path, there: Folders) -> list[Match]:
@@ -197,16 +193,21 @@ def all_refused(places: Sequence[Place]) -> bool:
     return all(format_of(place.match).is_refused for place in places)
 
 
+def all_doubtful(places: Sequence[Place]) -> bool:
+    """Whether none of these is certainly weights that can be read, by its name."""
+    return all(format_of(place.match).is_refused or format_of(place.match).is_unsure for place in places)
+
+
 def _may_hold_component(name: str) -> bool:
     return name in ROLES or _component_of(name) is not None
 
 
 def _component_of(folder: str) -> tuple[str, int] | None:
     """The component that a folder of this name holds, and its number among several; None if the name is none of these."""
-    for regex, component in COMPONENT_FOLDERS.items():
-        fields = regex.fullmatch(folder)
-        if fields is not None:
-            return component, int(fields.groupdict().get("number") or 0)
+    for name, component in CERTAIN.items():
+        number = number_in(folder, (name,))
+        if number is not None:
+            return component, number
     return None
 
 

@@ -28,11 +28,12 @@ from typing import Literal
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
 from ckpt_cli.files.folders import entries_in, is_file
 from ckpt_cli.formats.base import MAX_RANKS
+from ckpt_cli.formats.trainers import STATES
 
 Kind = Literal["extra", "random", "scheduler", "scaler", "json", "copied"]
 """``extra``: a dict of several states; ``random``: random states of one rank; ``copied``: passed on as it is."""
 
-FOLDERS = ("", "extra_state", "dataloader_state", "dataloader", "train")
+FOLDERS = ("", *STATES)
 """Where the files are, below the folder of a component and that of the checkpoint."""
 
 RANK = r"(?P<rank>[0-9]+)"

@@ -22,15 +22,9 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.trainers import RUNS, TRACKERS
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
-
-RUN_FOLDERS = ("checkpoint", "checkpoints", "ckpt")
-"""Where some trainers keep the steps inside of their output folder."""
-
-TRACKERS = ("latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt", "latest_global_step.txt", "latest")
-JSON_TRACKER = "checkpoint_tracker.json"
-"""EasyR1's."""
 
 TAG = re.compile(r"global_step(?P<step>[0-9]+)", re.ASCII)
 """What DeepSpeed writes into ``latest``."""
@@ -44,7 +38,7 @@ SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of a run by their number, and the ``folders`` in which they lie: its own, or those of `RUN_FOLDERS`."""
+    """The steps of a run by their number, and the ``folders`` in which they lie: its own, or those of `RUNS`."""
 
     found: tuple[Found, ...] = ()
     blocked: tuple[Blocked, ...] = ()
@@ -131,7 +125,7 @@ def bare_in(given: Path, steps: Steps, there: Folders, only: int | None) -> tupl
 
 
 def _folders_of(given: Path) -> list[Path]:
-    return [given, *(given / name for name in RUN_FOLDERS)]
+    return [given, *(given / name for name in RUNS)]
 
 
 def _without_links(found: Sequence[Found]) -> tuple[Found, ...]:
@@ -181,13 +175,13 @@ def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:
     """What tracker files in the folders of steps say the last step is."""
     said: dict[Tracker, None] = {}
     for folder in folders:
-        for name in (*TRACKERS, JSON_TRACKER):
+        for name in TRACKERS:
             path = folder / name
             # What cannot be read, and what is too long to be a tracker, says nothing.
             with contextlib.suppress(CkptError, OSError):
                 if there.is_file(path):
-                    step = _tracked(read_small(path, 1 << 16), as_json=name == JSON_TRACKER)
-                elif name == "latest" and there.is_folder(path) and path.is_symlink():
+                    step = _tracked(read_small(path, 1 << 16), as_json=path.suffix == ".json")
+                elif path.is_symlink() and there.is_folder(path):
                     step = _named_step(PurePath(os.readlink(path)).name)
                 else:
                     continue
@@ -209,7 +203,7 @@ def _named_step(text: str) -> int | None:
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
     tag = TAG.fullmatch(text)
-    return int(tag["step"]) if tag is not None else step_of(PurePath(text))
+    return int(tag["step"]) if tag is not None else step_of(PurePath(PurePath(text).name))
 
 
 # -- the step that is taken for the newest ------------------------------------------------------------------------

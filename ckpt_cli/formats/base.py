@@ -63,6 +63,22 @@ class ReadOptions:
     shard_order: ShardOrder = "auto"
 
 
+@dataclass(frozen=True, slots=True)
+class RankValues:
+    """Training state of one rank as values by name, and the file that each comes from."""
+
+    values: dict[str, Any]
+    sources: dict[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerOfRanks:
+    """The files with an optimizer in the form of rank files that belong to weights; ``world_size`` is None where it is unknown."""
+
+    ranks: Mapping[int, Path]
+    world_size: int | None = None
+
+
 class Format(ABC):
     """One on-disk format: recognises its files by name and describes them without reading weights.
 
@@ -76,10 +92,16 @@ class Format(ABC):
     is_refused: bool = False
     is_loaded: bool = False
     is_sharded: bool = True
+    is_unsure: bool = False
+    """Whether names alone do not tell that these are weights: any other format goes first, and steps beside them."""
+
     keeps_order: bool = True
     tells_writer: bool = False
     in_tags: bool = False
     """Whether it keeps a save in a folder of any name, one level below the folder of the step."""
+
+    proves_whole: bool = True
+    """Whether its files show that all of them are there."""
 
     by_content: bool = False
     """Whether only the content tells which components there are."""
@@ -107,6 +129,10 @@ class Format(ABC):
         """What is stored with the weights and is neither weights nor optimizer, nested as it was saved, and where it is."""
         return {}, match.root
 
+    def training_states(self, match: Match, files: Files) -> Mapping[int, RankValues]:
+        """The same, where each rank has its own: of all ranks, without values for those whose files are missing."""
+        return {}
+
     def doubts(self, match: Match, files: Files) -> list[Note]:
         """Warnings about files that may be from another save, for commands that read only the state."""
         return []
@@ -115,9 +141,13 @@ class Format(ABC):
         """The optimizer that is stored with the weights, by parameter; None if there is none."""
         return None
 
-    def optimizer_file(self, match: Match, files: Files) -> Path | None:
-        """The weights file that also holds an optimizer in the form of rank files; None if there is none."""
+    def optimizer_files(self, match: Match, files: Files) -> OptimizerOfRanks | None:
+        """The files of this save that hold the optimizer in the form of rank files, the weights files or others; None if there are none."""
         return None
+
+    def of_save(self, match: Match, there: Folders) -> list[Path]:
+        """Files in the folders of a match that belong to the same save, whatever their names: they are no other weights beside it."""
+        return []
 
     def least_ranks(self, match: Match) -> int | None:
         """How many ranks wrote the files at least, as far as their names tell; None if these say nothing of ranks."""

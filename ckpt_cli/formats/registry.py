@@ -6,6 +6,8 @@ module                reads
 `rank_files`          one ``torch.save`` file per rank: verl, EasyR1, SkyRL, lmms-engine, accelerate, BAGEL forks
 `deepspeed`           tag folders of DeepSpeed: ZeRO stages 0 to 3, BF16_Optimizer, pipelines, experts, universal
 `megatron`            Megatron-LM, NeMo, verl, slime: torch_dist steps, and legacy files of ranks
+`self_describing`     files of ranks under other names, if the tensors in them say which ranks they are of
+`torch_checkpointing` torch_checkpointing: ``<item>_<rank>.pt`` or ``.safetensors`` with ``metadata.pkl``
 `dcp`                 torch DCP folders: accelerate, Lightning, torchtitan, OLMo-core, composer, ...
 `safetensors/shards`  sharded safetensors of torch's HuggingFaceStorageWriter
 `safetensors/folder`  safetensors, single or with an index: Hugging Face model folders
@@ -30,11 +32,13 @@ from ckpt_cli.formats.megatron.legacy import Legacy
 from ckpt_cli.formats.megatron.reader import TorchDist
 from ckpt_cli.formats.placeholders import refuse_placeholders
 from ckpt_cli.formats.rank_files.reader import RankShards
+from ckpt_cli.formats.rank_files.self_describing import SelfDescribing
 from ckpt_cli.formats.safetensors.folder import HubFolder
 from ckpt_cli.formats.safetensors.shards import HubShards
 from ckpt_cli.formats.sets.contents import share_error
 from ckpt_cli.formats.sets.names import index_beside, part_error
 from ckpt_cli.formats.sets.stages import stage_error
+from ckpt_cli.formats.torch_checkpointing.reader import TorchCheckpointing
 from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import Unread
 from ckpt_cli.tensors.component import Component
@@ -44,10 +48,12 @@ FORMATS: tuple[Format, ...] = (
     DeepSpeed(),
     TorchDist(),
     Legacy(),
+    TorchCheckpointing(),
     Dcp(),
     HubShards(),
     HubFolder(),
     TorchFiles(),
+    SelfDescribing(),
     Unread(),
 )
 
@@ -58,9 +64,23 @@ def recognise(path: Path, there: Folders | None = None) -> list[Match]:
     ``there``: what was seen of folders before.
     """
     there = there or Folders()
-    found = [match for known in FORMATS for match in known.recognise(path, there)]
-    read = {match.component for match in found if not format_of(match).is_refused}
-    return [_doubted(match, there) for match in found if not format_of(match).is_refused or match.component not in read]
+    found = [_doubted(match, there) for known in FORMATS for match in known.recognise(path, there)]
+    unsure = {match.component for match in found if format_of(match).is_unsure}
+    read = {
+        match.component for match in found if _is_sure(match) and not (match.component in unsure and isinstance(match.trouble, PartOfSet))
+    }
+    return [
+        match
+        for match in found
+        if (match.component in read and _is_sure(match))
+        or (match.component not in read and (format_of(match).is_unsure or match.component not in unsure))
+    ]
+
+
+def _is_sure(match: Match) -> bool:
+    """Whether names tell that these are weights that can be read."""
+    known = format_of(match)
+    return not (known.is_refused or known.is_unsure)
 
 
 def tags_in(folder: Path, there: Folders) -> list[Match]:

@@ -1,72 +1,198 @@
-"""Which trainer wrote a checkpoint, judged by folder and file names. One row per trainer; the first match wins."""
+"""The trainers whose checkpoints are known: one row each, and everything that is known of their folders by name.
+
+The rows are the only place for such names. Step folders, the folders of weights, optimizers and states, trackers, marks and the nesting of
+keys in DCP are collected from them; docs/formats.md has them as a table; `trainer_of` names the trainer of a checkpoint.
+
+In the forms of names, N is a number (the step, or which of several models), NNN one of exactly so many digits, and E and B numbers that
+are of no interest. A folder that no row has is found too if it is the only one with weights: `discover/between.py`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ckpt_cli.files.folders import is_folder, is_there
 from ckpt_cli.formats.base import Match
 
+ROLES = ("actor", "policy", "critic", "reward", "value")
+"""Folders of a checkpoint that hold one trained model each; the first one present is the main component."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """A trainer and its signs; all given signs must be present.
+    """A trainer: where it puts what, and how its checkpoints are told from others.
 
-    ``root``, ``folder`` and ``run`` are expressions for the names of the folder with the data, of the checkpoint and of the
-    run; ``beside``, ``inside`` and ``in_run`` are files (or folders) in the checkpoint, beside the data, and in the run;
-    ``evidence`` is what the format reports about the file names.
+    - ``steps``: the names of its step folders; ``runs``: the folder of its output in which these lie;
+    - ``weights``: where weights lie, below a step or a role folder (none: right in it); ``certain``: nothing else is called like that;
+    - ``optimizers``, ``states``: folders beside the weights with an optimizer that is saved like a model, and with training state;
+    - ``trackers``: files or links beside the steps that name the last one; ``unfinished``: a file that is in a step while it is being
+      saved; ``finished``: one that is written last, beside the folders of weights;
+    - ``config``: where config and tokenizer lie, as seen from the folder of the weights, besides that folder and the step's;
+    - ``keys``: the keys above the model's tensors in its DCP folders; ``wrapper``: what else all its names begin with.
+
+    All given signs must be present: ``by`` says whether the name of the step, or of the folder of weights, is one. ``run``, ``role`` and
+    ``evidence`` are expressions for names and for what the format reports; ``beside``, ``inside`` and ``in_run`` are files in the step,
+    beside the data, and in the run.
     """
 
     name: str
     formats: tuple[str, ...]
-    root: str = ""
-    folder: str = ""
+    steps: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    certain: bool = False
+    runs: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    trackers: tuple[str, ...] = ()
+    unfinished: str = ""
+    finished: str = ""
+    config: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    wrapper: str = ""
     run: str = ""
+    role: str = ""
+    evidence: str = ""
     beside: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     in_run: tuple[str, ...] = ()
-    evidence: str = ""
 
 
-RANKS, DCP, DEEPSPEED, MEGATRON = ("rank-shards",), ("dcp",), ("deepspeed",), ("megatron-dist", "megatron-legacy")
+RANKS, DCP, ITEMS, SHARDS = ("rank-shards",), ("dcp",), ("torch-checkpointing",), ("hub-shards",)
+ZERO, MEGATRON = ("deepspeed",), ("megatron-dist", "megatron-legacy")
+HUB, FILE, SELF = ("safetensors",), ("torch-file",), ("self-describing",)
+STEP, FOLDER = ("step",), ("folder",)
+OF_VERL = ("global_step_N", "global_steps_N")
+FSDP, EMA_FSDP = "pytorch_model_fsdp_N", "pytorch_ema_model_fsdp_N"
+LAST_ITERATION = "latest_checkpointed_iteration.txt"
+HUGGING_FACE = "huggingface"
+THE_RUN = "the run"
+"""The folder of the steps, where Hugging Face's Trainer and axolotl leave config and tokenizer."""
+
 TRAINERS = (
-    Trainer("Hugging Face Trainer with DeepSpeed", DEEPSPEED, beside=("trainer_state.json",)),
-    Trainer("accelerate with DeepSpeed", DEEPSPEED, root="pytorch_model(_[0-9]+)?"),
-    Trainer("DeepSpeed", DEEPSPEED),
-    Trainer("BAGEL fork", RANKS, evidence="BAGEL fork"),
-    Trainer("BAGEL fork", DCP, root="model_sharded|ema_sharded"),
-    Trainer("BAGEL", ("safetensors",), folder="[0-9]{7}", inside=("ema.safetensors",)),
-    Trainer("BAGEL", ("safetensors",), inside=("ema.safetensors", "llm_config.json")),
-    Trainer("lmms-engine", RANKS, root="pytorch_(ema_)?model_fsdp_[0-9]+"),
-    Trainer("SkyRL", RANKS, in_run=("latest_ckpt_global_step.txt",)),
-    Trainer("SkyRL", RANKS, root="policy"),
-    Trainer("EasyR1", RANKS, in_run=("checkpoint_tracker.json",)),
-    Trainer("verl", RANKS, folder="global_steps?_[0-9]+", evidence="verl family"),
-    Trainer("verl family", RANKS, evidence="verl family"),
-    Trainer("Hugging Face Trainer", DCP, root="pytorch_model_fsdp_[0-9]+", beside=("trainer_state.json",)),
-    Trainer("Hugging Face Trainer", (*RANKS, "torch-file"), folder="checkpoint-[0-9]+", beside=("trainer_state.json",)),
-    Trainer("accelerate", DCP, root="pytorch_model_fsdp_[0-9]+"),
+    Trainer(
+        "Hugging Face Trainer with DeepSpeed",
+        ZERO,
+        ("checkpoint-N",),
+        beside=("trainer_state.json",),
+        trackers=("latest",),
+        config=(THE_RUN,),
+    ),
+    Trainer("accelerate with DeepSpeed", ZERO, ("checkpoint_N",), ("pytorch_model",), FOLDER, runs=("checkpoints",), trackers=("latest",)),
+    Trainer("DeepSpeed", ZERO, ("global_stepN",), trackers=("latest",), config=(THE_RUN,)),
+    Trainer("BAGEL fork", RANKS, ("NNNNNNN",), evidence="BAGEL fork"),
+    Trainer("BAGEL fork", DCP, ("NNNNNNN",), ("model_sharded", "ema_sharded"), FOLDER, certain=True),
+    Trainer("BAGEL", HUB, ("NNNNNNN",), by=STEP, inside=("ema.safetensors",)),
+    Trainer("BAGEL", HUB, inside=("ema.safetensors", "llm_config.json")),
+    Trainer("lmms-engine", RANKS, ("checkpoint-N",), (FSDP, EMA_FSDP), FOLDER, certain=True, states=("extra_state", "dataloader_state")),
+    Trainer("SkyRL", RANKS, OF_VERL, trackers=("latest_ckpt_global_step.txt",), in_run=("latest_ckpt_global_step.txt",)),
+    Trainer("SkyRL", RANKS, OF_VERL, role="policy"),
+    Trainer("EasyR1", RANKS, OF_VERL, trackers=("checkpoint_tracker.json", "latest_global_step.txt"), in_run=("checkpoint_tracker.json",)),
+    Trainer("verl", RANKS, OF_VERL, by=STEP, trackers=(LAST_ITERATION,), config=(HUGGING_FACE,), evidence="verl family"),
+    Trainer("verl family", RANKS, config=(HUGGING_FACE,), evidence="verl family"),
+    Trainer(
+        "lerobot",
+        (*DCP, *HUB),
+        ("NNNNNN",),
+        (f"pretrained_model/{FSDP}", "pretrained_model"),
+        ("step", "folder"),
+        runs=("checkpoints",),
+        states=("training_state",),
+        trackers=("last",),
+    ),
+    Trainer("Hugging Face Trainer", DCP, ("checkpoint-N",), (FSDP,), FOLDER, beside=("trainer_state.json",), config=(THE_RUN,)),
+    Trainer("Hugging Face Trainer", (*RANKS, *FILE), ("checkpoint-N",), by=STEP, beside=("trainer_state.json",), config=(THE_RUN,)),
+    Trainer("accelerate", DCP, ("checkpoint-N",), (FSDP,), FOLDER, optimizers=("optimizer_N",), keys=("model",)),
     Trainer("accelerate", RANKS, evidence="accelerate"),
-    Trainer("accelerate", ("torch-file",), evidence=r"pytorch_model_fsdp.*\.bin"),
-    Trainer("Lightning", DCP, inside=("meta.pt",)),
-    Trainer("composer", DCP, folder="ep[0-9]+-ba[0-9]+"),
-    Trainer("OLMo-core", DCP, root="model_and_optim"),
-    Trainer("prime-rl", DCP, root="trainer"),
-    Trainer("torchtitan", DCP, folder="step-[0-9]+", run="checkpoint"),
-    Trainer("VeOmni", DCP, folder="global_step_[0-9]+"),
-    Trainer("NeMo AutoModel", (*DCP, "hub-shards"), folder="epoch_[0-9]+_step_[0-9]+"),
-    Trainer("verl (Megatron)", MEGATRON, root="dist_ckpt"),
-    Trainer("NeMo (Megatron-Bridge)", MEGATRON, inside=("run_config.yaml",)),
-    Trainer("NeMo", MEGATRON, root="weights"),
-    Trainer("Megatron-LM", MEGATRON),
-    Trainer("Megatron-FSDP", DCP, folder="iter_[0-9]{7}"),
+    Trainer("accelerate", FILE, evidence=r"pytorch_model_fsdp.*\.bin"),
+    Trainer(
+        "Lightning",
+        DCP,
+        ("epoch=E-step=N", "epoch=E-step=N.ckpt", "step-N.ckpt", "step_N.ckpt", "stepN.ckpt"),
+        inside=("meta.pt",),
+        keys=("state_dict", "model"),
+    ),
+    Trainer("composer", DCP, ("epE-baN",), by=STEP, keys=("state.model",), wrapper="model."),
+    Trainer("OLMo-core", DCP, ("stepN",), ("model_and_optim",), FOLDER, certain=True, states=("train",), keys=("model",)),
+    Trainer("OLMo", SELF, ("stepN",), ("model",), FOLDER, optimizers=("optim",), states=("train",)),
+    Trainer("prime-rl", DCP, ("step_N",), ("trainer",), FOLDER, certain=True, states=("dataloader",), keys=("app.model",)),
+    Trainer("torchtitan", (*DCP, *ITEMS), ("step-N",), by=STEP, runs=("checkpoint",), run="checkpoint"),
+    Trainer(
+        "NeMo AutoModel",
+        (*DCP, *SHARDS, *HUB),
+        ("epoch_E_step_N",),
+        ("model",),
+        STEP,
+        optimizers=("optim",),
+        trackers=("LATEST", "LATEST.txt"),
+        unfinished=".incomplete",
+        config=(".hf_metadata",),
+    ),
+    Trainer(
+        "NeMo RL",
+        (*DCP, *SHARDS, *HUB),
+        ("step_N",),
+        ("weights/model", "weights"),
+        FOLDER,
+        optimizers=("optimizer",),
+        config=(".hf_metadata", "../tokenizer", "../../tokenizer", "../.hf_metadata"),
+        role="policy|value",
+    ),
+    Trainer(
+        "verl (Megatron)",
+        ("megatron-dist", *HUB),
+        OF_VERL,
+        ("model/dist_ckpt", "model/huggingface"),
+        FOLDER,
+        optimizers=("optimizer/dist_ckpt",),
+        states=("extra/dist_ckpt",),
+        trackers=(LAST_ITERATION,),
+        finished="ckpt_contents.json",
+        config=("../huggingface",),
+    ),
+    Trainer("verl (Megatron)", MEGATRON[:1], OF_VERL, ("dist_ckpt",), FOLDER, certain=True, config=("../huggingface",)),
+    Trainer(
+        "xtuner", (*DCP, *SHARDS), ("ckpt-step-N", "epoch-E-step-N"), ("weights",), STEP, runs=("checkpoints",), optimizers=("optimizer",)
+    ),
+    Trainer("RLinf", DCP, OF_VERL, ("dcp_checkpoint",), FOLDER, keys=("fsdp_checkpoint.model",)),
+    Trainer("RLinf", (*SELF, *FILE), OF_VERL, ("local_shard_checkpoint", "model_state_dict"), FOLDER),
+    Trainer("AReaL", DCP, ("epochEepochstepEglobalstepN",), ("recover_checkpoint",), FOLDER),
+    Trainer("AReaL", HUB, ("epochEepochstepEglobalstepN",), by=STEP),
+    Trainer("ByteCheckpoint", DCP, OF_VERL, ("model",), ("step", "folder"), optimizers=("optimizer",), states=("extra_state",)),
+    Trainer("VeOmni", DCP, OF_VERL, by=STEP, states=("extra_state",), keys=("model",)),
+    Trainer(
+        "slime",
+        DCP,
+        ("iter_NNNNNNN",),
+        ("model",),
+        ("step", "folder"),
+        optimizers=("optimizer",),
+        states=("lr_scheduler",),
+        trackers=(LAST_ITERATION,),
+    ),
+    Trainer("meta lingua", DCP, ("NNNNNNNNNN",), by=STEP, runs=("checkpoints",), inside=("params.json",), keys=("model",)),
+    Trainer("ColossalAI", (*FILE, *HUB), ("epochN", "epoch-E_step-N"), ("modeling",), FOLDER, optimizers=("optimizer",)),
+    Trainer("Open-Sora", (*FILE, *HUB), ("epochE-global_stepN",), ("model",), STEP, optimizers=("optimizer",), states=("lr_scheduler",)),
+    Trainer("litgpt", FILE, ("step-N",), inside=("lit_model.pth",), evidence=r"lit_model\.pth", keys=("model",)),
+    Trainer("litgpt", DCP, ("step-N",), ("lit_model.pth",), FOLDER, keys=("model",)),
+    Trainer("torchtune", (*HUB, *FILE), ("epoch_N",), by=STEP, states=("recipe_state",)),
+    Trainer("torchtune", DCP, ("epoch_N", "step_N"), by=STEP, beside=("recipe_state",)),
+    Trainer("NeMo (Megatron-Bridge)", MEGATRON[:1], ("iter_NNNNNNN",), inside=("run_config.yaml",), trackers=(LAST_ITERATION,)),
+    Trainer("NeMo", MEGATRON[:1], weights=("weights",), by=FOLDER),
+    Trainer("Megatron-LM", MEGATRON, ("iter_NNNNNNN",), trackers=(LAST_ITERATION, "latest"), runs=("ckpt",)),
+    Trainer("Megatron-FSDP", DCP, ("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,)),
+    Trainer("torch_checkpointing", ITEMS, ("step-N", "step_N")),
     Trainer("torch DCP", DCP),
-    Trainer("torch DCP, Hugging Face storage", ("hub-shards",)),
-    Trainer("Hugging Face", ("safetensors",)),
-    Trainer("Hugging Face", ("torch-file",), evidence=r"(index )?pytorch_model\.bin.*"),
-    Trainer("torch.save", ("torch-file",)),
+    Trainer("torch DCP, Hugging Face storage", SHARDS),
+    Trainer("Hugging Face Hub cache", (*HUB, *FILE), run="snapshots"),
+    Trainer("Hugging Face", HUB),
+    Trainer("Hugging Face", FILE, evidence=r"(index )?pytorch_model\.bin.*"),
+    Trainer("torch.save", FILE),
+    Trainer("files of ranks", SELF),
 )
 
 
@@ -74,12 +200,14 @@ def trainer_of(match: Match, checkpoint: Path, run: Path | None) -> str:
     """The name of the trainer, by the main component of a checkpoint."""
     run = run or checkpoint.parent
     inside = match.root if is_folder(match.root) else match.root.parent
+    role, below = place_below(inside, checkpoint)
     for trainer in TRAINERS:
         fits = (
             match.format in trainer.formats
-            and _named(trainer.root, inside)
-            and _named(trainer.folder, checkpoint)
-            and _named(trainer.run, run)
+            and ("step" not in trainer.by or has_form(checkpoint.name, trainer.steps))
+            and ("folder" not in trainer.by or has_form(below, trainer.weights))
+            and (not trainer.role or re.fullmatch(trainer.role, role) is not None)
+            and (not trainer.run or re.fullmatch(trainer.run, run.name) is not None)
             and all(is_there(checkpoint / name) for name in trainer.beside)
             and all(is_there(inside / name) for name in trainer.inside)
             and all(is_there(run / name) for name in trainer.in_run)
@@ -90,5 +218,59 @@ def trainer_of(match: Match, checkpoint: Path, run: Path | None) -> str:
     return match.evidence
 
 
-def _named(pattern: str, folder: Path) -> bool:
-    return not pattern or re.fullmatch(pattern, folder.name) is not None
+def place_below(folder: Path, checkpoint: Path) -> tuple[str, str]:
+    """The role folder of a checkpoint in which a folder lies, and the path below that; empty where there is none."""
+    parts = folder.relative_to(checkpoint).parts if folder.is_relative_to(checkpoint) else (folder.name,)
+    role = parts[0] if parts and parts[0] in ROLES else ""
+    return role, "/".join(parts[1:] if role else parts)
+
+
+# -- forms of names ------------------------------------------------------------------------------------------------
+
+
+@cache
+def form(text: str) -> re.Pattern[str]:
+    """The expression for a form of names.
+
+    >>> form("epoch_E_step_N").fullmatch("epoch_3_step_70")["number"], form("iter_NNN").fullmatch("iter_7")
+    ('70', None)
+    """
+    words = re.split(r"(?<![A-Z])(N+|E|B)(?![A-Z])", text)
+    parts = [re.escape(word) if index % 2 == 0 else _digits(word) for index, word in enumerate(words)]
+    return re.compile("".join(parts), re.ASCII)
+
+
+def _digits(letters: str) -> str:
+    count = "{1,18}" if len(letters) == 1 else f"{{{len(letters)}}}"
+    return f"(?P<number>[0-9]{count})" if letters[0] == "N" else f"[0-9]{count}"
+
+
+def has_form(name: str, forms: Iterable[str]) -> bool:
+    return number_in(name, forms) is not None
+
+
+def number_in(name: str, forms: Iterable[str]) -> int | None:
+    """The number in a name of one of these forms, 0 if the form has none; None for other names."""
+    fields = next((found for each in forms if (found := form(each).fullmatch(name)) is not None), None)
+    return int(fields.groupdict().get("number") or 0) if fields is not None else None
+
+
+def _all(of: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in of for name in names))
+
+
+STEPS = _all(trainer.steps for trainer in TRAINERS)
+RUNS = _all(trainer.runs for trainer in TRAINERS)
+WEIGHTS = _all(trainer.weights for trainer in TRAINERS)
+"""Where weights lie below a step or a role folder."""
+
+CERTAIN: Mapping[str, str] = {
+    name: "ema" if "ema" in name else "model" for trainer in TRAINERS if trainer.certain for name in trainer.weights
+}
+"""Folders that nothing but weights are called, wherever they lie, and the component in them."""
+
+OPTIMIZERS = _all(trainer.optimizers for trainer in TRAINERS)
+STATES = _all(trainer.states for trainer in TRAINERS)
+TRACKERS = _all(trainer.trackers for trainer in TRAINERS)
+UNFINISHED = _all((trainer.unfinished,) for trainer in TRAINERS if trainer.unfinished)
+CONFIGS = _all(trainer.config for trainer in TRAINERS)

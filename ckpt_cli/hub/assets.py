@@ -94,7 +94,7 @@ class Assets:
     def lacking(self) -> list[str]:
         """What a usable model folder still needs."""
         lacks = [] if CONFIG in self.names else [CONFIG]
-        if not TOKENIZER_FILES & set(self.files) and not any(name.endswith(".tiktoken") for name in self.files):
+        if not _has_tokenizer(self.files):
             lacks.append("a tokenizer")
         return lacks
 
@@ -102,20 +102,25 @@ class Assets:
 def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
 
-    The first folder with a config.json decides for the run; ``base`` only adds names that the run lacks. Of a base,
-    everything is an asset but weights and its README, which describes another model. Of Python files only those that a
-    config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
+    The first folder with a config.json decides for the run, and if that has no tokenizer, the first one with a tokenizer; ``base`` only
+    adds names that the run lacks. Of a base, everything is an asset but weights and its README, which describes another model. Of Python
+    files only those that a config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
-    files: dict[str, Path] = {}
+    files, without = dict[str, Path](), dict[str, Path]()
     folders = [(folder, is_hub) for home in homes for folder, is_hub in ((home / HUB_FOLDER, True), (home, False))]
     for folder, is_hub in folders:
         found = _listed(folder, everything=is_hub)
-        if CONFIG in found:
-            files = found
+        if CONFIG in found and CONFIG not in files:
+            files, without = found, files
+        elif CONFIG in files:
+            without |= {name: path for name, path in found.items() if name not in without}
+        else:
+            files |= {name: path for name, path in found.items() if name not in files}
+        if CONFIG in files and _has_tokenizer(files):
             break
-        for name, path in found.items():
-            files.setdefault(name, path)
+    if CONFIG in files and not _has_tokenizer(files):
+        files |= _tokenizer_of(without, files)
     if base is not None:
         own = dict(files)
         for name, path in _listed(base, everything=True, configs=_texts(files.values())).items():
@@ -125,6 +130,21 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         size_of(path)
     config = read_config(files[CONFIG]) if CONFIG in files else {}
     return Assets(files, config, tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None)
+
+
+def _has_tokenizer(names: Iterable[str]) -> bool:
+    return any(name in TOKENIZER_FILES or name.endswith(".tiktoken") for name in names)
+
+
+def _tokenizer_of(others: Mapping[str, Path], files: Mapping[str, Path]) -> dict[str, Path]:
+    """The tokenizer of the nearest other folder of the run that has one, where that of the config has none: all of it from there."""
+    folder = next((path.parent for name, path in others.items() if _has_tokenizer([name])), None)
+    return {name: path for name, path in others.items() if path.parent == folder and name not in files and _is_of_tokenizer(name)}
+
+
+def _is_of_tokenizer(name: str) -> bool:
+    known = TOKENIZER_FILES | OF_VOCABULARY | {TOKENIZER_CONFIG}
+    return name in known or name.startswith("chat_template") or ASSET_PATTERN.fullmatch(name) is not None
 
 
 def _is_decided(name: str, files: Mapping[str, Path]) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ckpt_cli.discover.beside.homes import asset_homes
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.open import OpenedComponent, describe_place, reading_options
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, reading
@@ -43,7 +44,7 @@ from ckpt_cli.state.numbered import (
     renamed,
     undecided,
 )
-from ckpt_cli.state.optimizer_files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers
+from ckpt_cli.state.optimizer_files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers, owned_files
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import equal
@@ -62,9 +63,8 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         state = format_of(match).optimizer(match, files)
         if state is not None:
             return _of_save(state, match, files, described)
-    listed = find_optimizer_files(homes, number)
-    if listed is None and (single := format_of(place.match).optimizer_file(place.match, files)) is not None:
-        listed = OptimizerFiles({0: single}, 1)
+    owned = format_of(place.match).optimizer_files(place.match, files)
+    listed = owned_files(owned) if owned is not None else find_optimizer_files(homes, number)
     if listed is None:
         others = [name for names in other_optimizers(homes, number).values() for name in names]
         text = f": {few(others, 3)} {'is' if len(others) == 1 else 'are'} of another model by number" if others else ""
@@ -79,7 +79,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     ranks = [read_entries(rank, path, files) for rank, path in sorted(listed.ranks.items())]
     notes = _check_groups(ranks)
     if all(isinstance(parameter, str) for entries in ranks for parameter in _parameters(entries)):
-        config = find_assets((place.home, found.path, *place.more_homes)).config
+        config = find_assets(asset_homes(found, place)).config
         slots = _by_name(ranks, listed, reading_options(config, shard_order))
         names = {str(name): str(name) for entries in ranks for name in _parameters(entries)}
         values = {key: value for entries in reversed(ranks) for key, value in entries.values.items()}
@@ -92,8 +92,10 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     return _of_numbers(ranks, listed, model, shard_order, notes)
 
 
-def optimizer_notes(found: Found, place: Place, asked: bool) -> list[Note]:
+def optimizer_notes(found: Found, place: Place, files: Files, asked: bool) -> list[Note]:
     """What is said of the optimizers of other models that were saved together; ``asked``: this component was asked for by name."""
+    if format_of(place.match).optimizer_files(place.match, files) is not None:
+        return []  # numbers in the names of files are ranks
     homes = [place.home, *place.more_homes, found.path, place.match.files[0].parent]
     notes = []
     for number, names in other_optimizers(homes, place.match.number).items():

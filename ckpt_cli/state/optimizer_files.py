@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
 from ckpt_cli.files.folders import files_in, folders_in
-from ckpt_cli.formats.base import MAX_RANKS, missing_of
+from ckpt_cli.formats.base import MAX_RANKS, OptimizerOfRanks, missing_of
+from ckpt_cli.formats.trainers import OPTIMIZERS, form
 
-FOLDERS = ("", "optimizer", "optim")
+FOLDERS = ("", *(name for name in OPTIMIZERS if form(name).groups == 0))
 RANK_FILES = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
@@ -29,12 +30,8 @@ WHOLE_FILES = (
 )
 """accelerate with a full state dict, and Hugging Face Trainer on one device."""
 
-OWN_FOLDERS = (
-    re.compile(r"optimizer_(?P<number>[0-9]{1,9})", re.ASCII),
-    re.compile(r"optim", re.ASCII),
-    re.compile(r"optimizer", re.ASCII),
-)
-"""Folders of an optimizer that was saved like a model of its own: accelerate, NeMo AutoModel."""
+OWN_FOLDERS = tuple(form(name) for name in OPTIMIZERS)
+"""Folders of an optimizer that was saved like a model of its own."""
 
 FILES = (*RANK_FILES, *WHOLE_FILES)
 
@@ -54,6 +51,11 @@ class OptimizerFiles:
     @property
     def missing(self) -> tuple[int, ...]:
         return missing_of(self.world_size, self.ranks)
+
+
+def owned_files(owned: OptimizerOfRanks) -> OptimizerFiles:
+    """The files that a format knows as those of its optimizer."""
+    return OptimizerFiles(owned.ranks, owned.world_size or max(owned.ranks) + 1, said=owned.world_size is not None)
 
 
 def optimizer_folders(homes: Sequence[Path], number: int) -> list[Path]:

@@ -100,6 +100,13 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
                 target.update((str(key), item) for key, item in value.items())
     known = format_of(place.match)
     state.notes += known.doubts(place.match, files)
+    by_format = known.training_states(place.match, files)
+    for rank, own in by_format.items():
+        for name, value in own.values.items():
+            by_rank.setdefault(rank, {})[name] = value
+            state.sources.append(own.sources[name])
+            for inner, what in unrepresented(value):
+                _lose(state, f"{name}.{inner}" if inner else name, what, own.sources[name])
     inside, where = known.training_state(place.match, files)
     for name, what in unrepresented(inside):
         _lose(state, name, what, where)
@@ -107,12 +114,13 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
         state.sources.append(where)
     shared = {**inside, **shared}
     _number_schedulers(schedulers, place.match.number, shared, state)
-    _check_ranks(listed, {*by_rank, *randoms}, place.match.world_size, known.least_ranks(place.match), state)
+    of_weights = place.match.world_size or len(by_format) or None
+    _check_ranks(listed, {*by_rank, *randoms}, of_weights, known.least_ranks(place.match), state, told=bool(by_format))
     _check_steps(by_rank, homes, state)
     _merge_schedulers(by_rank, shared, state)
     _merge_randoms(by_rank, shared, randoms, state)
     _merge_rest(by_rank, shared, state)
-    _describe(found, shared, state)
+    _describe(found, state)
     # Another model's scheduler may count in another way than the first, which the other folders are asked for.
     stands = scheduler_step(state.scheduler) if not place.match.number else None
     foreign = foreign_step(found, place, stands, files) if stands is not None else None
@@ -169,12 +177,17 @@ def _depth(content: Any) -> int:
     return depth
 
 
-def _check_ranks(listed: Sequence[StateFile], there: set[int], of_weights: int | None, least: int | None, state: TrainingState) -> None:
-    """Tell which ranks lack a state, and whether it is of other ranks than the weights: these are of ``least`` if names do not say it."""
+def _check_ranks(
+    listed: Sequence[StateFile], there: set[int], of_weights: int | None, least: int | None, state: TrainingState, *, told: bool
+) -> None:
+    """Tell which ranks lack a state, and whether it is of other ranks than the weights: these are of ``least`` if names do not say it.
+
+    ``told``: the format says of which ranks there should be a state.
+    """
     by_rank = [file for file in listed if file.rank is not None and file.kind != "copied"]
     said = {file.world_size for file in by_rank if file.world_size is not None}
     world = max((file.world_size or (file.rank or 0) + 1 for file in by_rank), default=0)
-    if of_weights is not None and of_weights <= MAX_RANKS and by_rank and not said:
+    if of_weights is not None and of_weights <= MAX_RANKS and (told or (by_rank and not said)):
         world = max(world, of_weights)
     differing = _other_world(by_rank, of_weights, least)
     if differing is not None:
@@ -350,10 +363,10 @@ def _merge_rest(by_rank: Mapping[int, dict[str, Any]], shared: Mapping[str, Any]
         state.dataloader = loaders
 
 
-def _describe(found: Found, shared: Mapping[str, Any], state: TrainingState) -> None:
+def _describe(found: Found, state: TrainingState) -> None:
     """``training``: step, epoch, learning rates and counters, gathered from wherever they are."""
     places: list[Mapping[str, Any]] = [value for value in state.training.values() if isinstance(value, dict)]
-    places += [state.extra, *(shared[name] for name in COUNTING if isinstance(shared.get(name), dict))]
+    places += [state.extra, *(state.extra[name] for name in COUNTING if isinstance(state.extra.get(name), dict))]
     said = _number(places, STEPS)
     step = found.step if found.step is not None else said
     if said is not None and found.step is not None and said != found.step:

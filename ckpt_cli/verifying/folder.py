@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.discover.beside.files import could_be_model
+from ckpt_cli.discover.beside.same_weights import holds_same, is_copy_of
 from ckpt_cli.discover.beside.stages import stage_trouble
-from ckpt_cli.discover.same_weights import holds_same, is_copy_of
 from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
 from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST

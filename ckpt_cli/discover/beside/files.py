@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckpt_cli.discover.beside.same_weights import is_copy_of
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.discover.same_weights import is_copy_of
 from ckpt_cli.errors import CkptError, Unreadable
-from ckpt_cli.files.folders import entries_in, files_in, is_file, is_folder
+from ckpt_cli.files.folders import Folders, entries_in, files_in, is_file, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.registry import recognise
+from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.folder import INDEX_SUFFIX, OPTIMIZER
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
@@ -79,6 +79,7 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     if not is_folder(place.match.root):
         return []
     used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
+    used |= set(map(os.path.abspath, format_of(place.match).of_save(place.match, Folders())))
     # Other models of the same save are components of their own, also where a file of this one was given.
     used |= {os.path.abspath(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}
     folders = dict.fromkeys((place.match.root, place.home))

@@ -16,6 +16,7 @@ from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
 from ckpt_cli.formats.megatron.signs import refuse_unfinished
 from ckpt_cli.formats.torch_files.averages import AVERAGE
 from ckpt_cli.formats.torch_files.matrices import SLOTS
+from ckpt_cli.formats.trainers import TRAINERS
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
 
 
@@ -28,13 +29,17 @@ class Rule:
     wrapper: str = ""
 
 
-MODELS = (
-    Rule(("state", "model"), "composer, llm-foundry", wrapper="model."),
-    Rule(("app", "model"), "prime-rl"),
-    Rule(("state_dict",), "Lightning Trainer"),
-    Rule(("fsdp_checkpoint", "model"), "RLinf"),
-    Rule(("model",), "accelerate, Lightning Fabric, OLMo-core, VeOmni"),
-)
+def _rules() -> tuple[Rule, ...]:
+    """The nestings of all trainers, the deepest first."""
+    nested: dict[tuple[str, str], list[str]] = {}
+    for trainer in TRAINERS:
+        for keys in trainer.keys:
+            nested.setdefault((keys, trainer.wrapper), []).append(trainer.name)
+    rules = [Rule(tuple(keys.split(".")), ", ".join(dict.fromkeys(names)), wrapper) for (keys, wrapper), names in nested.items()]
+    return tuple(sorted(rules, key=lambda rule: -len(rule.prefix)))
+
+
+MODELS = _rules()
 CONTAINER = re.compile(r"app(_state)?|state|trainer|model_state|state_dict|model|module|model_state_dict|checkpoint|ckpt")
 """Keys above a state dict that do not say which model it is."""
 

@@ -6,7 +6,7 @@ File names carry the rank and mostly the world size; ranks are not zero-padded, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,14 +94,20 @@ class RankShards(Format):
         apart = not set(first.ranks) & set(second.ranks) and first.world_size == second.world_size
         return apart and bool(first.missing_ranks) and bool(second.missing_ranks)
 
+    def world_size(self, match: Match, states: Sequence[RankState]) -> int:
+        """How many ranks wrote the files: by their names, or by the meshes in them. Raises PartOfSet if neither says it."""
+        if match.world_size is not None:
+            return match.world_size
+        if not any(map(announced_size, states)):
+            raise unproven(states)
+        return max(max(match.ranks) + 1, *map(announced_size, states))
+
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         main = match.group or self.groups(match, files)[0]
-        read = [self._read(rank, path, files, match, main) for rank, path in sorted(match.ranks.items())]
+        component = match.component if match.group is None else _component(match.ranks[min(match.ranks)])
+        read = [read_rank_file(rank, path, files, component, match.group, main) for rank, path in sorted(match.ranks.items())]
         states = [state for state, _ in read]
-        world_size = match.world_size
-        if world_size is None:
-            _refuse_unproven(states)
-            world_size = max(max(match.ranks) + 1, *map(_announced_size, states))
+        world_size = self.world_size(match, states)
         missing = missing_of(world_size, match.ranks)
         check_rank_files(states, world_size)
         try:
@@ -111,15 +117,15 @@ class RankShards(Format):
                 error.expected = str(match.root / _name_of(match, missing[0]))
             raise
         all_notes = (
-            *_notes_of_ranks([notes for _, notes in read]),
+            *notes_of_ranks([notes for _, notes in read]),
             *assembled.notes,
             *left_out_notes(leaf for state in states for leaf in state.leaves),
             *age_notes([files.source(path) for path in match.ranks.values()]),
         )
-        mesh = next((m for state in states for m in [_largest_mesh(state)] if m is not None), None)
+        mesh = next((m for state in states for m in [largest_mesh(state)] if m is not None), None)
         return Component(
             name=match.component,
-            format=FORMAT,
+            format=self.name,
             root=match.root,
             tensors=assembled.tensors,
             files=tuple(match.ranks[rank] for rank in sorted(match.ranks)),
@@ -131,19 +137,24 @@ class RankShards(Format):
             writer=match.evidence,
         )
 
-    def _read(self, rank: int, path: Path, files: Files, match: Match, main: str) -> tuple[RankState, list[Note]]:
-        file = files.parsed(path, TorchFile)
-        with reading(path):
-            refuse_part(file, path)
-            reader = LocalReader(file, rank)
-            way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader)
-            group = chosen_group(groups, match.group)
-            if group.name != main:
-                raise Inconsistent(f"the file of rank {rank} holds no {main}, but that of another rank does", path=path)
-            held, leaves = read_state(group.entries, reader, path)
-            beside = tuple(Leaf(str(key), describe(value)) for key, value in group.beside.items())
-            notes = notes_of_group("the file of each rank", way, groups, group)
-        return RankState(rank, path, held, (*beside, *leaves), file.fingerprint), notes
+
+def read_rank_file(rank: int, path: Path, files: Files, component: str, group: str | None, main: str) -> tuple[RankState, list[Note]]:
+    """What the file of a rank holds of a component (or of one ``group`` of it), and notes about the rest of it.
+
+    ``main`` is the group that the other files have. Raises Inconsistent if this one lacks it, and what reading raises.
+    """
+    file = files.parsed(path, TorchFile)
+    reader = LocalReader(file, rank)
+    with reading(path):
+        refuse_part(file, path)
+        way, groups = groups_of(file, component, reader)
+        chosen = chosen_group(groups, group)
+        if chosen.name != main:
+            raise Inconsistent(f"the file of rank {rank} holds no {main}, but that of another rank does", path=path)
+        held, leaves = read_state(chosen.entries, reader, path)
+        beside = tuple(Leaf(str(key), describe(value)) for key, value in chosen.beside.items())
+        notes = notes_of_group("the file of each rank", way, groups, chosen)
+    return RankState(rank, path, held, (*beside, *leaves), file.fingerprint), notes
 
 
 def _component(path: Path) -> str:
@@ -152,7 +163,7 @@ def _component(path: Path) -> str:
     return "model" if pattern is None else pattern.component
 
 
-def _notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
+def notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
     """Notes of all rank files, each once; a note that some files lack becomes a warning, since ranks differ."""
     said = dict.fromkeys(note for each in notes for note in each)
     shared = {note for note in said if all(note in each for each in notes)}
@@ -160,13 +171,11 @@ def _notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
     return [note if note in shared else other for note, other in zip(said, partly, strict=True)]
 
 
-def _refuse_unproven(states: list[RankState]) -> None:
-    """Raise PartOfSet if neither names nor meshes give the number of ranks: other ranks may have held other layers."""
-    if any(map(_announced_size, states)):
-        return
+def unproven(states: Sequence[RankState]) -> PartOfSet:
+    """The error for files of which neither names nor meshes give the number of ranks: other ranks may have held other layers."""
     names = few([state.path.name for state in states])
     one = "if one process wrote all of it, give the file a name without a rank, such as model.pt"
-    raise PartOfSet(
+    return PartOfSet(
         f"nothing in {names} says how many ranks there are",
         path=states[0].path,
         expected="the files of all ranks, with distributed tensors in them",
@@ -180,7 +189,7 @@ def check_rank_files(states: list[RankState], world_size: int) -> None:
     Raises MixedWorldSizes, or Inconsistent for files that were renamed or copied over each other.
     """
     for state in states:
-        mesh = _largest_mesh(state)
+        mesh = largest_mesh(state)
         if mesh is not None and mesh.size > world_size:
             raise MixedWorldSizes(
                 f"the file of rank {state.rank} was written by {mesh.size} ranks, not {world_size}",
@@ -250,14 +259,15 @@ def _name_of(match: Match, rank: int) -> str:
     return f"{sibling[:start]}{rank:0{width}d}{sibling[stop:]}"
 
 
-def _announced_size(state: RankState) -> int:
+def announced_size(state: RankState) -> int:
     """The least number of ranks that the content of a file implies, for names without it."""
     sizes = [1 + max(local.mesh.ranks) for local in state.locals.values() if isinstance(local, DistributedLocal)]
     sizes += [1 + rank for local in state.locals.values() if isinstance(local, ShardedLocal) for rank, _ in local.everywhere]
     return max(sizes, default=0)
 
 
-def _largest_mesh(state: RankState) -> Mesh | None:
+def largest_mesh(state: RankState) -> Mesh | None:
+    """The mesh of most ranks that the tensors of a file lie on; None without distributed tensors."""
     meshes = {
         (local.mesh.names, local.mesh.shape)
         for local in state.locals.values()

@@ -35,6 +35,7 @@ class HubShards(Format):
     name = FORMAT
     display = "sharded safetensors"
     keeps_order = False
+    proves_whole = False
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         folder = path.parent if SHARD.fullmatch(path.name) else path

@@ -12,7 +12,7 @@ from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import RankState, assemble
-from ckpt_cli.formats.base import Format, Match, ReadOptions
+from ckpt_cli.formats.base import Format, Match, OptimizerOfRanks, ReadOptions
 from ckpt_cli.formats.foreign import foreign_content
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
@@ -30,7 +30,7 @@ FORMAT = "torch-file"
 INDEX = "pytorch_model.bin.index.json"
 KNOWN = re.compile(
     r"pytorch_model\.bin|pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
-    r"|(model|checkpoint|model_best)\.pth\.tar|model_optim_rng\.pt|consolidated\.0+\.pth",
+    r"|(model|checkpoint|model_best)\.pth\.tar|lit_model\.pth|model_optim_rng\.pt|consolidated\.0+\.pth",
     re.ASCII,
 )
 ADAPTER = "adapter_model.bin"
@@ -104,9 +104,9 @@ class TorchFiles(Format):
         file = self.single_file(match)
         return ({}, match.root) if file is None else (beside_weights(file, files, OPTIMIZER), file)
 
-    def optimizer_file(self, match: Match, files: Files) -> Path | None:
+    def optimizer_files(self, match: Match, files: Files) -> OptimizerOfRanks | None:
         file = self.single_file(match)
-        return file if file is not None and holds_optimizer(file, files) else None
+        return OptimizerOfRanks({0: file}, 1) if file is not None and holds_optimizer(file, files) else None
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]

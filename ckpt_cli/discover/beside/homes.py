@@ -1,0 +1,49 @@
+"""Where config and tokenizer of a component may lie: beside its weights, beside the component, in the step, and in the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.trainers import CONFIGS, RUNS, THE_RUN
+from ckpt_cli.hub.assets import Assets
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+
+
+def homes_of(found: Found, place: Place) -> tuple[Path, ...]:
+    """The folders in which side files of a component may lie: its own, those between it and its data, and the checkpoint's."""
+    above = place.match.root.parent
+    between = (above,) if above != place.home and above.is_relative_to(place.home) else ()
+    return (*between, place.home, found.path, *place.more_homes)
+
+
+def asset_homes(found: Found, place: Place) -> list[Path]:
+    """Folders with the assets of a component, the nearest first: the first one with a config.json decides."""
+    root = place.match.root
+    beside: list[Path] = []
+    if root not in (place.home, found.path) and root.is_relative_to(found.path):
+        spots = [Path(os.path.normpath(root / name)) for name in CONFIGS if name != THE_RUN]
+        beside = [root, *(spot for spot in spots if spot.is_relative_to(found.path) and spot != found.path)]
+    return list(dict.fromkeys((*beside, *homes_of(found, place), *run_folders(found))))
+
+
+def run_folders(found: Found) -> list[Path]:
+    """The folder of the run that a step is one of, and the one around it where steps have a folder of their own in the run."""
+    if found.step is None or step_of(found.path) is None:
+        return []
+    run = found.path.parent
+    return [run, run.parent] if run.name in RUNS else [run]
+
+
+def asset_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
+    """What was taken from the folder of the run, since the step has none of its own."""
+    runs = run_folders(found)
+    taken = {name: path for name, path in assets.files.items() if path.parent in runs}
+    if not taken:
+        return []
+    where = next(iter(taken.values())).parent
+    text = f"{few(sorted(taken), 4)}: taken from the folder of the run, {where}, since the step has none of {place.name}"
+    return [Note("info", "assets-of-run", text)]

@@ -1,0 +1,100 @@
+"""Files of ranks under any name that numbers them: ``checkpoint_rank_3.pt``, ``rank3.pt``, ``fsdp_shard_4_of_4.pt``, ``model_3.pt``.
+
+Such names say less than those of `rank_files.reader`: the numbers may be those of epochs, or of parts that were cut by hand. Distributed
+tensors in the files say their rank and how many there are; without any, the files stay what they are by name, parts of an unknown set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.assembly import RankState
+from ckpt_cli.formats.base import Match, OptimizerOfRanks, RankValues
+from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
+from ckpt_cli.formats.rank_files.reader import RankShards, announced_size, unproven
+from ckpt_cli.formats.sets.names import MARKS, OF, WEAK, error_of, part_of
+from ckpt_cli.formats.torch_files.averages import is_average_name
+from ckpt_cli.formats.torch_files.reader import beside_weights
+from ckpt_cli.formats.training_state_names import is_state_file
+
+FORMAT = "self-describing"
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+MAX_NAMES = 1000
+NUMBERED = re.compile(r"(?P<item>model|ema|policy|actor|critic)_(?P<rank>[0-9]{1,7})\.pt", re.ASCII)
+"""An item of torch_checkpointing where no metadata are beside it: only if there are several, and number 0 is one of them."""
+
+
+class SelfDescribing(RankShards):
+    """Reader of files of ranks whose names are not those of a known trainer."""
+
+    name = FORMAT
+    display = "files of ranks"
+    is_unsure = True
+
+    def recognise(self, path: Path, there: Folders) -> list[Match]:
+        if there.is_file(path):
+            if not path.name.endswith(SUFFIXES) or RankShards().recognise(path, there):
+                return []
+            return [_with_first(match, path) for match in self.recognise(path.parent, there) if path in match.files]
+        files = there.files(path, lambda name: name.endswith(SUFFIXES) and not is_state_file(name))
+        if not files or RankShards().recognise(path, there):
+            return []
+        found: dict[str, Match] = {}
+        seen: set[Path] = set()
+        for file in files[:MAX_NAMES]:
+            match = _match(file, there) if file not in seen else None
+            if match is not None:
+                seen |= set(match.files)
+                found.setdefault(match.component, match)
+        return list(found.values())
+
+    def world_size(self, match: Match, states: Sequence[RankState]) -> int:
+        """What the distributed tensors say. Raises PartOfSet, with the kind of set that names tell, if a file has none."""
+        if not all(map(announced_size, states)):
+            part = part_of(match.files[0], Folders())
+            raise unproven(states) if part is None else error_of(part, Folders())
+        return max(match.world_size or 0, max(match.ranks) + 1, *map(announced_size, states))
+
+    def training_states(self, match: Match, files: Files) -> Mapping[int, RankValues]:
+        held = {rank: beside_weights(path, files, OPTIMIZER) for rank, path in match.ranks.items()}
+        if not any(held.values()):
+            return {}
+        return {rank: RankValues(values, dict.fromkeys(values, match.ranks[rank])) for rank, values in held.items()}
+
+    def optimizer_files(self, match: Match, files: Files) -> OptimizerOfRanks | None:
+        return OptimizerOfRanks(match.ranks, match.world_size) if holds_optimizer(match.ranks[min(match.ranks)], files) else None
+
+
+def _match(file: Path, there: Folders) -> Match | None:
+    """The set that a file belongs to, as files of ranks; None for a file that is one of no set, or of another kind."""
+    part = part_of(file, there)
+    if part is None:
+        fields = NUMBERED.fullmatch(file.name)
+        ranks = _numbered(file.parent, fields["item"], there) if fields is not None else {}
+        if fields is None or 0 not in ranks or len(ranks) == 1:
+            return None
+        return Match(FORMAT, fields["item"], file.parent, tuple(ranks.values()), "files of ranks", ranks=ranks)
+    if part.place is None or part.kind not in (*MARKS, OF, WEAK):
+        return None
+    # "1 of 4" to "4 of 4" begin with one.
+    first = 1 if part.count is not None and 0 not in part.siblings and max(part.siblings) == part.count else 0
+    ranks = {number - first: path for number, path in sorted(part.siblings.items())}
+    stem = file.name[: part.place[0]]
+    component = "ema" if is_average_name(stem.rstrip("._-0123456789").removesuffix("rank").rstrip("._-")) else "model"
+    size = part.count if part.count is not None and max(ranks) < part.count else None
+    return Match(FORMAT, component, file.parent, tuple(ranks.values()), "files of ranks", size, ranks)
+
+
+def _numbered(folder: Path, item: str, there: Folders) -> dict[int, Path]:
+    found = ((NUMBERED.fullmatch(path.name), path) for path in there.files(folder, NUMBERED.fullmatch))
+    return dict(sorted((int(fields["rank"]), path) for fields, path in found if fields is not None and fields["item"] == item))
+
+
+def _with_first(match: Match, path: Path) -> Match:
+    """The match with the file that was given as its first: errors are about that one."""
+    return replace(match, files=(path, *(file for file in match.files if file != path)))

@@ -766,5 +766,5 @@ class TestNumbersWithoutNames:
 
     def test_of_shapes_that_are_alike_it_is_said_to_be_assumed(self, tmp_path: Path) -> None:
         (text,) = self.extracted(tmp_path, [(2, 3), (2, 3), (4,)])
-        assert "2 of 3 parameters have the shape of another one" in text
+        assert "2 of 3 have the shape of another one" in text
         assert "is assumed" in text

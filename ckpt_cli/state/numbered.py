@@ -130,10 +130,10 @@ def order_notes(names: Mapping[int, str], model: OpenedComponent) -> list[Note]:
     alike = [name for name in names.values() if count[shapes[name]] > 1]
     if not alike:
         return []
-    text = f"the optimizer has numbers in place of names: {len(alike)} of {len(names)} parameters have the shape of another one, and that"
-    return [
-        Note("info", "assumed-order", f"{text} they were numbered in the order of the model, as model.parameters() gives them, is assumed")
-    ]
+    text = (
+        f"parameters are numbered, not named: that the numbers go in the order of the model is assumed ({len(alike)} of {len(names)} have"
+    )
+    return [Note("info", "assumed-order", f"{text} the shape of another one)")]
 
 
 def undecided(groups: Sequence[Sequence[int]], path: Path) -> Undecidable:

@@ -35,6 +35,9 @@ def model(seed: int = 0) -> Tensors:
     }
 
 
+GROUPS = [{"lr": 0.5, "params": ["embed.weight"]}]
+OPTIMIZER = {"optimizer": {"state": {"embed.weight": {"exp_avg": torch.arange(36.0).view(9, 4)}}, "param_groups": GROUPS}}
+
 # -- a tree for a row ------------------------------------------------------------------------------------------------
 
 
@@ -51,7 +54,8 @@ class Tree:
     @property
     def paths(self) -> list[Path]:
         run = [] if self.step is None else [self.run, self.step]
-        return list(dict.fromkeys((*run, self.home, self.weights)))
+        between = [folder for folder in self.weights.parents if folder.is_relative_to(self.home)]
+        return list(dict.fromkeys((*run, *reversed(between), self.weights)))
 
 
 def named(form: str, step: int = STEP) -> str:
@@ -77,6 +81,8 @@ def write(row: Trainer, kind: str, folder: Path, data: Path) -> Tensors:
         dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
     elif kind == "safetensors":
         save_file(state, folder / "model.safetensors")
+    elif kind == "torch-file" and row.name in ("ColossalAI", "Open-Sora"):
+        in_parts(state, folder)
     elif kind == "torch-file":
         names = {"accelerate": "pytorch_model_fsdp.bin", "litgpt": "lit_model.pth", "torch.save": "model.pt"}
         torch.save(nested(row.keys[0] if row.keys else "", "", state), folder / names.get(row.name, "pytorch_model.bin"))
@@ -95,12 +101,21 @@ def write(row: Trainer, kind: str, folder: Path, data: Path) -> Tensors:
     return state
 
 
-def build(row: Trainer, kind: str, weights: str, base: Path, data: Path, step: int = STEP) -> Tree:
+def in_parts(state: Tensors, folder: Path) -> None:
+    """Several files with an index, named as ColossalAI does."""
+    files = {name: f"pytorch_model-0000{1 + index % 2}.bin" for index, name in enumerate(state)}
+    for file in set(files.values()):
+        torch.save({name: tensor for name, tensor in state.items() if files[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def build(row: Trainer, kind: str, weights: str, base: Path, data: Path, step: int = STEP, role: str = "") -> Tree:
     """The checkpoint of a row, with everything that the row says there is, and with an optimizer that must not be taken for the model."""
     run = base / "experiment"
     steps = run / (row.run or (row.runs[0] if row.runs else ""))
     checkpoint = steps / named(row.steps[0], step) if row.steps else steps / "saved"
-    home = checkpoint / row.role.split("|")[0] if row.role else checkpoint
+    role = role or row.role.split("|")[0]
+    home = checkpoint / role if role else checkpoint
     folder = home / named(weights, 0)
     expected = write(row, kind, folder, data)
     for name in row.inside:
@@ -115,8 +130,7 @@ def build(row: Trainer, kind: str, weights: str, base: Path, data: Path, step: i
         else:
             (checkpoint / name).mkdir(exist_ok=True)
     for name in row.optimizers:
-        state = {"optimizer": {"state": {"embed.weight": {"exp_avg": torch.randn(9, 4)}}}}
-        dcp.save(state, checkpoint_id=str(home / named(name, 0)), no_dist=True)
+        dcp.save(OPTIMIZER, checkpoint_id=str(home / named(name, 0)), no_dist=True)
     for name in row.states:
         (home / name).mkdir(parents=True, exist_ok=True)
         torch.save({"last_epoch": 3}, home / name / "rng.pt")
@@ -171,6 +185,32 @@ def test_a_checkpoint_is_found_from_every_folder_of_its_tree(case: tuple[int, st
         assert ckpt_cli.verify(tmp_path / f"out-{number}", against=path).exit_code == 0
         if path in (tree.run, tree.step):
             assert found.framework == row.name
+
+
+IN_ROLES = [case for case in CASES if case[2] and not TRAINERS[case[0]].role]
+
+
+@pytest.mark.parametrize("case", IN_ROLES, ids=title)
+def test_the_same_in_a_role_folder(case: tuple[int, str, str], tmp_path: Path, data: Path) -> None:
+    index, kind, weights = case
+    tree = build(TRAINERS[index], kind, weights, tmp_path, data, role="actor")
+    for number, path in enumerate(tree.paths):
+        found = ckpt_cli.detect(path).checkpoint
+        assert ([info.name for info in found.components], found.step) == (["actor"], STEP), path
+        ckpt_cli.merge(path, tmp_path / f"out-{number}")
+        assert differences(load(tmp_path / f"out-{number}"), tree.expected) == [], path
+
+
+WITH_OPTIMIZER = [index for index, row in enumerate(TRAINERS) if "dcp" in row.formats and row.optimizers and "/" not in row.optimizers[0]]
+
+
+@pytest.mark.parametrize("index", WITH_OPTIMIZER, ids=lambda index: TRAINERS[index].name)
+def test_an_optimizer_in_its_own_folder_is_extracted(index: int, tmp_path: Path, data: Path) -> None:
+    row = TRAINERS[index]
+    tree = build(row, "dcp", row.weights[0] if row.weights else "", tmp_path, data)
+    ckpt_cli.extract_state(tree.run, tmp_path / "state", optimizer=True)
+    expected = {"state.embed.weight.exp_avg": torch.arange(36.0).view(9, 4)}
+    assert differences(load(tmp_path / "state" / "optimizer.safetensors"), expected) == []
 
 
 @pytest.mark.parametrize("index", [index for index, row in enumerate(TRAINERS) if row.trackers], ids=lambda index: TRAINERS[index].name)
@@ -356,6 +396,14 @@ def test_a_folder_without_steps_may_have_one_around_the_weights(tmp_path: Path) 
     assert differences(load(tmp_path / "out"), model()) == []
 
 
+def test_a_folder_of_many_others_is_not_searched(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / "many" / f"x{number}").mkdir(parents=True)
+    dcp.save(model(), checkpoint_id=str(tmp_path / "many" / "x5" / "net"), no_dist=True)
+    with pytest.raises(NotRecognised):
+        ckpt_cli.merge(tmp_path / "many", tmp_path / "out")
+
+
 def test_certain_folders_are_those_of_rows() -> None:
     assert set(CERTAIN) <= {name for row in TRAINERS for name in row.weights}
 
@@ -408,6 +456,32 @@ def test_one_file_stands_for_all_ranks(tmp_path: Path, data: Path) -> None:
     folder = ranks_as("rank{}.pt", "fsdp2", tmp_path, data)
     ckpt_cli.merge(folder / "rank2.pt", tmp_path / "out")
     assert differences(load(tmp_path / "out"), load(data / "torch-2.13.0" / "fsdp2" / "expected.safetensors")) == []
+
+
+def test_a_rank_file_may_hold_everything_else_too(tmp_path: Path, data: Path) -> None:
+    """RLinf's: model, optimizer by name, scheduler and versions in one dict."""
+    folder = tmp_path / "global_step_7" / "actor" / "local_shard_checkpoint"
+    folder.mkdir(parents=True)
+    source = data / "torch-2.13.0" / "fsdp2"
+    for rank in range(4):
+        weights = torch.load(source / f"model_world_size_4_rank_{rank}.pt", weights_only=False)
+        sharded = {name: tensor for name, tensor in weights.items() if hasattr(tensor, "_local_tensor")}
+        optimizer = {
+            "state": {name: {"exp_avg": tensor} for name, tensor in sharded.items()},
+            "param_groups": [{"lr": 0.5, "params": list(sharded)}],
+        }
+        content = {"model": weights, "optimizers": optimizer, "lr_scheduler": {"last_epoch": 7}, "fsdp_version": 2}
+        torch.save(content, folder / f"checkpoint_rank_{rank}.pt")
+    expected = load(source / "expected.safetensors")
+    for number, path in enumerate((tmp_path, folder.parents[1], folder.parent, folder, folder / "checkpoint_rank_1.pt")):
+        ckpt_cli.merge(path, tmp_path / f"out-{number}", step=7 if path == tmp_path else None)
+        assert differences(load(tmp_path / f"out-{number}"), expected) == []
+    result = ckpt_cli.extract_state(folder.parents[1], tmp_path / "state", optimizer=True)
+    assert isinstance(result.scheduler, dict)
+    assert (result.ranks, result.scheduler["last_epoch"], result.not_represented) == (4, 7, ())
+    moments = load(tmp_path / "state" / "optimizer.safetensors")
+    assert moments
+    assert differences(moments, {f"state.{name}.exp_avg": expected[name] for name in sharded}) == []
 
 
 def test_such_files_beside_steps_do_not_hide_these(tmp_path: Path) -> None:

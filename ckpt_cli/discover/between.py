@@ -24,7 +24,7 @@ from ckpt_cli.tensors.component import Note
 DEPTH = 3
 """Levels of folders that are looked at: below a role folder, lerobot and NeMo RL have two."""
 
-MAX_FOLDERS = 64
+MAX_FOLDERS = 256
 OTHERS = re.compile(
     r"\..*|(ref(erence)?|base|init(ial)?|original|teacher|vae|.*lora.*|.*adapter.*|.*encoder.*|.*tokenizer.*)([_-]?(model|policy))?|"
     r"(eval|logs?|samples?|wandb|tensorboard|runs?|best|latest|last)([_-].*)?",
@@ -38,22 +38,31 @@ def weights_beneath(folder: Path, there: Folders) -> list[Match]:
 
     Of several that rows name, all are given: which goes first, and that others are there, is said where places are chosen.
     """
-    held = _held(folder, folder, there, DEPTH)
+    held = _held(folder, there)
     named = [matches for name, matches in held if has_form(name, WEIGHTS)]
     chosen = [matches for _, matches in held] if len(held) == 1 else named
     return [match for matches in chosen for match in matches] or _refused(folder, there)
 
 
-def _held(folder: Path, top: Path, there: Folders, depth: int) -> list[tuple[str, list[Match]]]:
-    """Folders with weights that can be read, by their path below the top."""
+def _held(top: Path, there: Folders) -> list[tuple[str, list[Match]]]:
+    """Folders with weights that can be read, by their path below the top; none where there are more folders than a checkpoint has.
+
+    One that cannot be looked at may hold anything, so that nothing beside it is the only one: raises Unreadable.
+    """
     held: list[tuple[str, list[Match]]] = []
-    for child in there.folders(folder, _may_hold_weights)[:MAX_FOLDERS]:
-        # What cannot be looked at may hold anything, so that nothing beside it is the only one.
-        matches = [match for match in recognise(child, there) if _is_read(match)]
-        if matches:
-            held.append((child.relative_to(top).as_posix(), matches))
-        elif depth > 1:
-            held += _held(child, top, there, depth - 1)
+    level, seen = [top], 0
+    for _ in range(DEPTH):
+        empty: list[Path] = []
+        for child in (child for folder in level for child in there.folders(folder, _may_hold_weights)):
+            seen += 1
+            if seen > MAX_FOLDERS:
+                return []
+            matches = [match for match in recognise(child, there) if _is_read(match)]
+            if matches:
+                held.append((child.relative_to(top).as_posix(), matches))
+            else:
+                empty.append(child)
+        level = empty
     return held
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.around.beside import left_out_notes
 from ckpt_cli.discover.around.homes import asset_homes, asset_notes
-from ckpt_cli.discover.around.marks import mark_notes
+from ckpt_cli.discover.around.marks import check_marks, mark_notes
 from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
@@ -215,7 +215,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     place = found.known_place(name)
     homes = (place.home, found.path, *place.more_homes)
     assets = find_assets(asset_homes(found, place), base)
-    marked = mark_notes(found, place)
+    check_marks(found, place)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
     notes = (
         *component.notes,
@@ -223,7 +223,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *left_out_notes(found, place, component, files),
         *notes_of_ranks(place, files),
         *unread_notes(found, place),
-        *marked,
+        *mark_notes(found, place),
         *between_notes(found, place),
         *snapshot_notes(found),
         *asset_notes(found, place, assets),

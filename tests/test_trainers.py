@@ -382,6 +382,34 @@ def test_an_adapter_in_a_folder_is_not_the_model_of_a_step(tmp_path: Path) -> No
         ckpt_cli.merge(step, tmp_path / "out")
 
 
+def test_an_average_beside_the_model_is_a_component(tmp_path: Path) -> None:
+    step = some_step(tmp_path)
+    for seed, name in enumerate(("weights", "ema_model")):
+        dcp.save(model(seed), checkpoint_id=str(step / name), no_dist=True)
+    for seed, component in enumerate(("model", "ema")):
+        ckpt_cli.merge(step, tmp_path / component, type=component)
+        assert differences(load(tmp_path / component), model(seed)) == []
+
+
+def test_an_average_alone_is_not_the_model(tmp_path: Path) -> None:
+    step = some_step(tmp_path)
+    dcp.save(model(), checkpoint_id=str(step / "ema"), no_dist=True)
+    assert [info.name for info in ckpt_cli.detect(step).checkpoint.components] == ["ema"]
+
+
+def test_an_average_in_the_step_does_not_hide_the_folder_of_the_model(tmp_path: Path) -> None:
+    """Open-Sora: ema.pt beside model/."""
+    step = tmp_path / "run" / "epoch0-global_step7"
+    (step / "model").mkdir(parents=True)
+    in_parts(model(), step / "model")
+    torch.save(model(1), step / "ema.pt")
+    for seed, component in enumerate(("model", "ema")):
+        ckpt_cli.merge(step.parent, tmp_path / component, type=component)
+        assert differences(load(tmp_path / component), model(seed)) == []
+    found = ckpt_cli.detect(step).checkpoint
+    assert (found.framework, [info.name for info in found.components]) == ("Open-Sora", ["model", "ema"])
+
+
 def test_weights_right_in_the_step_go_before_folders(tmp_path: Path) -> None:
     step = some_step(tmp_path)
     save_file(model(), step / "model.safetensors")

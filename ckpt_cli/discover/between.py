@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
@@ -17,6 +18,7 @@ from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.sets.names import MARKS, RANK_FOLDER, WEAK
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.trainers import OPTIMIZERS, ROLES, RUNS, STATES, WEIGHTS, form, has_form, place_below
 from ckpt_cli.formats.training_state_names import is_state_key
 from ckpt_cli.tensors.component import Note
@@ -36,12 +38,16 @@ OTHERS = re.compile(
 def weights_beneath(folder: Path, there: Folders) -> list[Match]:
     """What is held by the folder below this one that is meant. Nothing if there are several, and no row of a trainer names one.
 
-    Of several that rows name, all are given: which goes first, and that others are there, is said where places are chosen.
+    Of several that rows name, all are given: which goes first, and that others are there, is said where places are chosen. A folder
+    called like an average holds one, and is never taken for the model.
     """
     held = _held(folder, there)
-    named = [matches for name, matches in held if has_form(name, WEIGHTS)]
-    chosen = [matches for _, matches in held] if len(held) == 1 else named
-    return [match for matches in chosen for match in matches] or _refused(folder, there)
+    averages = [(name, matches) for name, matches in held if is_average_name(name.rpartition("/")[2])]
+    models = [entry for entry in held if entry not in averages]
+    named = [entry for entry in models if has_form(entry[0], WEIGHTS)]
+    chosen = [match for _, matches in (models if len(models) == 1 else named) for match in matches]
+    chosen += [replace(match, component="ema") for _, matches in averages for match in matches if len(averages) == 1]
+    return chosen or _refused(folder, there)
 
 
 def _held(top: Path, there: Folders) -> list[tuple[str, list[Match]]]:

@@ -270,6 +270,16 @@ def test_a_tokenizer_that_lies_elsewhere_than_the_config_is_taken_too(tmp_path: 
     assert (found.assets, found.lacking) == (("config.json", "tokenizer.json", "tokenizer_config.json"), ())
 
 
+def test_the_step_that_lerobot_counts_is_compared_with_the_folder(tmp_path: Path, data: Path) -> None:
+    row = next(row for row in TRAINERS if row.name == "lerobot")
+    tree = build(row, "safetensors", "pretrained_model", tmp_path, data)
+    (tree.home / "training_state" / "training_step.json").write_text(json.dumps({"step": STEP}))
+    result = ckpt_cli.extract_state(tree.run, tmp_path / "state")
+    assert [note.code for note in result.notes if note.level == "warning"] == []
+    (tree.home / "training_state" / "training_step.json").write_text(json.dumps({"step": 6}))
+    assert "step-differs" in [note.code for note in ckpt_cli.extract_state(tree.run, tmp_path / "other").notes]
+
+
 # -- marks -----------------------------------------------------------------------------------------------------------
 
 
@@ -578,7 +588,7 @@ def test_several_snapshots_without_a_reference_are_refused(tmp_path: Path) -> No
 
 
 def table() -> str:
-    """The rows as they stand in docs/formats.md, those of one trainer together."""
+    """The rows as they stand in docs/formats.md, those of one trainer together; not those without folders of their own."""
     lines = [
         "| trainer | step folders | weights in | optimizer, state | newest, complete | config and tokenizer in |",
         "|---|---|---|---|---|---|",
@@ -587,12 +597,13 @@ def table() -> str:
         rows = [row for row in TRAINERS if row.name == name]
         cells = [
             listed(row.steps for row in rows),
-            listed([f"{row.role.replace('|', ',')}/" if row.role else "" for _ in [0] if row.role] + list(row.weights) for row in rows),
+            listed((*(f"{role}/" for role in row.role.split("|") if role), *row.weights) for row in rows),
             listed((*row.optimizers, *row.states) for row in rows),
             listed((*row.trackers, *filter(None, (row.unfinished, row.finished))) for row in rows),
             listed(row.config for row in rows),
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import ckpt_cli
@@ -161,7 +163,25 @@ CASES = (
         "a step twice", lambda p: merge(_step_twice(p), p, step=7), r"pass the folder itself", lambda p: merge(_step_twice(p) / "step_7", p)
     ),
     Case("--also is the folder", lambda p: ckpt_cli.merge(p.run(), p.out, also=p.run()), r"leave it out", lambda p: merge(p.run(), p)),
+    Case(
+        "several snapshots of a cached model",
+        lambda p: merge(_cached(p), p),
+        r"pass the folder of one of them",
+        lambda p: merge(_cached(p) / "snapshots" / "one", p),
+    ),
     # -- what is missing
+    Case(
+        "a save that did not finish, another step is whole",
+        lambda p: merge(_unfinished(p), p, step=9),
+        r"save it again, or pass --step 7, which is whole",
+        lambda p: merge(_unfinished(p), p, step=7),
+    ),
+    Case("a save that did not finish", lambda p: merge(_unfinished(p, alone=True) / "epoch_0_step_9", p), r"save it again"),
+    Case(
+        "an item of torch_checkpointing that can only be saved again",
+        lambda p: merge(_without_resharder(p), p),
+        r"save it again with a resharder for this item, or as \.pt files, which say it themselves",
+    ),
     Case(
         "a missing rank, another step is whole",
         lambda p: merge(p.without_rank(), p, step=200),
@@ -497,6 +517,31 @@ def _two_models(place: Place) -> Path:
 def _foreign_tensor(place: Place) -> Path:
     folder = _restored_part(place)
     save_file({"w2": torch.ones(2), "other": torch.ones(1)}, folder / "model-00002-of-00002.safetensors")
+    return folder
+
+
+def _cached(place: Place) -> Path:
+    repository = place.tmp / "models--org--tiny"
+    for commit in ("one", "two"):
+        place.hub(f"models--org--tiny/snapshots/{commit}")
+    return repository
+
+
+def _unfinished(place: Place, *, alone: bool = False) -> Path:
+    run = place.tmp / "automodel"
+    for step in (9,) if alone else (7, 9):
+        folder = run / f"epoch_0_step_{step}" / "model"
+        if not folder.exists():
+            dcp.save(W, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
+    (run / "epoch_0_step_9" / ".incomplete").touch()
+    return run
+
+
+def _without_resharder(place: Place) -> Path:
+    folder = Path(shutil.copytree(place.data / "torch-checkpointing" / "st-fsdp-4" / "run" / "checkpoint" / "step-3", place.tmp / "step-3"))
+    metadata = pickle.loads((folder / "metadata.pkl").read_bytes())
+    del metadata["metadata"]["model"]
+    (folder / "metadata.pkl").write_bytes(pickle.dumps(metadata))
     return folder
 
 

@@ -36,6 +36,9 @@ def model(seed: int = 0) -> Tensors:
     }
 
 
+GROUPS = [{"lr": 0.5, "params": ["embed.weight"]}]
+OPTIMIZER = {"optimizer": {"state": {"embed.weight": {"exp_avg": torch.arange(36.0).view(9, 4)}}, "param_groups": GROUPS}}
+
 # -- a tree for a row ------------------------------------------------------------------------------------------------
 
 
@@ -52,7 +55,8 @@ class Tree:
     @property
     def paths(self) -> list[Path]:
         run = [] if self.step is None else [self.run, self.step]
-        return list(dict.fromkeys((*run, self.home, self.weights)))
+        between = [folder for folder in self.weights.parents if folder.is_relative_to(self.home)]
+        return list(dict.fromkeys((*run, *reversed(between), self.weights)))
 
 
 def named(form: str, step: int = STEP) -> str:
@@ -78,6 +82,8 @@ def write(row: Trainer, kind: str, folder: Path, data: Path) -> Tensors:
         dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
     elif kind == "safetensors":
         save_file(state, folder / "model.safetensors")
+    elif kind == "torch-file" and row.name in ("ColossalAI", "Open-Sora"):
+        in_parts(state, folder)
     elif kind == "torch-file":
         names = {"accelerate": "pytorch_model_fsdp.bin", "litgpt": "lit_model.pth", "torch.save": "model.pt"}
         torch.save(nested(row.keys[0] if row.keys else "", "", state), folder / names.get(row.name, "pytorch_model.bin"))
@@ -106,12 +112,21 @@ def write(row: Trainer, kind: str, folder: Path, data: Path) -> Tensors:
     return state
 
 
-def build(row: Trainer, kind: str, weights: str, base: Path, data: Path, step: int = STEP) -> Tree:
+def in_parts(state: Tensors, folder: Path) -> None:
+    """Several files with an index, named as ColossalAI does."""
+    files = {name: f"pytorch_model-0000{1 + index % 2}.bin" for index, name in enumerate(state)}
+    for file in set(files.values()):
+        torch.save({name: tensor for name, tensor in state.items() if files[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def build(row: Trainer, kind: str, weights: str, base: Path, data: Path, step: int = STEP, role: str = "") -> Tree:
     """The checkpoint of a row, with everything that the row says there is, and with an optimizer that must not be taken for the model."""
     run = base / "experiment"
     steps = run / (row.run or (row.runs[0] if row.runs else ""))
     checkpoint = steps / named(row.steps[0], step) if row.steps else steps / "saved"
-    home = checkpoint / row.role.split("|")[0] if row.role else checkpoint
+    role = role or row.role.split("|")[0]
+    home = checkpoint / role if role else checkpoint
     folder = home / named(weights, 0)
     expected = write(row, kind, folder, data)
     for name in row.inside:
@@ -126,8 +141,7 @@ def build(row: Trainer, kind: str, weights: str, base: Path, data: Path, step: i
         else:
             (checkpoint / name).mkdir(exist_ok=True)
     for name in row.optimizers:
-        state = {"optimizer": {"state": {"embed.weight": {"exp_avg": torch.randn(9, 4)}}}}
-        dcp.save(state, checkpoint_id=str(home / named(name, 0)), no_dist=True)
+        dcp.save(OPTIMIZER, checkpoint_id=str(home / named(name, 0)), no_dist=True)
     for name in row.states:
         (home / name).mkdir(parents=True, exist_ok=True)
         torch.save({"last_epoch": 3}, home / name / "rng.pt")
@@ -189,6 +203,32 @@ def test_a_checkpoint_is_found_from_every_folder_of_its_tree(case: tuple[int, st
             assert found.framework == row.name
 
 
+IN_ROLES = [case for case in CASES if case[2] and not TRAINERS[case[0]].role]
+
+
+@pytest.mark.parametrize("case", IN_ROLES, ids=title)
+def test_the_same_in_a_role_folder(case: tuple[int, str, str], tmp_path: Path, data: Path) -> None:
+    index, kind, weights = case
+    tree = build(TRAINERS[index], kind, weights, tmp_path, data, role="actor")
+    for number, path in enumerate(tree.paths):
+        found = ckpt_cli.detect(path).checkpoint
+        assert ([info.name for info in found.components], found.step) == (["actor"], STEP), path
+        ckpt_cli.merge(path, tmp_path / f"out-{number}")
+        assert differences(load(tmp_path / f"out-{number}"), tree.expected) == [], path
+
+
+WITH_OPTIMIZER = [index for index, row in enumerate(TRAINERS) if "dcp" in row.formats and row.optimizers and "/" not in row.optimizers[0]]
+
+
+@pytest.mark.parametrize("index", WITH_OPTIMIZER, ids=lambda index: TRAINERS[index].name)
+def test_an_optimizer_in_its_own_folder_is_extracted(index: int, tmp_path: Path, data: Path) -> None:
+    row = TRAINERS[index]
+    tree = build(row, "dcp", row.weights[0] if row.weights else "", tmp_path, data)
+    ckpt_cli.extract_state(tree.run, tmp_path / "state", optimizer=True)
+    expected = {"state.embed.weight.exp_avg": torch.arange(36.0).view(9, 4)}
+    assert differences(load(tmp_path / "state" / "optimizer.safetensors"), expected) == []
+
+
 @pytest.mark.parametrize("index", [index for index, row in enumerate(TRAINERS) if row.trackers], ids=lambda index: TRAINERS[index].name)
 def test_every_tracker_is_compared(index: int, tmp_path: Path, data: Path) -> None:
     row = TRAINERS[index]
@@ -246,6 +286,16 @@ def test_a_tokenizer_that_lies_elsewhere_than_the_config_is_taken_too(tmp_path: 
         (tree.home / "tokenizer" / name).write_text("{}")
     found = ckpt_cli.detect(tree.run).checkpoint
     assert (found.assets, found.lacking) == (("config.json", "tokenizer.json", "tokenizer_config.json"), ())
+
+
+def test_the_step_that_lerobot_counts_is_compared_with_the_folder(tmp_path: Path, data: Path) -> None:
+    row = next(row for row in TRAINERS if row.name == "lerobot")
+    tree = build(row, "safetensors", "pretrained_model", tmp_path, data)
+    (tree.home / "training_state" / "training_step.json").write_text(json.dumps({"step": STEP}))
+    result = ckpt_cli.extract_state(tree.run, tmp_path / "state")
+    assert [note.code for note in result.notes if note.level == "warning"] == []
+    (tree.home / "training_state" / "training_step.json").write_text(json.dumps({"step": 6}))
+    assert "step-differs" in [note.code for note in ckpt_cli.extract_state(tree.run, tmp_path / "other").notes]
 
 
 # -- marks -----------------------------------------------------------------------------------------------------------
@@ -360,6 +410,34 @@ def test_an_adapter_in_a_folder_is_not_the_model_of_a_step(tmp_path: Path) -> No
         ckpt_cli.merge(step, tmp_path / "out")
 
 
+def test_an_average_beside_the_model_is_a_component(tmp_path: Path) -> None:
+    step = some_step(tmp_path)
+    for seed, name in enumerate(("weights", "ema_model")):
+        dcp.save(model(seed), checkpoint_id=str(step / name), no_dist=True)
+    for seed, component in enumerate(("model", "ema")):
+        ckpt_cli.merge(step, tmp_path / component, type=component)
+        assert differences(load(tmp_path / component), model(seed)) == []
+
+
+def test_an_average_alone_is_not_the_model(tmp_path: Path) -> None:
+    step = some_step(tmp_path)
+    dcp.save(model(), checkpoint_id=str(step / "ema"), no_dist=True)
+    assert [info.name for info in ckpt_cli.detect(step).checkpoint.components] == ["ema"]
+
+
+def test_an_average_in_the_step_does_not_hide_the_folder_of_the_model(tmp_path: Path) -> None:
+    """Open-Sora: ema.pt beside model/."""
+    step = tmp_path / "run" / "epoch0-global_step7"
+    (step / "model").mkdir(parents=True)
+    in_parts(model(), step / "model")
+    torch.save(model(1), step / "ema.pt")
+    for seed, component in enumerate(("model", "ema")):
+        ckpt_cli.merge(step.parent, tmp_path / component, type=component)
+        assert differences(load(tmp_path / component), model(seed)) == []
+    found = ckpt_cli.detect(step).checkpoint
+    assert (found.framework, [info.name for info in found.components]) == ("Open-Sora", ["model", "ema"])
+
+
 def test_weights_right_in_the_step_go_before_folders(tmp_path: Path) -> None:
     step = some_step(tmp_path)
     save_file(model(), step / "model.safetensors")
@@ -372,6 +450,14 @@ def test_a_folder_without_steps_may_have_one_around_the_weights(tmp_path: Path) 
     dcp.save(model(), checkpoint_id=str(tmp_path / "trial" / "recover_checkpoint"), no_dist=True)
     ckpt_cli.merge(tmp_path / "trial", tmp_path / "out")
     assert differences(load(tmp_path / "out"), model()) == []
+
+
+def test_a_folder_of_many_others_is_not_searched(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / "many" / f"x{number}").mkdir(parents=True)
+    dcp.save(model(), checkpoint_id=str(tmp_path / "many" / "x5" / "net"), no_dist=True)
+    with pytest.raises(NotRecognised):
+        ckpt_cli.merge(tmp_path / "many", tmp_path / "out")
 
 
 def test_certain_folders_are_those_of_rows() -> None:
@@ -426,6 +512,32 @@ def test_one_file_stands_for_all_ranks(tmp_path: Path, data: Path) -> None:
     folder = ranks_as("rank{}.pt", "fsdp2", tmp_path, data)
     ckpt_cli.merge(folder / "rank2.pt", tmp_path / "out")
     assert differences(load(tmp_path / "out"), load(data / "torch-2.13.0" / "fsdp2" / "expected.safetensors")) == []
+
+
+def test_a_rank_file_may_hold_everything_else_too(tmp_path: Path, data: Path) -> None:
+    """RLinf's: model, optimizer by name, scheduler and versions in one dict."""
+    folder = tmp_path / "global_step_7" / "actor" / "local_shard_checkpoint"
+    folder.mkdir(parents=True)
+    source = data / "torch-2.13.0" / "fsdp2"
+    for rank in range(4):
+        weights = torch.load(source / f"model_world_size_4_rank_{rank}.pt", weights_only=False)
+        sharded = {name: tensor for name, tensor in weights.items() if hasattr(tensor, "_local_tensor")}
+        optimizer = {
+            "state": {name: {"exp_avg": tensor} for name, tensor in sharded.items()},
+            "param_groups": [{"lr": 0.5, "params": list(sharded)}],
+        }
+        content = {"model": weights, "optimizers": optimizer, "lr_scheduler": {"last_epoch": 7}, "fsdp_version": 2}
+        torch.save(content, folder / f"checkpoint_rank_{rank}.pt")
+    expected = load(source / "expected.safetensors")
+    for number, path in enumerate((tmp_path, folder.parents[1], folder.parent, folder, folder / "checkpoint_rank_1.pt")):
+        ckpt_cli.merge(path, tmp_path / f"out-{number}", step=7 if path == tmp_path else None)
+        assert differences(load(tmp_path / f"out-{number}"), expected) == []
+    result = ckpt_cli.extract_state(folder.parents[1], tmp_path / "state", optimizer=True)
+    assert isinstance(result.scheduler, dict)
+    assert (result.ranks, result.scheduler["last_epoch"], result.not_represented) == (4, 7, ())
+    moments = load(tmp_path / "state" / "optimizer.safetensors")
+    assert moments
+    assert differences(moments, {f"state.{name}.exp_avg": expected[name] for name in sharded}) == []
 
 
 def test_such_files_beside_steps_do_not_hide_these(tmp_path: Path) -> None:
@@ -494,7 +606,7 @@ def test_several_snapshots_without_a_reference_are_refused(tmp_path: Path) -> No
 
 
 def table() -> str:
-    """The rows as they stand in docs/formats.md, those of one trainer together."""
+    """The rows as they stand in docs/formats.md, those of one trainer together; not those without folders of their own."""
     lines = [
         "| trainer | step folders | weights in | optimizer, state | newest, complete | config and tokenizer in |",
         "|---|---|---|---|---|---|",
@@ -503,12 +615,13 @@ def table() -> str:
         rows = [row for row in TRAINERS if row.name == name]
         cells = [
             listed(row.steps for row in rows),
-            listed([f"{row.role.replace('|', ',')}/" if row.role else "" for _ in [0] if row.role] + list(row.weights) for row in rows),
+            listed((*(f"{role}/" for role in row.role.split("|") if role), *row.weights) for row in rows),
             listed((*row.optimizers, *row.states) for row in rows),
             listed((*row.trackers, *filter(None, (row.unfinished, row.finished))) for row in rows),
             listed(row.config for row in rows),
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from ckpt_cli.commands.strict import refuse_warnings
+from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.components import component_names, expanded, numbered_notes
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
@@ -173,7 +174,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             if step is None and target.run is not None:
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
-            return found, place, [*newer, *notes, *unread_notes(found, place)]
+            return found, place, [*newer, *notes, *unread_notes(found, place), *mark_notes(found, place)]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
@@ -17,6 +18,7 @@ from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.sets.names import MARKS, RANK_FOLDER, WEAK
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.trainers import OPTIMIZERS, ROLES, RUNS, STATES, WEIGHTS, form, has_form, place_below
 from ckpt_cli.formats.training_state_names import is_state_key
 from ckpt_cli.tensors.component import Note
@@ -24,7 +26,7 @@ from ckpt_cli.tensors.component import Note
 DEPTH = 3
 """Levels of folders that are looked at: below a role folder, lerobot and NeMo RL have two."""
 
-MAX_FOLDERS = 64
+MAX_FOLDERS = 256
 OTHERS = re.compile(
     r"\..*|(ref(erence)?|base|init(ial)?|original|teacher|vae|.*lora.*|.*adapter.*|.*encoder.*|.*tokenizer.*)([_-]?(model|policy))?|"
     r"(eval|logs?|samples?|wandb|tensorboard|runs?|best|latest|last)([_-].*)?",
@@ -36,24 +38,37 @@ OTHERS = re.compile(
 def weights_beneath(folder: Path, there: Folders) -> list[Match]:
     """What is held by the folder below this one that is meant. Nothing if there are several, and no row of a trainer names one.
 
-    Of several that rows name, all are given: which goes first, and that others are there, is said where places are chosen.
+    Of several that rows name, all are given: which goes first, and that others are there, is said where places are chosen. A folder
+    called like an average holds one, and is never taken for the model.
     """
-    held = _held(folder, folder, there, DEPTH)
-    named = [matches for name, matches in held if has_form(name, WEIGHTS)]
-    chosen = [matches for _, matches in held] if len(held) == 1 else named
-    return [match for matches in chosen for match in matches] or _refused(folder, there)
+    held = _held(folder, there)
+    averages = [(name, matches) for name, matches in held if is_average_name(name.rpartition("/")[2])]
+    models = [entry for entry in held if entry not in averages]
+    named = [entry for entry in models if has_form(entry[0], WEIGHTS)]
+    chosen = [match for _, matches in (models if len(models) == 1 else named) for match in matches]
+    chosen += [replace(match, component="ema") for _, matches in averages for match in matches if len(averages) == 1]
+    return chosen or _refused(folder, there)
 
 
-def _held(folder: Path, top: Path, there: Folders, depth: int) -> list[tuple[str, list[Match]]]:
-    """Folders with weights that can be read, by their path below the top."""
+def _held(top: Path, there: Folders) -> list[tuple[str, list[Match]]]:
+    """Folders with weights that can be read, by their path below the top; none where there are more folders than a checkpoint has.
+
+    One that cannot be looked at may hold anything, so that nothing beside it is the only one: raises Unreadable.
+    """
     held: list[tuple[str, list[Match]]] = []
-    for child in there.folders(folder, _may_hold_weights)[:MAX_FOLDERS]:
-        # What cannot be looked at may hold anything, so that nothing beside it is the only one.
-        matches = [match for match in recognise(child, there) if _is_read(match)]
-        if matches:
-            held.append((child.relative_to(top).as_posix(), matches))
-        elif depth > 1:
-            held += _held(child, top, there, depth - 1)
+    level, seen = [top], 0
+    for _ in range(DEPTH):
+        empty: list[Path] = []
+        for child in (child for folder in level for child in there.folders(folder, _may_hold_weights)):
+            seen += 1
+            if seen > MAX_FOLDERS:
+                return []
+            matches = [match for match in recognise(child, there) if _is_read(match)]
+            if matches:
+                held.append((child.relative_to(top).as_posix(), matches))
+            else:
+                empty.append(child)
+        level = empty
     return held
 
 

@@ -6,6 +6,7 @@ once; with ``--step`` only that step's.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -89,9 +90,12 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         inside = inside_checkpoint(given, there)
         if inside is not None:
             return with_step(inside, step)
-    inside = inside_checkpoint(given, there, between=True)
-    if inside is not None and step is None and not steps_meant:
-        return inside
+    if step is None and not steps_meant:
+        # What cannot be looked at beside them may hold weights too.
+        with contextlib.suppress(Unreadable):
+            inside = inside_checkpoint(given, there, between=True)
+            if inside is not None:
+                return inside
     for name in RUNS:
         inside = inside_checkpoint(given / name, there)
         if inside is not None and all_refused(inside.checkpoints[0].places):

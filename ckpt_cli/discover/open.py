@@ -12,7 +12,7 @@ from pathlib import Path
 from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, homes_of
-from ckpt_cli.discover.beside.marks import mark_notes
+from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.outputs import made_by_ckpt
 from ckpt_cli.discover.beside.stages import refuse_stage
@@ -227,7 +227,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     place = found.known_place(name)
     homes = homes_of(found, place)
     assets = find_assets(asset_homes(found, place), base)
-    marked = mark_notes(found, place)
+    check_marks(found, place)
     component = describe(place.match, files, reading_options(assets.config, shard_order))
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
@@ -240,7 +240,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
         *unread_notes(found, place),
-        *marked,
+        *mark_notes(found, place),
         *between_notes(found, place),
         *snapshot_notes(found),
         *asset_notes(found, place, assets),

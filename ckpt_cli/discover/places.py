@@ -16,6 +16,7 @@ from ckpt_cli.formats.ages import MAX_HOURS
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.trainers import CERTAIN, ROLES, number_in
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.names import few, numbered, unnumbered
@@ -90,8 +91,9 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
             places += [_numbered(Place("", match, folder), *of_folder, folder) for match in recognise(folder / child, there)]
     read = {place.name for place in places if not all_refused([place])}
     places = [place for place in places if not all_refused([place]) or place.name not in read]
-    if not places and (between or step_of(folder) is not None):
-        places = [Place(match.component, match, folder) for match in weights_beneath(folder, there)]
+    if all(is_average_name(place.name) for place in places) and (between or step_of(folder) is not None):
+        # An average alone is not what the step is about: Open-Sora keeps ema.pt beside the folder of the model.
+        places += [Place(match.component, match, folder) for match in weights_beneath(folder, there)]
     if not places or there.is_file(folder / TAG_FILE):
         places = _with_tag(places, [Place("model", match, folder) for match in _tags(folder, there)], there)
     return _chosen(places)

@@ -12,6 +12,7 @@ OLMo-core                                train/rankR.pt
 VeOmni                                   extra_state/extra_state_rank_R.pt
 prime-rl                                                                                    dataloader/rank_R.pt
 BAGEL                                    scheduler.pt, metadata.json                        data_status.pt
+lerobot                                  training_state/training_step.json
 =======================================  =================================================  =====================================
 
 What DCP folders hold besides tensors of the model is read by `ckpt_cli.formats.dcp.state`.
@@ -46,7 +47,7 @@ PATTERNS: dict[str, Kind] = {
     rf"random_states_{RANK}\.pkl": "random",
     r"scheduler(_(?P<number>[0-9]{1,9}))?\.(pt|bin)": "scheduler",
     r"scaler(_[0-9]+)?\.(pt|bin)": "scaler",
-    r"(trainer_state|metadata)\.json": "json",
+    r"(trainer_state|metadata|training_state/training_step)\.json": "json",
     r"data\.pt|dataloader\.pt|data_status\.pt|training_args\.bin|custom_checkpoint_[0-9]+\.pkl": "copied",
     r"(sampler|dl_state_dict)(_[0-9]+)?\.bin": "copied",
     r"data_(?P<group>[0-9]+)\.pt": "copied",

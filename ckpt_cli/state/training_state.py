@@ -156,8 +156,8 @@ def _add_json(path: Path, state: TrainingState) -> None:
         raise CorruptFile("the file is nested too deeply", path=path, expected="what trainers write")
     if path.name == "trainer_state.json":
         state.training["trainer_state"] = content
-    elif isinstance(content, dict) and "train_steps" in content:
-        state.training["metadata"] = content
+    elif isinstance(content, dict) and (path.stem != "metadata" or "train_steps" in content):
+        state.training[path.stem] = content
     else:
         return
     state.sources.append(path)

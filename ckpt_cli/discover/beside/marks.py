@@ -10,22 +10,21 @@ from ckpt_cli.formats.trainers import TRAINERS, UNFINISHED, has_form, place_belo
 from ckpt_cli.tensors.component import Note
 
 
-def mark_notes(found: Found, place: Place) -> list[Note]:
-    """A warning if a mark says that the save did not finish, although the weights are whole.
-
-    Raises MissingShard where the files alone do not prove that they are all there.
-    """
+def check_marks(found: Found, place: Place) -> None:
+    """Raise MissingShard if a mark says that the save did not finish, and the files alone do not prove that they are all there."""
     said = _said(found, place)
-    if said is None:
-        return []
-    if not format_of(place.match).proves_whole:
+    if said is not None and not format_of(place.match).proves_whole:
         raise MissingShard(
             f"{said}, and these files do not show whether all of them are there",
             path=found.path,
-            hint="use another step; if the save did finish, delete or add the mark",
+            hint="save it again",
         )
-    text = f"{said}; all files of {place.name} are there, but other parts of the checkpoint may not be"
-    return [Note("warning", "unfinished", text)]
+
+
+def mark_notes(found: Found, place: Place) -> list[Note]:
+    """A warning if a mark says that the save did not finish, although the weights may be whole."""
+    said = _said(found, place)
+    return [] if said is None else [Note("warning", "unfinished", f"{said}: parts of the checkpoint may be missing")]
 
 
 def _said(found: Found, place: Place) -> str | None:

@@ -35,6 +35,9 @@ MAIN = ("model", *ROLES[:2])
 DIST_CKPT = ("dist_ckpt", "model/dist_ckpt")
 """Where verl's Megatron workers keep a model, in the folder of its role."""
 
+HUB_FOLDERS = ("huggingface", "model/huggingface")
+"""Where verl keeps config and tokenizer, and weights only if they are no shards."""
+
 NEMO = ("weights", "context")
 """Where NeMo 2 keeps the weights of a checkpoint, and what it has beside them."""
 
@@ -93,6 +96,7 @@ def _of_role(folder: Path, there: Folders) -> list[Match]:
     inner = [*DIST_CKPT, *NEMO[:1]] if all(there.is_folder(folder / name) for name in NEMO) else list(DIST_CKPT)
     if there.is_folder(folder / RELEASE) and not any(step_of(entry) is not None for entry in there.entries(folder)):
         inner.append(RELEASE)
+    inner += HUB_FOLDERS
     return recognise(folder, there) or next((found for name in inner if (found := recognise(folder / name, there))), [])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard
-from ckpt_cli.files.folders import Folders, is_file
+from ckpt_cli.files.folders import Folders, entries_in, is_file, is_folder
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp.groups import Group
@@ -81,7 +81,8 @@ class TorchDist(Dcp):
         step = _opened(match, files)
         entries = step.model
         if not entries:
-            raise CorruptFile("the step holds no tensor that could be a weight", path=match.root, expected="a model's tensors")
+            text, hint = "the step holds no tensor that could be a weight", _weights_beside(match.root)
+            raise CorruptFile(text, path=match.root, expected="a model's tensors", hint=hint)
         _check_iteration(step.common, match)
         notes: list[Note] = []
         if match.group == MASTER:
@@ -107,6 +108,13 @@ class TorchDist(Dcp):
             writer=self.display,
             arguments=step.common.arguments,
         )
+
+
+def _weights_beside(root: Path) -> str | None:
+    """Where verl has the weights if it saves them as a Hugging Face folder, and only optimizer and random states in ``dist_ckpt``."""
+    folder = root.parent / "huggingface"
+    there = is_folder(folder) and any(path.suffix == ".safetensors" for path in entries_in(folder))
+    return f"pass {folder}, which holds weights" if there else None
 
 
 def argument_leaves(common: Common) -> list[Leaf]:

@@ -89,8 +89,12 @@ class TestFolders:
         assert "iteration 5" in note
         assert "dp_reshardable" in note
 
-    def test_without_arguments_random_states_tell_the_ranks(self, data: Path, tmp_path: Path) -> None:
-        """verl saves no arguments; its first layout has weights and random states in one folder."""
+    def test_without_arguments_random_states_tell_the_ranks(self, data: Path) -> None:
+        """verl saves no arguments."""
+        found = ckpt_cli.inspect(data / "megatron" / "verl2-qwen3-tp2-pp2" / "checkpoint").checkpoint
+        assert (found.framework, found.components[0].mesh) == ("verl (Megatron)", "tp=2 x pp=2")
+
+    def test_verl_s_first_layout(self, data: Path, tmp_path: Path) -> None:
         actor = tmp_path / "global_step_5" / "actor"
         shutil.copytree(data / "megatron" / "verl2-qwen3-tp2-pp2" / "checkpoint" / "global_step_5" / "actor" / "model", actor)
         found = ckpt_cli.inspect(actor.parent).checkpoint

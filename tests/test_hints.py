@@ -135,7 +135,46 @@ def _restored_part(place: Place) -> Path:
     return place.tmp / "parts"
 
 
+def _megatron(place: Place, case: str, name: str | None = None) -> Path:
+    """A copy of a run of Megatron; its step under another name."""
+    run = place.tmp / "megatron" / case
+    if not run.exists():
+        shutil.copytree(place.data / "megatron" / case / "checkpoint", run)
+    if name is not None:
+        (step,) = run.glob("iter_*")
+        step.rename(run / name)
+    return run
+
+
+def _without_config(place: Place) -> Path:
+    run = _megatron(place, "verl2-qwen3-tp2-pp2")
+    shutil.rmtree(run / "global_step_5" / "actor" / "model" / "huggingface", ignore_errors=True)
+    return run
+
+
 CASES = (
+    # -- Megatron
+    Case(
+        "no config for names of the hub",
+        lambda p: merge(_without_config(p), p),
+        r"pass --base DIR with the base model; --names native writes them as they are",
+        lambda p: (
+            merge(_without_config(p), p, base=p.data / "megatron" / "verl2-qwen3-tp2-pp2"),
+            merge(_without_config(p), p, names="native", output=p.tmp / "native"),
+        ),
+    ),
+    Case(
+        "a step under the name of another iteration",
+        lambda p: merge(_megatron(p, "llama-tp2", "iter_0000030"), p),
+        r"if all its files are of iteration 20, call it iter_0000020",
+        lambda p: merge(_megatron(p, "llama-tp2", "iter_0000020"), p),
+    ),
+    Case(
+        "an optimizer in buckets",
+        lambda p: ckpt_cli.extract_state(_megatron(p, "llama-tp2"), p.out, optimizer=True),
+        r"leave out --optimizer",
+        lambda p: ckpt_cli.extract_state(_megatron(p, "llama-tp2"), p.out),
+    ),
     # -- paths, steps, components
     Case(
         "a typo",

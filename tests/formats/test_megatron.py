@@ -89,8 +89,12 @@ class TestFolders:
         assert "iteration 5" in note
         assert "dp_reshardable" in note
 
-    def test_without_arguments_random_states_tell_the_ranks(self, data: Path, tmp_path: Path) -> None:
-        """verl saves no arguments; its first layout has weights and random states in one folder."""
+    def test_without_arguments_random_states_tell_the_ranks(self, data: Path) -> None:
+        """verl saves no arguments."""
+        found = ckpt_cli.inspect(data / "megatron" / "verl2-qwen3-tp2-pp2" / "checkpoint").checkpoint
+        assert (found.framework, found.components[0].mesh) == ("verl (Megatron)", "tp=2 x pp=2")
+
+    def test_verl_s_first_layout(self, data: Path, tmp_path: Path) -> None:
         actor = tmp_path / "global_step_5" / "actor"
         shutil.copytree(data / "megatron" / "verl2-qwen3-tp2-pp2" / "checkpoint" / "global_step_5" / "actor" / "model", actor)
         found = ckpt_cli.inspect(actor.parent).checkpoint
@@ -123,6 +127,22 @@ class TestFolders:
         ckpt_cli.merge(tmp_path / "nodes", tmp_path / "three", names="native")
         for name in ("one", "two", "three"):
             assert differences(load(tmp_path / name), load(folder / "expected_native.safetensors")) == [], name
+
+    def test_verl_may_save_the_weights_as_a_hub_folder(self, data: Path, tmp_path: Path) -> None:
+        """With mbridge ``dist_ckpt`` holds only optimizer and random states, or is not there at all."""
+        case = data / "megatron" / "verl2-qwen3-tp2-pp2"
+        extra = case / "checkpoint" / "global_step_5" / "actor" / "extra" / "dist_ckpt"
+        hub = tmp_path / "global_step_5" / "actor" / "huggingface"
+        hub.mkdir(parents=True)
+        shutil.copy(case / "expected_hf.safetensors", hub / "model.safetensors")
+        shutil.copy(case / "config.json", hub)
+        ckpt_cli.merge(tmp_path, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(case / "expected_hf.safetensors")) == []
+        shutil.copytree(extra, hub.parent / "dist_ckpt")
+        with pytest.raises(CorruptFile) as caught:
+            ckpt_cli.merge(hub.parent, tmp_path / "again")
+        assert caught.value.hint == f"pass {hub}, which holds weights"
+        ckpt_cli.merge(hub, tmp_path / "again")
 
     def test_nemo_keeps_weights_beside_its_context(self, data: Path, tmp_path: Path) -> None:
         shutil.copytree(data / "megatron" / "llama-tp1" / "checkpoint" / "iter_0000030", tmp_path / "model" / "weights")
@@ -267,6 +287,12 @@ class TestDamage:
     def test_another_backend(self, step: Path) -> None:
         (step / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr", "sharded_backend_version": 1}))
         self.refused(step, Unsupported, "zarr")
+        for path in step.iterdir():
+            path.unlink()
+        (step / "metadata.json").write_text(json.dumps({"sharded_backend": "zarr", "sharded_backend_version": 1}))
+        (step / "decoder.final_layernorm.weight").mkdir()
+        self.refused(step, Unsupported, "zarr")
+        assert ckpt_cli.detect(step.parent).problem
 
     def test_the_state_of_another_iteration(self, step: Path) -> None:
         self.refused(step.rename(step.with_name("iter_0000010")), Inconsistent, "iteration 10", "20")

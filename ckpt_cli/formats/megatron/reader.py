@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard
-from ckpt_cli.files.folders import Folders, is_file
+from ckpt_cli.files.folders import Folders, entries_in, is_file, is_folder
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp.groups import Group
-from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, named_metadata
+from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, CatalogTensor, named_metadata
 from ckpt_cli.formats.dcp.reader import Dcp, lost_metadata, notes_of_objects, notes_of_other_saves, origin_notes
 from ckpt_cli.formats.megatron.common import SHOWN, Common
 from ckpt_cli.formats.megatron.native import is_state
@@ -22,6 +23,7 @@ from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.names import is_extra_state
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import Unrepresented, to_json
+from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "megatron-dist"
 MASTER = "master"
@@ -81,14 +83,16 @@ class TorchDist(Dcp):
         step = _opened(match, files)
         entries = step.model
         if not entries:
-            raise CorruptFile("the step holds no tensor that could be a weight", path=match.root, expected="a model's tensors")
+            text, hint = "the step holds no tensor that could be a weight", _weights_beside(match.root)
+            raise CorruptFile(text, path=match.root, expected="a model's tensors", hint=hint)
         _check_iteration(step.common, match)
         notes: list[Note] = []
-        if match.group == MASTER:
-            tensors, notes = _masters(step)
+        masters = step.slots[step.masters] if match.group == MASTER and step.masters is not None else {}
+        if masters:
+            tensors, notes = _masters(step, masters)
         else:
             tensors = step.tensors(entries)
-        used = data_files(step.catalog.tensors[key] for key in entries)
+        used = data_files((*entries.values(), *masters.values()))
         step.reader.check_ends(step.catalog, used)
         objects = {key: thing for key, thing in step.catalog.objects.items() if not is_state(key)}
         notes += notes_of_objects(Group("model", self.display, entries, objects), step.reader, match.root)
@@ -100,13 +104,20 @@ class TorchDist(Dcp):
             root=match.root,
             tensors=tensors,
             files=tuple(step.reader.path(file) for file in used),
-            world_size=step.common.size("dp") and _world(step),
-            mesh=step.mesh,
+            world_size=_world(step),
+            mesh=next((mesh for other in (step, *steps_beside(match.root, files)) if (mesh := other.mesh) is not None), None),
             leaves=(*leaves, *argument_leaves(step.common)),
             notes=(*notes, *_form_notes(step)),
             writer=self.display,
             arguments=step.common.arguments,
         )
+
+
+def _weights_beside(root: Path) -> str | None:
+    """Where verl has the weights if it saves them as a Hugging Face folder, and only optimizer and random states in ``dist_ckpt``."""
+    folder = root.parent / "huggingface"
+    there = is_folder(folder) and any(path.suffix == ".safetensors" for path in entries_in(folder))
+    return f"pass {folder}, which holds weights" if there else None
 
 
 def argument_leaves(common: Common) -> list[Leaf]:
@@ -165,9 +176,8 @@ def step_note(common: Common, form: str) -> Note:
     return Note("info", "megatron", f"Megatron step: {', '.join(said)}")
 
 
-def _masters(step: Step) -> tuple[dict[str, Any], list[Note]]:
+def _masters(step: Step, held: Mapping[str, CatalogTensor]) -> tuple[dict[str, Tensor], list[Note]]:
     """The float32 masters; what the optimizer does not hold (buffers such as a router's bias) is the model's own."""
-    held = step.slots[step.masters or ""]
     tensors, weights = step.tensors(held), step.tensors({key: entry for key, entry in step.model.items() if key not in held})
     foreign = sorted(held.keys() - step.model.keys())
     if foreign:

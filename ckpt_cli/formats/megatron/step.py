@@ -22,7 +22,7 @@ from ckpt_cli.tensors.component import Mesh
 from ckpt_cli.tensors.tensor import Tensor
 
 COMMON_STATE = "common_state/shard_0_1"
-RANDOM = re.compile(r"rng_state/shard_(?P<place>[0-9]+(\.[0-9]+)*)_(?P<sizes>[0-9]+(\.[0-9]+)*)", re.ASCII)
+RANDOM = re.compile(r"rng_state/shard_(?P<place>[0-9]{1,9}(\.[0-9]{1,9}){0,7})_(?P<sizes>[0-9]{1,9}(\.[0-9]{1,9}){0,7})", re.ASCII)
 """The random state of a rank: its place on the axes pp, tp (and ep with expert parallelism), and their sizes."""
 
 AXES = ("pp", "tp", "ep")
@@ -112,13 +112,13 @@ class Step:
         return "by name" if slots else None
 
     @property
-    def mesh(self) -> Mesh:
-        """How many ranks cut the model, by the arguments, or by the random states of the ranks where there are none."""
+    def mesh(self) -> Mesh | None:
+        """How many ranks cut the model, by the arguments, or by the random states of the ranks; None where there are none of both."""
         seen = next((fields["sizes"].split(".") for key in self.catalog.objects if (fields := RANDOM.fullmatch(key))), [])
         sizes = {name: int(size) for name, size in zip(AXES, seen, strict=False)}
         sizes |= {name: size for name in SHOWN if (size := self.common.size(name)) is not None}
         shown = {name: sizes[name] for name in SHOWN if name in sizes and (sizes[name] > 1 or name in SHOWN[:2])}
-        return Mesh(tuple(shown), tuple(shown.values()))
+        return Mesh(tuple(shown), tuple(shown.values())) if shown else None
 
     def tensors(self, entries: Mapping[str, CatalogTensor]) -> dict[str, Tensor]:
         """Full tensors under Megatron's names, one per layer and expert. Raises what `tile` raises."""

@@ -3,8 +3,9 @@
     >>> import ckpt_cli
     >>> result = ckpt_cli.merge("run", dtype="bf16")          # doctest: +SKIP
     >>> ckpt_cli.inspect("run").checkpoint.components[0].elements  # doctest: +SKIP
+    >>> ckpt_cli.open("run")["model.norm.weight"][:8].numpy()  # doctest: +SKIP
 
-Everything is loaded on first use. transformers is never imported by these functions, torch only to write a training state.
+Everything is loaded on first use. transformers is never imported by these functions, torch only for what is made of its tensors.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ if TYPE_CHECKING:
     from ckpt_cli.commands.inspect import detect as detect
     from ckpt_cli.commands.inspect import inspect as inspect
     from ckpt_cli.commands.merge import merge as merge
+    from ckpt_cli.commands.opening import load_into as load_into
+    from ckpt_cli.commands.opening import load_state_dict as load_state_dict
+    from ckpt_cli.commands.opening import open as open
     from ckpt_cli.commands.verify import verify as verify
     from ckpt_cli.errors import CkptError as CkptError
+    from ckpt_cli.loading.lazy import LazyCheckpoint as LazyCheckpoint
+    from ckpt_cli.loading.lazy import LazyTensor as LazyTensor
     from ckpt_cli.results.checkpoint import Checkpoint as Checkpoint
     from ckpt_cli.results.inspect import DetectResult as DetectResult
     from ckpt_cli.results.inspect import InspectResult as InspectResult
+    from ckpt_cli.results.loading import LoadResult as LoadResult
     from ckpt_cli.results.verify import VerifyResult as VerifyResult
     from ckpt_cli.results.written import AverageResult as AverageResult
     from ckpt_cli.results.written import ExtractResult as ExtractResult
@@ -37,13 +44,19 @@ _HOMES = {
     "DetectResult": "results.inspect",
     "ExtractResult": "results.written",
     "InspectResult": "results.inspect",
+    "LazyCheckpoint": "loading.lazy",
+    "LazyTensor": "loading.lazy",
+    "LoadResult": "results.loading",
     "MergeResult": "results.written",
     "VerifyResult": "results.verify",
     "average": "commands.average",
     "detect": "commands.inspect",
     "extract_state": "commands.extract_state",
     "inspect": "commands.inspect",
+    "load_into": "commands.opening",
+    "load_state_dict": "commands.opening",
     "merge": "commands.merge",
+    "open": "commands.opening",
     "verify": "commands.verify",
 }
 
@@ -54,6 +67,9 @@ __all__ = [
     "DetectResult",
     "ExtractResult",
     "InspectResult",
+    "LazyCheckpoint",
+    "LazyTensor",
+    "LoadResult",
     "MergeResult",
     "VerifyResult",
     "__version__",
@@ -61,7 +77,10 @@ __all__ = [
     "detect",
     "extract_state",
     "inspect",
+    "load_into",
+    "load_state_dict",
     "merge",
+    "open",
     "verify",
 ]
 

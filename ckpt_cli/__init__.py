@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckpt_cli.commands.average import average as average
+    from ckpt_cli.commands.diff import diff as diff
     from ckpt_cli.commands.extract_state import extract_state as extract_state
     from ckpt_cli.commands.inspect import detect as detect
     from ckpt_cli.commands.inspect import inspect as inspect
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ckpt_cli.loading.lazy import LazyCheckpoint as LazyCheckpoint
     from ckpt_cli.loading.lazy import LazyTensor as LazyTensor
     from ckpt_cli.results.checkpoint import Checkpoint as Checkpoint
+    from ckpt_cli.results.diff import DiffResult as DiffResult
     from ckpt_cli.results.inspect import DetectResult as DetectResult
     from ckpt_cli.results.inspect import InspectResult as InspectResult
     from ckpt_cli.results.loading import LoadResult as LoadResult
@@ -42,6 +44,7 @@ _HOMES = {
     "Checkpoint": "results.checkpoint",
     "CkptError": "errors",
     "DetectResult": "results.inspect",
+    "DiffResult": "results.diff",
     "ExtractResult": "results.written",
     "InspectResult": "results.inspect",
     "LazyCheckpoint": "loading.lazy",
@@ -51,6 +54,7 @@ _HOMES = {
     "VerifyResult": "results.verify",
     "average": "commands.average",
     "detect": "commands.inspect",
+    "diff": "commands.diff",
     "extract_state": "commands.extract_state",
     "inspect": "commands.inspect",
     "load_into": "commands.opening",
@@ -65,6 +69,7 @@ __all__ = [
     "Checkpoint",
     "CkptError",
     "DetectResult",
+    "DiffResult",
     "ExtractResult",
     "InspectResult",
     "LazyCheckpoint",
@@ -75,6 +80,7 @@ __all__ = [
     "__version__",
     "average",
     "detect",
+    "diff",
     "extract_state",
     "inspect",
     "load_into",

@@ -8,6 +8,7 @@ import typer
 
 from ckpt_cli.cli.average import average
 from ckpt_cli.cli.detect import detect
+from ckpt_cli.cli.diff import diff
 from ckpt_cli.cli.extract_state import extract_state
 from ckpt_cli.cli.inspect import inspect
 from ckpt_cli.cli.merge import merge
@@ -93,3 +94,13 @@ app.command(
         "ckpt verify ./run --full --sample 5%",
     ),
 )(verify)
+app.command(
+    help="Show how far tensors moved between two checkpoints, steps or components.",
+    epilog=_examples(
+        "ckpt diff ./base ./merged",
+        "ckpt diff ./run --steps 100,200 --html drift.html",
+        "ckpt diff ./run --type model,ema",
+        "ckpt diff ./run ./merged --exit-code -q",
+    ),
+)(diff)
+app.command(name="compare", hidden=True, help="The same as diff.")(diff)

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     import torch
 
 
+OF_READING = ("replicas-differ", "unused-pattern", "unused-rule", "native-names", "sparse-file", "zero-tail")
+"""Notes of a merge that are as true where nothing is written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Named:
     """The tensors of a component under the names of a merge, and the tied ones that a merge leaves out."""
@@ -47,7 +51,8 @@ class Named:
 
     @property
     def notes(self) -> tuple[NoteInfo, ...]:
-        return tuple(NoteInfo.of(note) for note in dict.fromkeys(self.part.notes))
+        """What concerns reading: a folder that nobody writes needs no advice."""
+        return tuple(NoteInfo.of(note) for note in dict.fromkeys(self.part.notes) if note.code in OF_READING)
 
 
 @boundary
@@ -72,8 +77,8 @@ def open(  # noqa: A001 - as `ckpt_cli.open`
     chosen = options_of(OpenOptions, options)
     files = Files()
     try:
-        opened, home = _opened(path, files, type, step, base, also, chosen)
-        named = _named(opened, home, files, chosen, chosen.names)
+        opened, home = opened_component(path, files, type, step, base, also, chosen)
+        named = named_tensors(opened, home, files, chosen, chosen.names)
     except BaseException:
         files.close()
         raise
@@ -144,7 +149,7 @@ def load_into(
     started = time.monotonic()
     live = describe_model(model)
     with Files() as files:
-        opened, home = _opened(path, files, type, step, base, also, chosen)
+        opened, home = opened_component(path, files, type, step, base, also, chosen)
         found, named = _matched(opened, home, files, chosen, live)
         found.refuse(strict=chosen.strict, path=opened.found.path)
         done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow)
@@ -167,7 +172,7 @@ def load_into(
     )
 
 
-def _opened(
+def opened_component(
     path: PathLike,
     files: Files,
     type: str | None,
@@ -195,7 +200,7 @@ def _opened(
     return opened, home
 
 
-def _named(opened: Opened, home: Path | None, files: Files, options: OpenOptions | LoadOptions, naming: Naming) -> Named:
+def named_tensors(opened: Opened, home: Path | None, files: Files, options: OpenOptions | LoadOptions, naming: Naming) -> Named:
     """The component as a merge with these options would name it."""
     settings = MergeOptions(
         names=naming,
@@ -220,7 +225,7 @@ def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptio
     wanted: tuple[Naming, ...] = ("native", "hub") if options.names is None else (options.names,)
     for naming in wanted:
         try:
-            named = _named(opened, home, files, options, naming)
+            named = named_tensors(opened, home, files, options, naming)
             targets = _under_hub_names(live, named) if naming == "hub" else live
         except CkptError as error:
             errors.append(error)

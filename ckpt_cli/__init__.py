@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckpt_cli.commands.opening import load_into as load_into
     from ckpt_cli.commands.opening import load_state_dict as load_state_dict
     from ckpt_cli.commands.opening import open as open
+    from ckpt_cli.commands.show import show as show
     from ckpt_cli.commands.verify import verify as verify
     from ckpt_cli.errors import CkptError as CkptError
     from ckpt_cli.loading.lazy import LazyCheckpoint as LazyCheckpoint
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ckpt_cli.results.inspect import DetectResult as DetectResult
     from ckpt_cli.results.inspect import InspectResult as InspectResult
     from ckpt_cli.results.loading import LoadResult as LoadResult
+    from ckpt_cli.results.statistics import ShowResult as ShowResult
+    from ckpt_cli.results.statistics import StatsResult as StatsResult
     from ckpt_cli.results.verify import VerifyResult as VerifyResult
     from ckpt_cli.results.written import AverageResult as AverageResult
     from ckpt_cli.results.written import ExtractResult as ExtractResult
@@ -51,6 +54,8 @@ _HOMES = {
     "LazyTensor": "loading.lazy",
     "LoadResult": "results.loading",
     "MergeResult": "results.written",
+    "ShowResult": "results.statistics",
+    "StatsResult": "results.statistics",
     "VerifyResult": "results.verify",
     "average": "commands.average",
     "detect": "commands.inspect",
@@ -61,6 +66,7 @@ _HOMES = {
     "load_state_dict": "commands.opening",
     "merge": "commands.merge",
     "open": "commands.opening",
+    "show": "commands.show",
     "verify": "commands.verify",
 }
 
@@ -76,6 +82,8 @@ __all__ = [
     "LazyTensor",
     "LoadResult",
     "MergeResult",
+    "ShowResult",
+    "StatsResult",
     "VerifyResult",
     "__version__",
     "average",
@@ -87,6 +95,7 @@ __all__ = [
     "load_state_dict",
     "merge",
     "open",
+    "show",
     "verify",
 ]
 

@@ -8,9 +8,10 @@ import typer
 
 from ckpt_cli.cli.average import average
 from ckpt_cli.cli.detect import detect
-from ckpt_cli.cli.diff import diff
 from ckpt_cli.cli.extract_state import extract_state
 from ckpt_cli.cli.inspect import inspect
+from ckpt_cli.cli.looking.diff import diff
+from ckpt_cli.cli.looking.show import show
 from ckpt_cli.cli.merge import merge
 from ckpt_cli.cli.verify import verify
 
@@ -55,7 +56,9 @@ app.command(
 )(detect)
 app.command(
     help="Show every tensor: shape, dtype and sharding; one row per group of similar layers.",
-    epilog=_examples("ckpt inspect ./run", "ckpt inspect ./run --type ema --all", "ckpt inspect ./run --json"),
+    epilog=_examples(
+        "ckpt inspect ./run", "ckpt inspect ./run --type ema --all", "ckpt inspect ./run --stats", "ckpt inspect ./run --json"
+    ),
 )(inspect)
 app.command(
     help="Merge shards into one Hugging Face folder, bit for bit (or cast), without loading the model.",
@@ -103,4 +106,12 @@ app.command(
         "ckpt diff ./run ./merged --exit-code -q",
     ),
 )(diff)
+app.command(
+    help="Show the values of one tensor, and which rank holds what of it.",
+    epilog=_examples(
+        "ckpt show ./run model.norm.weight",
+        "ckpt show ./run model.embed_tokens.weight --slice 0:4,:8",
+        "ckpt show ./run lm_head.weight --type ema --slice -1 --json",
+    ),
+)(show)
 app.command(name="compare", hidden=True, help="The same as diff.")(diff)

@@ -18,7 +18,9 @@ def inspect(
     step: options.Step = None,
     also: options.Also = None,
     show_all: Annotated[bool, typer.Option("--all", help="One row per tensor.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Read all values: absmax, mean, std, zeros, NaN; -v: histograms.")] = False,
     base: options.Base = None,
+    jobs: options.Jobs = None,
     shard_order: options.Order = "auto",
     json: options.Json = False,
     quiet: options.Quiet = 0,
@@ -26,15 +28,46 @@ def inspect(
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     color: options.Color = "auto",
+    progress: options.Progress = "auto",
 ) -> None:
     from ckpt_cli.cli.screens.inspect import inspect_result
     from ckpt_cli.commands import inspect as inspection
     from ckpt_cli.results.inspect import InspectResult
+    from ckpt_cli.results.statistics import StatsResult
 
-    def work(_: Progress) -> InspectResult:
-        return inspection.inspect(path, type=type, step=step, also=tuple(also or ()), base=base, shard_order=shard_order)
+    def work(shown: Progress) -> InspectResult:
+        return inspection.inspect(
+            path,
+            type=type,
+            step=step,
+            also=tuple(also or ()),
+            base=base,
+            shard_order=shard_order,
+            stats=stats,
+            histogram=stats and verbose,
+            jobs=jobs,
+            progress=shown,
+        )
+
+    def show(result: InspectResult, session: Session) -> None:
+        if isinstance(result, StatsResult):
+            from ckpt_cli.cli.screens.stats import stats_result
+
+            stats_result(result, session, show_all=show_all)
+        else:
+            inspect_result(result, session, show_all=show_all)
 
     again = options_again(type=type, step=step, also=also)
-    session = Session("inspect", json=json, quiet=quiet, strict=strict, verbose=verbose, debug=debug, color=color, path=path, again=again)
-    code = session.run(work, lambda result, session: inspect_result(result, session, show_all=show_all), lambda _: 0)
-    raise typer.Exit(code)
+    session = Session(
+        "inspect",
+        json=json,
+        quiet=quiet,
+        strict=strict,
+        verbose=verbose,
+        debug=debug,
+        color=color,
+        progress=progress,
+        path=path,
+        again=again,
+    )
+    raise typer.Exit(session.run(work, show, lambda _: 0))

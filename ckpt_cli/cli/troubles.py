@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from ckpt_cli.results.diff import DiffResult
     from ckpt_cli.results.envelope import ErrorInfo
     from ckpt_cli.results.inspect import DetectResult, InspectResult
+    from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import Finding, VerifyResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult
 
-    Result = AverageResult | DetectResult | DiffResult | ExtractResult | InspectResult | MergeResult | VerifyResult
+    Result = AverageResult | DetectResult | DiffResult | ExtractResult | InspectResult | MergeResult | ShowResult | VerifyResult
 
 ROWS = 8
 """How many of one code are shown."""
@@ -56,6 +57,7 @@ def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:
 
 def _all(result: Result) -> Iterator[Trouble]:
     from ckpt_cli.results.diff import DiffResult
+    from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import VerifyResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult
 
@@ -63,7 +65,7 @@ def _all(result: Result) -> Iterator[Trouble]:
         yield from _of_notes(result.notes)
         yield from _of_findings(result.findings)
         return
-    if isinstance(result, (DiffResult, ExtractResult)):
+    if isinstance(result, (DiffResult, ExtractResult, ShowResult)):
         yield from _of_notes(result.notes)
         return
     if isinstance(result, AverageResult):

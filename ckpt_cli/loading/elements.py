@@ -75,7 +75,8 @@ def as_numpy(data: bytearray, dtype: Dtype, shape: tuple[int, ...], name: str) -
     try:
         kind = numpy_dtype(dtype)
     except KeyError:
-        raise Unsupported(f"numpy has no dtype for {dtype}", tensor=name, hint="torch() returns it, if torch has it") from None
+        hint = "torch() returns it" if dtype.kind == "complex" else None
+        raise Unsupported(f"numpy has no dtype for {dtype}", tensor=name, hint=hint) from None
     import numpy
 
     # Of no dimensions it would be read-only memory otherwise; the buffer is a bytearray of our own.

@@ -11,6 +11,7 @@ from ckpt_cli.cli.detect import detect
 from ckpt_cli.cli.extract_state import extract_state
 from ckpt_cli.cli.inspect import inspect
 from ckpt_cli.cli.looking.diff import diff
+from ckpt_cli.cli.looking.env import env
 from ckpt_cli.cli.looking.show import show
 from ckpt_cli.cli.merge import merge
 from ckpt_cli.cli.verify import verify
@@ -44,7 +45,13 @@ def _version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the JSON Schema of --json, of [COMMAND] or of all.")] = False,
 ) -> None:
+    if json_schema:
+        from ckpt_cli.cli.looking.json_schema import schema_text
+
+        typer.echo(schema_text(context.invoked_subcommand))
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit
@@ -114,4 +121,8 @@ app.command(
         "ckpt show ./run lm_head.weight --type ema --slice -1 --json",
     ),
 )(show)
+app.command(
+    help="Show versions, extras and paths, for bug reports.",
+    epilog=_examples("ckpt env", "ckpt env --json"),
+)(env)
 app.command(name="compare", hidden=True, help="The same as diff.")(diff)

@@ -8,8 +8,8 @@ from ckpt_cli.results.checkpoint import Frozen, NoteInfo
 class EnvResult(Frozen):
     """Versions, extras, platform and paths.
 
-    ``packages`` maps names to versions (None: not installed), ``extras`` says which are there, ``variables`` are those that change what ckpt
-    does and that are set; ``limits`` are of memory, in bytes.
+    ``packages`` maps names to versions (None: not installed), ``extras`` says which are there, ``variables`` are those that are set and
+    change what ckpt does; ``limits`` are of memory, in bytes.
     """
 
     version: str

@@ -1,4 +1,4 @@
-"""Results as notebooks show them: fields as a table, long and nested ones folded, every text escaped. No script, no style from elsewhere."""
+"""Results as notebooks show them: fields as a table, long and nested ones folded, every text escaped; no script, no style."""
 
 from __future__ import annotations
 

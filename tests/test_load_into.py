@@ -216,3 +216,17 @@ class TestWhatDoesNotFit:
         taken.a.ds_id = 0
         with pytest.raises(Unsupported, match="ZeRO-3"):
             ckpt_cli.load_into(taken, path)
+
+
+@pytest.mark.parametrize("world", [4, pytest.param(6, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
+def test_every_placement_on_every_mesh(world: int, tmp_path: Path) -> None:
+    """What torch cuts out of a tensor for each rank of larger meshes is what `load_into` reads for it."""
+    from tests.fake_ranks import SHAPES
+
+    generator = torch.Generator().manual_seed(0)
+    save_file({"t" + "x".join(map(str, shape)): torch.randn(shape, generator=generator) for shape in SHAPES}, tmp_path / "t.safetensors")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fake_ranks", str(world), str(tmp_path / "t.safetensors")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert int(done.stdout.split()[-1]) > 60 * world

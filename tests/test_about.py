@@ -7,6 +7,7 @@ import json
 import os
 import pkgutil
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,6 +85,20 @@ class TestEnv:
             }
         )
         check_golden("env", width, screen(monkeypatch, width, lambda s: env_result(result, s)))
+
+
+class TestExamples:
+    @pytest.mark.parametrize("command", ["diff", "show", "env"])
+    def test_in_the_help_work(self, command: str, tmp_path: Path) -> None:
+        shutil.copytree(EXAMPLE, tmp_path / "run")
+        for folder in ("base", "merged"):
+            ckpt_cli.merge(tmp_path / "run", tmp_path / folder)
+        text = ckpt(command, "--help").out
+        examples = [line.strip() for line in text.split("Examples:")[1].splitlines() if line.strip().startswith("ckpt ")]
+        assert len(examples) >= 2
+        for example in examples:
+            outcome = ckpt(*example.split()[1:], cwd=tmp_path)
+            assert outcome.code == 0, (example, outcome)
 
 
 # -- schemas ---------------------------------------------------------------------------------------------------------

@@ -52,6 +52,15 @@ class TestNames:
             assert (checkpoint.component, checkpoint.step) == (component, 200)
             assert {"model", "ema"} <= set(checkpoint.components)
 
+    @pytest.mark.parametrize("place", ["lora_only", "full"])
+    def test_of_adapters_are_those_that_a_merge_writes(self, place: str, layouts: Path, tmp_path: Path) -> None:
+        """Alone they get the names of PEFT's files, and with their base they are fused."""
+        ckpt_cli.merge(layouts / "verl-lora" / place, tmp_path / "out")
+        written = {name: tensor for file in (tmp_path / "out").glob("*.safetensors") for name, tensor in load_file(file).items()}
+        assert differences(ckpt_cli.load_state_dict(layouts / "verl-lora" / place), written) == []
+        if place == "lora_only":
+            assert all(".default." in name for name in ckpt_cli.open(layouts / "verl-lora" / place, names="native"))
+
     def test_of_training_include_those_of_tied_tensors(self) -> None:
         hub, native = ckpt_cli.open(EXAMPLE), ckpt_cli.open(EXAMPLE, names="native")
         assert set(native) - set(hub) == {"lm_head.weight"}

@@ -207,7 +207,7 @@ def named_tensors(opened: Opened, home: Path | None, files: Files, options: Open
         include=options.include,
         exclude=options.exclude,
         key_map=options.key_map,
-        lora="keep" if home is None and adapters_alone(opened.components[0].component.tensors) else None,
+        lora="keep" if naming == "native" and home is None and adapters_alone(opened.components[0].component.tensors) else None,
         lora_alpha=options.lora_alpha,
         ema_from_model=options.ema_from_model,
         allow_unequal_replicas=options.allow_unequal_replicas,

@@ -3,8 +3,9 @@
     >>> import ckpt_cli
     >>> result = ckpt_cli.merge("run", dtype="bf16")          # doctest: +SKIP
     >>> ckpt_cli.inspect("run").checkpoint.components[0].elements  # doctest: +SKIP
+    >>> ckpt_cli.open("run")["model.norm.weight"][:8].numpy()  # doctest: +SKIP
 
-Everything is loaded on first use. transformers is never imported by these functions, torch only to write a training state.
+Everything is loaded on first use. transformers is never imported by these functions, torch only for what is made of its tensors.
 """
 
 from __future__ import annotations
@@ -14,15 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckpt_cli.commands.average import average as average
+    from ckpt_cli.commands.diff import diff as diff
     from ckpt_cli.commands.extract_state import extract_state as extract_state
     from ckpt_cli.commands.inspect import detect as detect
     from ckpt_cli.commands.inspect import inspect as inspect
     from ckpt_cli.commands.merge import merge as merge
+    from ckpt_cli.commands.opening import load_into as load_into
+    from ckpt_cli.commands.opening import load_state_dict as load_state_dict
+    from ckpt_cli.commands.opening import open as open
+    from ckpt_cli.commands.show import show as show
     from ckpt_cli.commands.verify import verify as verify
     from ckpt_cli.errors import CkptError as CkptError
+    from ckpt_cli.loading.lazy import LazyCheckpoint as LazyCheckpoint
+    from ckpt_cli.loading.lazy import LazyTensor as LazyTensor
     from ckpt_cli.results.checkpoint import Checkpoint as Checkpoint
+    from ckpt_cli.results.diff import DiffResult as DiffResult
     from ckpt_cli.results.inspect import DetectResult as DetectResult
     from ckpt_cli.results.inspect import InspectResult as InspectResult
+    from ckpt_cli.results.loading import LoadResult as LoadResult
+    from ckpt_cli.results.statistics import ShowResult as ShowResult
+    from ckpt_cli.results.statistics import StatsResult as StatsResult
     from ckpt_cli.results.verify import VerifyResult as VerifyResult
     from ckpt_cli.results.written import AverageResult as AverageResult
     from ckpt_cli.results.written import ExtractResult as ExtractResult
@@ -35,15 +47,26 @@ _HOMES = {
     "Checkpoint": "results.checkpoint",
     "CkptError": "errors",
     "DetectResult": "results.inspect",
+    "DiffResult": "results.diff",
     "ExtractResult": "results.written",
     "InspectResult": "results.inspect",
+    "LazyCheckpoint": "loading.lazy",
+    "LazyTensor": "loading.lazy",
+    "LoadResult": "results.loading",
     "MergeResult": "results.written",
+    "ShowResult": "results.statistics",
+    "StatsResult": "results.statistics",
     "VerifyResult": "results.verify",
     "average": "commands.average",
     "detect": "commands.inspect",
+    "diff": "commands.diff",
     "extract_state": "commands.extract_state",
     "inspect": "commands.inspect",
+    "load_into": "commands.opening",
+    "load_state_dict": "commands.opening",
     "merge": "commands.merge",
+    "open": "commands.opening",
+    "show": "commands.show",
     "verify": "commands.verify",
 }
 
@@ -52,16 +75,27 @@ __all__ = [
     "Checkpoint",
     "CkptError",
     "DetectResult",
+    "DiffResult",
     "ExtractResult",
     "InspectResult",
+    "LazyCheckpoint",
+    "LazyTensor",
+    "LoadResult",
     "MergeResult",
+    "ShowResult",
+    "StatsResult",
     "VerifyResult",
     "__version__",
     "average",
     "detect",
+    "diff",
     "extract_state",
     "inspect",
+    "load_into",
+    "load_state_dict",
     "merge",
+    "open",
+    "show",
     "verify",
 ]
 

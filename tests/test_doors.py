@@ -187,7 +187,7 @@ class TestFoldersOfTheEnvironment:
     ) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert str(transformers_child._cache_home()) == wanted.format(home=tmp_path)
+        assert str(transformers_child.cache_home()) == wanted.format(home=tmp_path)
 
     @pytest.mark.parametrize(("variable", "below"), [("HF_HOME", "hub"), ("HF_HUB_CACHE", ""), (None, ".cache/huggingface/hub")])
     def test_the_hub_cache_is_found_below_home(

@@ -17,7 +17,7 @@ FLOORS = (
     {"tensors"},
     {"formats", "hub", "results"},
     {"base_model", "discover", "lora", "output"},
-    {"merging", "averaging", "state", "verifying"},
+    {"merging", "averaging", "state", "verifying", "loading"},
     {"commands"},
     {"cli"},
 )

@@ -28,7 +28,7 @@ from ckpt_cli.errors import CkptError
 from tests.cli import ROOT
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
-COMMANDS = ("detect", "inspect", "merge", "average", "extract-state", "verify")
+COMMANDS = ("detect", "inspect", "merge", "average", "extract-state", "verify", "diff", "show")
 W = {"w": torch.ones(2, 3)}
 NAN = torch.tensor([1.0, float("nan")])
 

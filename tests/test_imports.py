@@ -20,8 +20,14 @@ CALLS = {
     "merge with a cast": "ckpt_cli.merge(run, out, type='both', dtype='bf16')",
     "merge and verify": "ckpt_cli.merge(run, out, type='both', verify=True)",
     "verify": "ckpt_cli.verify(run, full=True, against=run, base=run)",
+    "statistics": "ckpt_cli.inspect(run, stats=True)",
+    "diff": "ckpt_cli.diff(run, steps=(100, 200))",
+    "show": "ckpt_cli.show(run, 'model.norm.weight')",
+    "values": "ckpt_cli.open(run)['model.norm.weight'].numpy()",
+    "open": "ckpt_cli.open(run)['model.norm.weight'][:4].shape",
 }
-LIGHT = [name for name in CALLS if not name.startswith(("merge", "verify"))]
+READING = ("merge", "verify", "statistics", "diff", "show", "values")
+LIGHT = [name for name in CALLS if not name.startswith(READING)]
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def test_the_package_alone_loads_nothing_heavy(run: Path, tmp_path: Path) -> Non
     assert {"torch", "transformers", "numpy", "ml_dtypes", "pydantic", "rich", "typer"} & loaded == set()
 
 
-@pytest.mark.parametrize("call", ["inspect", "merge", "merge with a cast"])
+@pytest.mark.parametrize("call", ["inspect", "merge", "merge with a cast", "statistics", "diff", "show", "values"])
 def test_it_works_where_torch_and_transformers_are_not_installed(run: Path, tmp_path: Path, call: str) -> None:
     absent = "sys.modules.update(dict.fromkeys(['torch', 'transformers', 'safetensors']))"  # import raises ModuleNotFoundError
     in_a_fresh_process(f"{absent}\n{CALLS[call]}", run, tmp_path / "out")

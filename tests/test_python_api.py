@@ -24,6 +24,7 @@ import ckpt_cli
 from ckpt_cli import errors, given
 from ckpt_cli.averaging.options import AverageKeywords, AverageOptions
 from ckpt_cli.errors import CkptError, NotFound, Unreadable, UsageError
+from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions
 from ckpt_cli.state.options import ExtractKeywords, ExtractOptions
 from ckpt_cli.verifying.options import VerifyKeywords, VerifyOptions
@@ -155,12 +156,13 @@ class TestValues:
     def test_whatever_is_given_where_it_is_an_error_of_ours_or_none(self, odd: Any, run: Path, tmp_path: Path) -> None:
         for _, options, command in PAIRS:
             names = [*(field.name for field in fields(options)), "type", "type", "step", "also", "base", "progress"]
-            writes = command is not ckpt_cli.verify
+            writes = command not in (ckpt_cli.verify, ckpt_cli.open, ckpt_cli.load_state_dict, ckpt_cli.load_into)
             for name in names:
                 named = {**({"dry_run": True} if writes else {}), name: odd}
-                first = [run, run] if command is ckpt_cli.average else run
+                first = [[run, run] if command is ckpt_cli.average else run]
+                first = [torch.nn.Linear(64, 64), run] if command is ckpt_cli.load_into else first
                 with contextlib.suppress(CkptError):
-                    command(first, tmp_path / name, **named) if writes else command(first, **named)
+                    command(*first, tmp_path / name, **named) if writes else command(*first, **named)
 
     def test_an_average_of_nothing(self, tmp_path: Path) -> None:
         for paths in ([], ()):
@@ -235,6 +237,9 @@ PAIRS = [
     (AverageKeywords, AverageOptions, ckpt_cli.average),
     (ExtractKeywords, ExtractOptions, ckpt_cli.extract_state),
     (VerifyKeywords, VerifyOptions, ckpt_cli.verify),
+    (OpenKeywords, OpenOptions, ckpt_cli.open),
+    (OpenKeywords, OpenOptions, ckpt_cli.load_state_dict),
+    (LoadKeywords, LoadOptions, ckpt_cli.load_into),
 ]
 
 
@@ -289,6 +294,8 @@ ckpt_cli.average(["a", "b"], "out", weights=(0.5, 0.5), dtype=numpy.dtype("float
 ckpt_cli.verify("out", full=True, against="run", sample="5%")
 ckpt_cli.extract_state("run", optimizer=True, jobs=2)
 print(ckpt_cli.merge("run").outputs[0].output.upper())
+print(ckpt_cli.open("run", type="ema")["a"][:8, 0].torch().sum(), ckpt_cli.load_state_dict("run", dtype=torch.bfloat16)["a"].sum())
+print(ckpt_cli.load_into(torch.nn.Linear(2, 2), "run", allow_missing="*.bias", jobs=2).elements)
 """
         wrong = """
 import ckpt_cli
@@ -299,10 +306,12 @@ ckpt_cli.average(["a"], "out", method="median")
 ckpt_cli.verify("out", full="yes")
 ckpt_cli.extract_state("run", optimiser=True)
 ckpt_cli.merge("run").outputs[0].nothing
+ckpt_cli.open("run", name="hub")
+ckpt_cli.load_into({}, "run")
 """
         (tmp_path / "right.py").write_text(right)
         (tmp_path / "wrong.py").write_text(wrong)
         command = [sys.executable, "-m", "mypy", "--config-file", "", "--cache-dir", str(tmp_path / "cache"), "--follow-imports=silent"]
         done = subprocess.run([*command, tmp_path / "right.py", tmp_path / "wrong.py"], capture_output=True, text=True, cwd=ROOT)
         found = {line.split(": error:")[0].removeprefix(str(tmp_path) + "/") for line in done.stdout.splitlines() if ": error:" in line}
-        assert found == {f"wrong.py:{number}" for number in range(3, 10)}, done.stdout
+        assert found == {f"wrong.py:{number}" for number in range(3, 12)}, done.stdout

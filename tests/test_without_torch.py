@@ -60,7 +60,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["detect"], ["inspect"], ["merge", "--dry-run"], ["merge"], ["merge", "--type", "ema", "--dtype", "bf16"]],
+    [
+        *(["--help"], ["detect"], ["inspect"], ["merge", "--dry-run"], ["merge"], ["merge", "--type", "ema", "--dtype", "bf16"]),
+        *(["inspect", "--stats", "-v"], ["diff", "--steps", "100,200"], ["show", "--slice", "0:2"], ["env"]),
+    ],
     ids=" ".join,
 )
 def test_a_command_works_without_torch_and_transformers(python: Path, tmp_path: Path, arguments: list[str]) -> None:
@@ -68,8 +71,10 @@ def test_a_command_works_without_torch_and_transformers(python: Path, tmp_path: 
         absent = subprocess.run([python, "-c", f"import {package}"], capture_output=True, text=True)
         assert "ModuleNotFoundError" in absent.stderr
     command = [str(python), "-m", "ckpt_cli", *arguments]
-    if arguments != ["--help"]:
+    if arguments not in (["--help"], ["env"]):
         command.append(str(EXAMPLE))
+    if arguments[0] == "show":
+        command.append("model.norm.weight")
     if arguments[0] == "merge":
         command += ["-o", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": "", "HOME": str(tmp_path)})

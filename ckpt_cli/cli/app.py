@@ -11,6 +11,9 @@ from ckpt_cli.cli.average import average
 from ckpt_cli.cli.detect import detect
 from ckpt_cli.cli.extract_state import extract_state
 from ckpt_cli.cli.inspect import inspect
+from ckpt_cli.cli.looking.diff import diff
+from ckpt_cli.cli.looking.env import env
+from ckpt_cli.cli.looking.show import show
 from ckpt_cli.cli.merge import merge
 from ckpt_cli.cli.verify import verify
 from ckpt_cli.cli.words import scripts
@@ -53,7 +56,13 @@ def _root(
     version: Annotated[bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")] = False,
     install_completion: scripts.Install = None,
     show_completion: scripts.Show = None,
+    json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the JSON Schema of --json, of [COMMAND] or of all.")] = False,
 ) -> None:
+    if json_schema:
+        from ckpt_cli.cli.looking.json_schema import schema_text
+
+        typer.echo(schema_text(context.invoked_subcommand))
+        raise typer.Exit
     if context.invoked_subcommand is None:
         from ckpt_cli import __version__
 
@@ -81,6 +90,7 @@ add(
     "Show every tensor: shape, dtype and sharding; one row per group of similar layers.",
     "ckpt inspect ./run",
     "ckpt inspect ./run --type ema --all",
+    "ckpt inspect ./run --stats",
     "ckpt inspect ./run --json",
 )
 add(
@@ -122,6 +132,33 @@ add(
     "ckpt verify ./merged --against ./run",
     "ckpt verify ./merged --base ./base --plot drift.png",
     "ckpt verify ./run --full --sample 5%",
+)
+add(
+    diff,
+    "diff",
+    "How far tensors moved between two checkpoints",
+    "Show how far tensors moved between two checkpoints, steps or components.",
+    "ckpt diff ./base ./merged",
+    "ckpt diff ./run --steps 100,200 --html drift.html",
+    "ckpt diff ./run --type model,ema",
+    "ckpt diff ./run ./merged --exit-code -q",
+)
+add(
+    show,
+    "show",
+    "Values of one tensor, and which rank holds what",
+    "Show the values of one tensor, and which rank holds what of it.",
+    "ckpt show ./run model.norm.weight",
+    "ckpt show ./run model.embed_tokens.weight --slice 0:4,:8",
+    "ckpt show ./run lm_head.weight --type ema --slice -1 --json",
+)
+add(
+    env,
+    "env",
+    "Versions, extras and paths, for bug reports",
+    "Show versions, extras and paths, for bug reports.",
+    "ckpt env",
+    "ckpt env --json",
 )
 
 

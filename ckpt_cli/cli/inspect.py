@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import options
@@ -24,14 +23,36 @@ def inspect(
     step: options.Step = None,
     also: options.Also = None,
     show_all: options.ShowAll = False,
+    stats: options.Stats = False,
     base: options.Base = None,
+    jobs: options.Jobs = None,
     shard_order: options.ShardOrder = "auto",
 ) -> int:
     from ckpt_cli.cli.screens.inspect import inspect_result
     from ckpt_cli.commands import inspect as inspection
+    from ckpt_cli.results.statistics import StatsResult
 
     def work(shown: Progress) -> InspectResult:
-        return inspection.inspect(path, type=type, step=step, also=also or (), base=base, shard_order=shard_order, progress=shown)
+        return inspection.inspect(
+            path,
+            type=type,
+            step=step,
+            also=also or (),
+            base=base,
+            shard_order=shard_order,
+            stats=stats,
+            histogram=stats and session.verbose,
+            jobs=jobs,
+            progress=shown,
+        )
+
+    def show(result: InspectResult, session: Session) -> None:
+        if isinstance(result, StatsResult):
+            from ckpt_cli.cli.screens.stats import stats_result
+
+            stats_result(result, session, show_all=show_all)
+        else:
+            inspect_result(result, session, show_all=show_all)
 
     session = replace(session, path=path, again=options_again(type=type, step=step, also=also))
-    return session.run(work, partial(inspect_result, show_all=show_all), lambda _: 0)
+    return session.run(work, show, lambda _: 0)

@@ -8,7 +8,7 @@ from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.components import component_names
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
-from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, within_memory
+from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths_of, progress_of, text_of
@@ -18,6 +18,7 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import Checkpoint, TensorInfo
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
+from ckpt_cli.results.statistics import StatsResult
 from ckpt_cli.tensors.component import Note
 
 
@@ -74,20 +75,37 @@ def inspect(
     also: PathLike | Sequence[PathLike] = (),
     base: PathLike | None = None,
     shard_order: ShardOrder = "auto",
+    stats: bool = False,
+    histogram: bool = False,
+    jobs: int | None = None,
     progress: Progress | None = None,
 ) -> InspectResult:
     """Every tensor of a checkpoint with shape, dtype and layout, and the same in groups per layer pattern.
 
+    ``stats`` reads all values too, through small buffers, and gives a `StatsResult`; ``histogram`` counts their exponents as well.
+
     Raises InputError for files that cannot be read, IncompleteError for an incomplete checkpoint.
     """
     path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
-    progress = progress_of(progress)
+    workers, progress = int_of(jobs, "--jobs"), progress_of(progress)
+    if workers is not None and not 1 <= workers <= 256:
+        raise UsageError("--jobs is out of range", expected="1 to 256")
     folder = resolve_base(path_text(base, "--base")) if base is not None else None
     with Files(progress=progress) as files:
         opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
         checkpoint = describe_checkpoint(opened, _partial_notes(opened))
+        measured = {}
+        if stats or histogram:
+            from ckpt_cli.verifying.statistics import tensor_stats  # starting is to stay fast where no values are read
+
+            for one in opened.components:
+                measured[one.name] = tensor_stats(one.component.tensors, histogram=histogram, jobs=workers, progress=progress)
+            files.check_unchanged()
     groups = {info.name: group_tensors(info.tensors) for info in checkpoint.components if info.tensors is not None}
-    return InspectResult(checkpoint=checkpoint, groups=groups)
+    if not measured:
+        return InspectResult(checkpoint=checkpoint, groups=groups)
+    each, together = ({name: found[i] for name, found in measured.items()} for i in (0, 1))
+    return StatsResult(checkpoint=checkpoint, groups=groups, stats=each, stat_groups=together)
 
 
 def _partial_notes(opened: Opened) -> list[Note]:

@@ -187,6 +187,13 @@ def _parts_elsewhere(assets: Assets) -> list[str]:
     return [printable(path) for path in paths]
 
 
+def hub_cache() -> Path:
+    """The local Hub cache, as huggingface_hub finds it."""
+    # Variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
+    home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
+
+
 def resolve_base(base: str) -> Path:
     """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
     folder = Path(base)
@@ -194,10 +201,7 @@ def resolve_base(base: str) -> Path:
         return folder.resolve() if ".." in folder.parts else folder
     hint = "pass the folder of the file" if is_there(folder) else "check the path: nothing is there"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
-        # As huggingface_hub finds it: variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
-        home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")
-        cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-        repository = Path(os.path.expanduser(cache)) / f"models--{base.replace('/', '--')}"
+        repository = hub_cache() / f"models--{base.replace('/', '--')}"
         try:
             commit = read_small(repository / "refs" / "main", 1 << 10).decode("ascii", "replace").strip()
         except (NotFound, CorruptFile):

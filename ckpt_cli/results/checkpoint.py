@@ -14,6 +14,12 @@ from ckpt_cli.tensors.tensor import LayoutKind, Tensor
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows a result: its fields as a table, what is long or nested folded away."""
+        from ckpt_cli.results.notebook import as_html
+
+        return as_html(self)
+
 
 class NoteInfo(Frozen):
     """Something the user should know: ``level`` "info" or "warning", a stable ``code``, a sentence."""

@@ -1,4 +1,4 @@
-"""The options of `verify`."""
+"""The options of `verify` and `diff`."""
 
 from __future__ import annotations
 
@@ -46,5 +46,31 @@ class VerifyKeywords(TypedDict, total=False):
     include: str | Sequence[str]
     exclude: str | Sequence[str]
     lora_alpha: float | None
+    shard_order: ShardOrder
+    jobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiffOptions:
+    """The options of `diff`. ``names`` None takes those (of the hub, or as trained) of which both have most in common.
+
+    ``sample``: compare about this share of the elements (0 to 1); ``include`` and ``exclude`` are globs for whole names.
+    """
+
+    names: Naming | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    sample: float | None = None
+    shard_order: ShardOrder = "auto"
+    jobs: int | None = None
+
+
+class DiffKeywords(TypedDict, total=False):
+    """The keyword arguments of `diff` besides paths: `DiffOptions` as callers may give them."""
+
+    names: Naming | None
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    sample: float | str | None
     shard_order: ShardOrder
     jobs: int | None

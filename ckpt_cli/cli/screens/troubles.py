@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ckpt_cli.results.checkpoint import NoteInfo
+    from ckpt_cli.results.diff import DiffResult
     from ckpt_cli.results.envelope import ErrorInfo
+    from ckpt_cli.results.environment import EnvResult
     from ckpt_cli.results.inspect import DetectResult, InspectResult
+    from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import Finding, VerifyResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult
 
-    Result = AverageResult | DetectResult | ExtractResult | InspectResult | MergeResult | VerifyResult
+    Result = AverageResult | DetectResult | DiffResult | EnvResult | ExtractResult | InspectResult | MergeResult | ShowResult | VerifyResult
 
 ROWS = 8
 """How many of one code are shown."""
@@ -51,6 +54,9 @@ def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:
 
 
 def _all(result: Result) -> Iterator[Trouble]:
+    from ckpt_cli.results.diff import DiffResult
+    from ckpt_cli.results.environment import EnvResult
+    from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import VerifyResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult
 
@@ -58,7 +64,7 @@ def _all(result: Result) -> Iterator[Trouble]:
         yield from _of_notes(result.notes)
         yield from _of_findings(result.findings)
         return
-    if isinstance(result, ExtractResult):
+    if isinstance(result, (DiffResult, EnvResult, ExtractResult, ShowResult)):
         yield from _of_notes(result.notes)
         return
     if isinstance(result, AverageResult):

@@ -9,7 +9,7 @@ OPTION = re.compile(r"--[a-z][a-z-]+")
 ELSEWHERE: Mapping[str, frozenset[str]] = {"verify": frozenset({"--base"})}
 """Options with another meaning than in `merge`, for which hints are written."""
 
-MERGING = ("detect", "inspect", "verify", "average")
+MERGING = ("detect", "inspect", "verify", "average", "diff", "show")
 """Commands that look at what `merge` would write."""
 
 

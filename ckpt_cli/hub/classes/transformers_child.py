@@ -39,7 +39,7 @@ def asked_child(question: Question, config: Config, schema: int) -> dict[str, An
     version = installed_version()
     if version is None or huge_number(config) is not None:
         return None
-    return _asked(question, json.dumps(config, sort_keys=True), f"{schema}-{version}", _cache_home())
+    return _asked(question, json.dumps(config, sort_keys=True), f"{schema}-{version}", cache_home())
 
 
 @lru_cache(maxsize=64)
@@ -61,7 +61,7 @@ def _asked(question: Question, text: str, form: str, home: Path | None) -> dict[
     return content
 
 
-def _cache_home() -> Path | None:
+def cache_home() -> Path | None:
     """The user's cache folder of ckpt, None for a user without a home. A relative one is ignored, as the XDG specification asks."""
     given = os.path.expanduser(os.environ.get("XDG_CACHE_HOME", ""))
     home = Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache"))

@@ -163,8 +163,8 @@ def _drift(pair: Pair, share: float, progress: Progress, stop: Stop) -> TensorDr
                 raw = [_read(tensor, start, count, index) for tensor, index in ((pair.mine, mine), (pair.base, base))]
                 changed += count if pair.mine.dtype != pair.base.dtype else _changed_bytes(raw, count)
             else:
-                ours = _cast(_values(pair.mine, start, count, mine), pair.mine.dtype, pair.dtype)
-                apart.add(ours, _values(pair.base, start, count, base))
+                ours = _cast(read_values(pair.mine, start, count, mine), pair.mine.dtype, pair.dtype)
+                apart.add(ours, read_values(pair.base, start, count, base))
             compared += count
             progress.advance(count * pair.nbytes // numel, LABEL)
     if any(packed):
@@ -209,7 +209,8 @@ def _cast(values: Array, dtype: Dtype, wanted: Dtype) -> Array:
     return rounded
 
 
-def _values(tensor: Tensor, start: int, count: int, index: PieceIndex) -> Array:
+def read_values(tensor: Tensor, start: int, count: int, index: PieceIndex) -> Array:
+    """Elements from position ``start`` on in C order, as numbers that numpy has (complex32 is widened)."""
     import numpy
 
     buffer = _read(tensor, start, count, index)

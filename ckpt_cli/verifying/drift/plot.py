@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_cli.errors import NotWritable, OutputExists, UsageError
+from ckpt_cli.errors import UsageError
 from ckpt_cli.names import printable
-from ckpt_cli.output.writer import write_bytes
 from ckpt_cli.results.drift import BaseComparison, DriftGroup, Heatmap, HeatmapRow
 from ckpt_cli.verifying.drift.groups import Scale, largest_rows, scale_of
+from ckpt_cli.verifying.drift.single_file import check_place, publish_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,13 +68,7 @@ def check_plot(path: str | os.PathLike[str], *, overwrite: bool = False) -> str:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UsageError("drawing needs matplotlib, which is not installed", hint="pip install matplotlib") from None
-    if os.path.isdir(path) or (os.path.lexists(path) and not overwrite):
-        raise OutputExists("a file of this name already exists", path=path, hint="choose another name for the plot")
-    folder = Path(os.path.abspath(path)).parent
-    if not os.path.isdir(folder):
-        raise NotWritable("there is no folder for the plot", path=path, hint=f"create {folder} first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise NotWritable(f"no permission to write in {folder}", path=path, hint="choose another place for it")
+    check_place(path, "plot", overwrite=overwrite)
     return suffix
 
 
@@ -89,33 +83,7 @@ def draw(comparison: BaseComparison, path: str | os.PathLike[str], *, name: str,
         raise UsageError("nothing to draw: only names were compared, not values")
     page = suffix == ".html"
     content = _page(comparison, name).encode() if page else _picture(comparison, name, suffix.removeprefix("."))
-    _publish(content, Path(path), overwrite)
-
-
-def _publish(content: bytes, path: Path, overwrite: bool) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write_bytes(temporary, content)
-        try:
-            _place(temporary, path, overwrite)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except FileExistsError as error:
-        raise OutputExists("a file of this name already exists", path=path, hint="choose another name for the plot") from error
-    except OSError as error:
-        raise NotWritable(f"the plot cannot be written: {error.strerror}", path=path, hint="choose another place for it") from error
-
-
-def _place(temporary: Path, path: Path, overwrite: bool) -> None:
-    """Give the file its name; a link, unlike a renaming, replaces nothing. Not every file system has links."""
-    if not overwrite:
-        try:
-            os.link(temporary, path)
-            return
-        except OSError:
-            if os.path.lexists(path):
-                raise
-    os.replace(temporary, path)
+    publish_file(content, Path(path), "plot", overwrite=overwrite)
 
 
 # -- the picture -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""`ckpt diff`: parses its options, calls the command, and hands the result to its screen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckpt_cli.cli import options
+from ckpt_cli.cli.session import Session
+from ckpt_cli.cli.text import argument
+from ckpt_cli.cli.words.declare import command
+from ckpt_cli.progress import Progress
+from ckpt_cli.verifying.options import DiffOptions
+
+if TYPE_CHECKING:
+    from ckpt_cli.results.diff import DiffResult
+
+
+@command(DiffOptions, variant="Compared")
+def diff(
+    session: Session,
+    before: options.Before,
+    after: options.After = None,
+    steps: options.TwoSteps = None,
+    type: options.TwoTypes = None,
+    html: options.Html = None,
+    plot: options.Map = None,
+    exit_code: options.ExitCode = False,
+    **given: Any,
+) -> int:
+    from ckpt_cli.cli.screens.diff import diff_result
+    from ckpt_cli.commands import diff as difference
+
+    def work(shown: Progress) -> DiffResult:
+        return difference.diff(before, after, type=type, steps=steps, plot=plot, html=html, progress=shown, **given)
+
+    again = f" {argument(after)}" if after is not None else ""
+    said = (("--steps", steps), ("--type", type), ("--sample", given.get("sample")))
+    again += "".join(f" {name} {argument(value)}" for name, value in said if value)
+    session = replace(session, path=before, again=again)
+    return session.run(work, diff_result, lambda result: int(exit_code and not result.identical))

@@ -1,0 +1,189 @@
+"""`diff`: how far the tensors of one readable thing are from those of another. It writes nothing but a picture or a page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import Unpack
+
+from ckpt_cli.base_model.resemblance import resemblance
+from ckpt_cli.commands.opening import Named, named_tensors, opened_component
+from ckpt_cli.discover.open import Opened
+from ckpt_cli.errors import DifferentTensors, UsageError, within_memory
+from ckpt_cli.files.source import Files
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, progress_of, text_of
+from ckpt_cli.loading.options import OpenOptions
+from ckpt_cli.names import Naming
+from ckpt_cli.progress import Progress
+from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.results.diff import DiffResult, DiffSide
+from ckpt_cli.results.drift import BaseComparison
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.verifying.drift.compare import compare_tensors
+from ckpt_cli.verifying.drift.page import drift_page
+from ckpt_cli.verifying.drift.plot import check_plot, draw
+from ckpt_cli.verifying.drift.single_file import check_place, publish_file
+from ckpt_cli.verifying.options import DiffKeywords, DiffOptions
+
+PAIR = "two, separated by a comma: the first of A, the second of B"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one side is: a path, and which step and component of it."""
+
+    path: Path
+    step: int | None
+    type: str | None
+
+
+@boundary
+@within_memory
+def diff(
+    before: PathLike,
+    after: PathLike | None = None,
+    *,
+    type: str | Sequence[str] | None = None,
+    steps: int | str | Sequence[int] | None = None,
+    plot: PathLike | None = None,
+    html: PathLike | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[DiffKeywords],
+) -> DiffResult:
+    """How far every tensor of ``after`` is from the same tensor of ``before``, each a run, a checkpoint, a folder or a file.
+
+    Without ``after`` two ``steps`` of one run are compared (``steps=(100, 200)``), or two components (``type="model,ema"``); a single
+    step or component means that of both. ``plot`` draws a map (.png, .svg, .html), ``html`` writes a page that sorts and explains
+    itself. ``options`` are those of `DiffKeywords`. Differences are information, never an error.
+
+    Raises InputError and IncompleteError for what cannot be opened, DifferentTensors if no name is common, UsageError, OutputError.
+    """
+    chosen, progress = options_of(DiffOptions, options), progress_of(progress)
+    picture, page = optional_path(plot, "--plot", output=True), optional_path(html, "--html", output=True)
+    places = _places(before, after, type, steps)
+    _check_options(chosen, picture, page)
+    started = time.monotonic()
+    with Files() as files:
+        sides = [_opened(place, files, chosen) for place in places]
+        named = _alike_named(sides, files, chosen)
+        tensors = [side.tensors for side in named]
+        if not tensors[0].keys() & tensors[1].keys():
+            raise DifferentTensors("the two have no tensor name in common", path=places[1].path, expected=f"tensors of {places[0].path}")
+        comparison = compare_tensors(tensors[1], tensors[0], _called(sides[0]), jobs=chosen.jobs, progress=progress, sample=chosen.sample)
+        files.check_unchanged()
+    name = _called(sides[1])
+    if picture is not None:
+        draw(comparison, picture, name=name)
+    if page is not None:
+        publish_file(drift_page(comparison, name).encode(), page, "page")
+    opened = [NoteInfo.of(note) for note in (*sides[0].notes, *sides[1].notes, *_doubts(sides, tensors))]
+    return DiffResult(
+        before=_side(sides[0], tensors[0]),
+        after=_side(sides[1], tensors[1]),
+        naming=named[0].part.selection.naming,
+        identical=_is_identical(comparison),
+        comparison=comparison,
+        written=tuple(str(path) for path in (picture, page) if path is not None),
+        notes=tuple(dict.fromkeys((*opened, *named[0].notes, *named[1].notes))),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _places(before: object, after: object, type: object, steps: object) -> tuple[Place, Place]:
+    """The two sides. Raises UsageError if there is only one."""
+    first = path_of(before, "A")
+    second = path_of(after, "B") if after is not None else first
+    kinds = _two([text_of(part, "--type") for part in type.split(",")] if isinstance(type, str) else type, "--type")
+    numbers = _two(parse_list(steps, int, "--steps") if isinstance(steps, str) else steps, "--steps")
+    chosen = [int_of(step, "--steps") for step in numbers]
+    named = [text_of(kind, "--type") for kind in kinds]
+    places = [Place(path, step, kind) for path, step, kind in zip((first, second), chosen, named, strict=True)]
+    if after is None and places[0] == places[1]:
+        raise UsageError("there is nothing to compare it with", expected="a second path, --steps A,B of a run, or --type A,B")
+    return places[0], places[1]
+
+
+def _two(value: object, option: str) -> tuple[object, object]:
+    """A value for each side: one for both, or two."""
+    if value is None or isinstance(value, (str, int)) or not isinstance(value, Sequence):
+        return value, value
+    if len(value) not in (1, 2):
+        raise UsageError(f"{option} has {len(value)} values", expected=f"one for both, or {PAIR}")
+    return value[0], value[-1]
+
+
+def _check_options(options: DiffOptions, picture: Path | None, page: Path | None) -> None:
+    if options.sample is not None and not 0 < options.sample <= 1:
+        raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
+    if options.jobs is not None and not 1 <= options.jobs <= 256:
+        raise UsageError("--jobs is out of range", expected="1 to 256")
+    if picture is not None:
+        check_plot(picture)
+    if page is not None:
+        if page.suffix.lower() not in (".html", ".htm"):
+            raise UsageError("--html writes a page", path=page, expected="a name that ends in .html")
+        if page == picture:
+            raise UsageError("--plot and --html are the same file", hint="choose another name for one of them")
+        check_place(page, "page")
+
+
+def _opened(place: Place, files: Files, options: DiffOptions) -> Opened:
+    settings = OpenOptions(shard_order=options.shard_order)
+    return opened_component(place.path, files, place.type, place.step, None, (), settings)[0]
+
+
+def _alike_named(sides: Sequence[Opened], files: Files, options: DiffOptions) -> list[Named]:
+    """Both under the names of the hub, or as trained: whichever both have more of."""
+
+    def under(naming: Naming) -> list[Named]:
+        settings = OpenOptions(
+            names=naming, include=options.include, exclude=options.exclude, shard_order=options.shard_order, allow_unequal_replicas=True
+        )
+        return [named_tensors(side, None, files, settings, naming) for side in sides]
+
+    found = under(options.names or "hub")
+    if options.names is not None or _common(found) == min(len(side.tensors) for side in found):
+        return found
+    native = under("native")
+    return native if _common(native) > _common(found) else found
+
+
+def _common(named: Sequence[Named]) -> int:
+    return len(named[0].tensors.keys() & named[1].tensors.keys())
+
+
+def _doubts(sides: Sequence[Opened], tensors: Sequence[Mapping[str, Tensor]]) -> list[Note]:
+    """A warning about two that are hardly the same model."""
+    configs = [side.components[0].assets.config for side in sides]
+    alike = resemblance(tensors[1], tensors[0], configs[1], configs[0])
+    if not alike.renamed and alike.same_model:
+        return []
+    numbers = f"{alike.common} of {alike.base} and {alike.mine} tensors have the same name, {alike.alike} also the same shape"
+    return [Note("warning", "other-model", f"these may be two models: {numbers}")]
+
+
+def _called(side: Opened) -> str:
+    """What a side is called in pictures: its folder and, where it is not the main one, its component."""
+    component = side.components[0]
+    main = side.found.places[0].name
+    return str(side.found.path) + (f" ({component.name})" if component.name != main else "")
+
+
+def _side(side: Opened, tensors: Mapping[str, Tensor]) -> DiffSide:
+    return DiffSide(
+        path=str(side.found.path),
+        step=side.found.step,
+        component=side.components[0].name,
+        format=side.components[0].component.format,
+        tensors=len(tensors),
+        elements=sum(tensor.numel for tensor in tensors.values()),
+        bytes=sum(tensor.nbytes for tensor in tensors.values()),
+    )
+
+
+def _is_identical(found: BaseComparison) -> bool:
+    return not (found.missing or found.extra or found.reshaped or found.other_dtype or found.drifts)

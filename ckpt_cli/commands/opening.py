@@ -1,0 +1,248 @@
+"""`open`, `load_state_dict` and `load_into`: the weights of a checkpoint in Python, without writing a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import Unpack
+
+from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.errors import CkptError, UsageError, within_memory
+from ckpt_cli.files.source import Files
+from ckpt_cli.given import PathLike, boundary, int_of, options_of, path_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.hub.assets import resolve_base
+from ckpt_cli.hub.classes.fit import KnownClass
+from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
+from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.loading.elements import target_dtype, torch_module
+from ckpt_cli.loading.fill import fill
+from ckpt_cli.loading.lazy import LazyCheckpoint, LazyTensor
+from ckpt_cli.loading.live import describe_model
+from ckpt_cli.loading.match import Matched, best_match, matched
+from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
+from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.merging.job import Part
+from ckpt_cli.merging.options import MergeOptions
+from ckpt_cli.merging.plan import planned_parts
+from ckpt_cli.names import Naming
+from ckpt_cli.progress import Progress
+from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.results.loading import LoadResult
+from ckpt_cli.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+OF_READING = ("replicas-differ", "unused-pattern", "unused-rule", "native-names", "sparse-file", "zero-tail")
+"""Notes of a merge that are as true where nothing is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The tensors of a component under the names of a merge, and the tied ones that a merge leaves out."""
+
+    part: Part
+    tensors: Mapping[str, Tensor]
+    tied: Mapping[str, Tensor]
+
+    @property
+    def notes(self) -> tuple[NoteInfo, ...]:
+        """What concerns reading: a folder that nobody writes needs no advice."""
+        return tuple(NoteInfo.of(note) for note in dict.fromkeys(self.part.notes) if note.code in OF_READING)
+
+
+@boundary
+@within_memory
+def open(  # noqa: A001 - as `ckpt_cli.open`
+    path: PathLike,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    base: PathLike | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    **options: Unpack[OpenKeywords],
+) -> LazyCheckpoint:
+    """A checkpoint as a mapping from names to lazy tensors: the names that a merge would write, or with ``names="native"`` as trained.
+
+    ``path`` is a run, a checkpoint, a component folder or a file; ``type`` and ``step`` choose component and step; ``base`` supplies what
+    a merge would take from it; ``options`` are those of `OpenKeywords`. No weights are read before they are asked for, except replicas
+    and tied tensors, which are compared. With native names tied tensors have all their names.
+
+    Raises InputError (unreadable), IncompleteError (incomplete, contradictory), UsageError.
+    """
+    chosen = options_of(OpenOptions, options)
+    files = Files()
+    try:
+        opened, home = opened_component(path, files, type, step, base, also, chosen)
+        named = named_tensors(opened, home, files, chosen, chosen.names)
+    except BaseException:
+        files.close()
+        raise
+    quantised = "quantization_config" in named.part.opened.assets.config
+    if quantised and chosen.dtype not in (None, "keep"):
+        raise UsageError("the config says that weights are quantised: they are not cast", hint="leave out dtype")
+    everything = {**named.tensors, **(named.tied if chosen.names == "native" else {})}
+    return LazyCheckpoint(
+        {name: LazyTensor(replace(tensor, name=name), target_dtype(chosen.dtype, tensor.dtype)) for name, tensor in everything.items()},
+        files,
+        path=str(opened.found.path),
+        step=opened.found.step,
+        component=opened.components[0].name,
+        components=tuple(place.name for place in opened.found.places),
+        notes=(*(NoteInfo.of(note) for note in opened.notes), *named.notes),
+    )
+
+
+@boundary
+@within_memory
+def load_state_dict(
+    path: PathLike,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    base: PathLike | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    **options: Unpack[OpenKeywords],
+) -> dict[str, torch.Tensor]:
+    """The tensors of a component as a state dict in CPU memory, with the arguments of `open`; tied tensors are one object.
+
+    Raises what `open` raises, Unsupported if torch is not installed, CastOverflow.
+    """
+    torch_module()
+    made: dict[tuple[object, ...], torch.Tensor] = {}
+    with open(path, type=type, step=step, base=base, also=also, **options) as checkpoint:
+        for tensor in checkpoint.values():
+            if tensor.identity not in made:
+                made[tensor.identity] = tensor.torch()
+        return {name: made[tensor.identity] for name, tensor in checkpoint.items()}
+
+
+@boundary
+@within_memory
+def load_into(
+    model: torch.nn.Module,
+    path: PathLike,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    base: PathLike | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    progress: Progress | None = None,
+    **options: Unpack[LoadKeywords],
+) -> LoadResult:
+    """Fill the parameters and persistent buffers of a live model in place, each cast to its own dtype, rounded once.
+
+    The model may be plain, or sharded by FSDP2 or tensor parallelism (DTensors), on any number of ranks: every rank calls this and reads
+    its own slices only; nothing is communicated. Names, shapes and dtypes are compared before anything is written. ``options`` are those
+    of `LoadKeywords`.
+
+    Raises MissingTensors and DifferentTensors where model and checkpoint do not fit (``strict``), Inconsistent for different values of
+    tied tensors, CastOverflow (when everything is filled), Unsupported for models that cannot be filled, and what `open` raises.
+    """
+    chosen, progress = options_of(LoadOptions, options), progress_of(progress)
+    if chosen.jobs is not None and not 1 <= chosen.jobs <= 256:
+        raise UsageError("jobs is out of range", expected="1 to 256")
+    started = time.monotonic()
+    live = describe_model(model)
+    with Files() as files:
+        opened, home = opened_component(path, files, type, step, base, also, chosen)
+        found, named = _matched(opened, home, files, chosen, live)
+        found.refuse(strict=chosen.strict, path=opened.found.path)
+        done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow)
+        files.check_unchanged()
+    return LoadResult(
+        path=str(opened.found.path),
+        step=opened.found.step,
+        component=opened.components[0].name,
+        naming=found.naming,
+        tensors=len(found.pairs),
+        elements=sum(pair.target.numel for pair in found.pairs),
+        local_elements=done.elements,
+        bytes_read=done.bytes_read,
+        cast=sum(pair.source.dtype != pair.target.dtype for pair in found.pairs),
+        missing=found.missing,
+        unexpected=found.unexpected,
+        overflowed=sum(done.overflowed.values()),
+        notes=(*(NoteInfo.of(note) for note in opened.notes), *named.notes),
+        seconds=time.monotonic() - started,
+    )
+
+
+def opened_component(
+    path: PathLike,
+    files: Files,
+    type: str | None,
+    step: int | None,
+    base: PathLike | None,
+    also: PathLike | Sequence[PathLike],
+    options: OpenOptions | LoadOptions,
+) -> tuple[Opened, Path | None]:
+    """The checkpoint with the one component that is meant, and the folder of the base."""
+    place, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    home = resolve_base(path_text(base, "--base")) if base is not None else None
+    opened = open_checkpoint(
+        place,
+        files,
+        type=component,
+        step=step,
+        base=home,
+        also=nodes,
+        shard_order=options.shard_order,
+        ema_from_model=options.ema_from_model,
+    )
+    if len(opened.components) > 1:
+        names = [component.name for component in opened.components]
+        raise UsageError(f"type {component} means several components", expected=f"one of: {', '.join(names)}", hint="open them one by one")
+    return opened, home
+
+
+def named_tensors(opened: Opened, home: Path | None, files: Files, options: OpenOptions | LoadOptions, naming: Naming) -> Named:
+    """The component as a merge with these options would name it."""
+    settings = MergeOptions(
+        names=naming,
+        include=options.include,
+        exclude=options.exclude,
+        key_map=options.key_map,
+        lora="keep" if naming == "native" and home is None and adapters_alone(opened.components[0].component.tensors) else None,
+        lora_alpha=options.lora_alpha,
+        ema_from_model=options.ema_from_model,
+        allow_unequal_replicas=options.allow_unequal_replicas,
+    )
+    part = planned_parts(opened, home, settings, files)[0]
+    tensors = part.selection.tensors
+    tied = {name: tensors[partner] for name, partner in part.selection.tied.items() if partner in tensors}
+    return Named(part, tensors, tied)
+
+
+def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptions, live: Mapping[str, Tensor]) -> tuple[Matched, Named]:
+    """The checkpoint paired with the model, under the names (as trained, or of the hub) with which they agree best."""
+    candidates: list[tuple[Matched, Named]] = []
+    errors: list[CkptError] = []
+    wanted: tuple[Naming, ...] = ("native", "hub") if options.names is None else (options.names,)
+    for naming in wanted:
+        try:
+            named = named_tensors(opened, home, files, options, naming)
+            targets = _under_hub_names(live, named) if naming == "hub" else live
+        except CkptError as error:
+            errors.append(error)
+            continue
+        found = matched(named.tensors, named.tied, targets, naming, options.allow_missing)
+        candidates.append((found, named))
+        if not found.faults:
+            break
+    best = best_match([found for found, _ in candidates], errors)
+    return next((found, named) for found, named in candidates if found is best)
+
+
+def _under_hub_names(live: Mapping[str, Tensor], named: Named) -> Mapping[str, Tensor]:
+    """The tensors of a model re-cut as its checkpoint is on the hub, so that both have the same names."""
+    kind, config = named.part.selection.kind, named.part.opened.assets.config
+    rules, config = (kind.rules, kind.config) if isinstance(kind, KnownClass) else (rules_for(config), config)
+    if named.part.selection.naming != "hub" or rules is None or unknown_operations(rules):
+        return live
+    return hub_tensors({name: tensor for name, tensor in live.items() if name not in rules.ignored}, rules, config)

@@ -1,0 +1,101 @@
+"""Filling a live model: every process reads the boxes that it holds, casts them and copies them into its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ckpt_cli.boxes import Box
+from ckpt_cli.errors import CkptError, Inconsistent
+from ckpt_cli.loading.elements import as_torch, overflow, read_box, torch_module
+from ckpt_cli.loading.live import Memory
+from ckpt_cli.loading.match import Pair
+from ckpt_cli.output.writer import default_jobs
+from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.tensors.parallel import Stop, in_threads
+from ckpt_cli.tensors.reading import PieceIndex
+from ckpt_cli.tensors.tensor import Piece, Tensor
+
+LABEL = "loading"
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What one process did: elements that it holds, bytes of source data for these, values that became infinite, by tensor."""
+
+    elements: int
+    bytes_read: int
+    overflowed: dict[str, int]
+
+
+def fill(pairs: Sequence[Pair], *, jobs: int | None, progress: Progress | None, allow_overflow: bool = False) -> Filled:
+    """Fill the model. Raises Inconsistent before anything is written if values for a tied tensor differ, CastOverflow afterwards."""
+    shown, stop = progress or Silent(), Stop()
+    sources = (piece.source for pair in pairs for tensor in (pair.source, *pair.others) for piece in tensor.pieces)
+    workers = 1 if any(source.forward_only for source in sources) else jobs or default_jobs()
+    in_threads(lambda pair: _check_tied(pair, stop), [pair for pair in pairs if pair.others], workers, stop)
+    own = {pair.name: sum(piece.box.numel for piece in pair.target.pieces) for pair in pairs}
+    total = sum(own[pair.name] * pair.source.dtype.itemsize for pair in pairs)
+    shown.start(total, LABEL)
+    try:
+        counts = in_threads(lambda pair: _fill(pair, shown, stop), pairs, workers, stop)
+    finally:
+        shown.finish()
+    overflowed = {pair.name: count for pair, count in zip(pairs, counts, strict=True) if count}
+    if overflowed and not allow_overflow:
+        name = next(iter(overflowed))
+        error: CkptError = overflow(name, overflowed[name], next(pair for pair in pairs if pair.name == name).target.dtype)
+        error.hint = "give the model a wider dtype, or pass allow_overflow=True"
+        raise error
+    return Filled(sum(own.values()), total, overflowed)
+
+
+def _fill(pair: Pair, progress: Progress, stop: Stop) -> int:
+    torch, infinite = torch_module(), 0
+    with torch.no_grad():
+        for place, values, overflowed, nbytes in _parts(pair.source, pair.target, stop):
+            place.copy_(values)
+            infinite += overflowed
+            progress.advance(nbytes, LABEL)
+    return infinite
+
+
+def _check_tied(pair: Pair, stop: Stop) -> None:
+    """Raise Inconsistent if names that the model ties have different values in what this process would read."""
+    torch = torch_module()
+    for other in pair.others:
+        for (_, first, *_), (_, second, *_) in zip(_parts(pair.source, pair.target, stop), _parts(other, pair.target, stop), strict=True):
+            if not torch.equal(_raw(first), _raw(second)):
+                raise Inconsistent(
+                    f"the model ties it to {other.name}, whose values in the checkpoint are others",
+                    tensor=pair.name,
+                    expected="equal values, or a model that does not tie them",
+                    hint=f"exclude={other.name!r} takes the values of {pair.name}",
+                )
+
+
+def _raw(values: Any) -> Any:
+    return values.contiguous().reshape(-1).view(torch_module().uint8)
+
+
+def _parts(source: Tensor, target: Tensor, stop: Stop) -> Iterator[tuple[Any, Any, int, int]]:
+    """Per tile that this process holds: its place in memory, its values, how many overflowed, bytes of source data."""
+    index = PieceIndex(source.pieces)
+    for piece in target.pieces:
+        for tile, data, overflowed in read_box(source, piece.box, target.dtype, index):
+            stop.check()
+            yield (
+                _place(piece, tile, target),
+                as_torch(data, target.dtype, tile.extent, source.name),
+                overflowed,
+                math.prod(tile.extent) * source.dtype.itemsize,
+            )
+
+
+def _place(piece: Piece, tile: Box, target: Tensor) -> Any:
+    memory = cast("Memory", piece.source)
+    inside = (a - b for a, b in zip(tile.offset, piece.box.offset, strict=True))
+    offset = piece.offset + target.dtype.itemsize * sum(i * stride for i, stride in zip(inside, piece.strides, strict=True))
+    return memory.at(offset, tile.extent, piece.strides)

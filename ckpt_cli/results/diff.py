@@ -1,0 +1,35 @@
+"""What `diff` returns."""
+
+from __future__ import annotations
+
+from ckpt_cli.results.checkpoint import Frozen, NoteInfo
+from ckpt_cli.results.drift import BaseComparison
+
+
+class DiffSide(Frozen):
+    """One of the two that were compared."""
+
+    path: str
+    step: int | None
+    component: str
+    format: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+class DiffResult(Frozen):
+    """How far tensors moved from ``before`` (the base of ``comparison``) to ``after``.
+
+    ``identical``: both have the same names, shapes, dtypes and bits (of a sample: in what was compared). ``written`` are the files that
+    hold the picture and the page.
+    """
+
+    before: DiffSide
+    after: DiffSide
+    naming: str
+    identical: bool
+    comparison: BaseComparison
+    written: tuple[str, ...] = ()
+    notes: tuple[NoteInfo, ...] = ()
+    seconds: float

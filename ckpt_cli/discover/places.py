@@ -11,6 +11,7 @@ from ckpt_cli.discover.between import step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
+from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.ages import MAX_HOURS
 from ckpt_cli.formats.base import Match
@@ -109,6 +110,8 @@ def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Pl
     gathered = [place for place in places if format_of(place.match).is_loaded or not format_of(place.match).is_sharded]
     if len(gathered) < len(places) or any(there.is_file(place.match.root / ADAPTER_CONFIG) for place in places):
         return places
+    if any(there.is_file(place.match.root / MANIFEST) for place in places):
+        return [*tags, *places]  # what was merged into the folder later is none of the trainer's
     return [*tags, *(replace(place, name=GATHERED) if place.name == "model" else place for place in places)]
 
 

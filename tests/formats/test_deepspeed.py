@@ -244,14 +244,139 @@ class TestState:
         assert result.step == 4
         assert set(result.random) >= {"cpu", "numpy"}
 
-    def test_ranks_that_have_counted_different_steps_are_a_warning(self, copy: Copy, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", ["tensor", "number", "option"])
+    def test_ranks_that_have_counted_different_steps_are_refused(self, kind: str, copy: Copy, tmp_path: Path) -> None:
+        """Optimizers for GPUs count in a number beside the moments or in the options of the group."""
         folder = copy("deepspeed", "z3-bf16-w2")
-        path = folder / TAG / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
-        with changed(path) as content:
-            for state in content["optimizer_state_dict"]["optimizer_state_dict"]["state"].values():
-                state["step"] = torch.tensor(7.0)
-        notes = ckpt_cli.detect(folder / "run").checkpoint.notes
-        assert [note.level for note in notes if note.code == "ranks-of-steps"] == ["warning"]
+        for rank in range(2):
+            with changed(folder / TAG / OPTIM.format(rank)) as content:
+                inner = content["optimizer_state_dict"]["optimizer_state_dict"]
+                for state in inner["state"].values():
+                    del state["step"]
+                    if kind != "option":
+                        state["step"] = torch.tensor(3.0 + rank) if kind == "tensor" else 3 + rank
+                if kind == "option":
+                    inner["param_groups"][0]["step"] = 3 + rank
+        for call in (
+            lambda: ckpt_cli.merge(folder / "run", tmp_path / "out"),
+            lambda: ckpt_cli.extract_state(folder / "run", tmp_path / "out", optimizer=True),
+        ):
+            with pytest.raises(Inconsistent):
+                call()
+
+    def test_other_steps_than_the_model_states_are_a_warning(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z3-bf16-w2")
+        for rank in range(2):
+            with changed(folder / TAG / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt") as content:
+                content["global_steps"] = 9
+        for notes in (ckpt_cli.detect(folder / "run").checkpoint.notes, ckpt_cli.extract_state(folder / "run", tmp_path / "out").notes):
+            assert "step-differs" in {note.code for note in notes if note.level == "warning"}
+
+    def test_moments_of_another_save_are_refused(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z1-bf16-w2")
+        for rank in range(2):
+            with changed(folder / TAG / OPTIM.format(rank)) as content:
+                for vector in content["optimizer_state_dict"]["single_partition_of_fp32_groups"]:
+                    vector.data.add_(1)
+        with pytest.raises(Inconsistent):
+            ckpt_cli.extract_state(folder / "run", tmp_path / "out", optimizer=True)
+
+    def test_codes_in_place_of_moments_are_refused_and_weights_are_read(self, copy: Copy, tmp_path: Path) -> None:
+        """Optimizers of 8 bits keep codes, and tables of other lengths."""
+        folder = copy("deepspeed", "z1-bf16-w2")
+        for rank in range(2):
+            with changed(folder / TAG / OPTIM.format(rank)) as content:
+                state = content["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+                state["state1"] = torch.zeros(len(state.pop("exp_avg")), dtype=torch.uint8)
+                state["qmap1"] = torch.zeros(256)
+        ckpt_cli.merge(folder / "run", tmp_path / "out")
+        found = load(tmp_path / "out")
+        assert differences(found, expected(folder, found)) == []
+        with pytest.raises(Unsupported, match="state1"):
+            ckpt_cli.extract_state(folder / "run", tmp_path / "state", optimizer=True)
+
+    def test_a_moment_that_a_universal_save_lacks(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "universal-z3-w2")
+        (folder / "run" / "global_step3_universal" / "zero" / "norm.bias" / "exp_avg.pt").unlink()
+        with pytest.raises(MissingShard) as caught:
+            ckpt_cli.extract_state(folder / "run", tmp_path / "out", optimizer=True)
+        assert caught.value.tensor == "norm.bias"
+
+
+def stage_0(folder: Path, module: Tensors, **optimizer: Any) -> Path:
+    """A save of stage 0 in bf16 with this optimizer."""
+    folder.mkdir()
+    content = {
+        "module": module,
+        "buffer_names": [],
+        "param_shapes": None,
+        "optimizer": optimizer,
+        "global_steps": 3,
+        "mp_world_size": 1,
+        "ds_config": {"zero_optimization": {"stage": 0}},
+        "ds_version": "0.19.8",
+    }
+    torch.save(content, folder / "mp_rank_00_model_states.pt")
+    return folder
+
+
+class TestStage0:
+    """The fp32 weights have no names: only what values tell is believed."""
+
+    def test_equal_parameters_in_another_order_are_not_told_by_their_place(self, tmp_path: Path) -> None:
+        names = [f"l{number}.weight" for number in range(12)]
+        module = {name: torch.ones(4, dtype=torch.bfloat16) for name in names}
+        masters = {name: torch.full((4,), 1 + number * 1e-6) for number, name in enumerate(names)}
+        save = stage_0(tmp_path / "save", module, fp32_groups=[[masters[name] for name in sorted(names)]])
+        result = ckpt_cli.merge(save, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), module) == []
+        assert "nameless-masters" in {note.code for note in result.checkpoint.notes}
+
+    def test_a_few_equal_ones_among_others_keep_their_order(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        masters = {
+            f"l{number}.{kind}": torch.ones(4) * (1 + number * 1e-6) if kind == "norm" else torch.randn(4, 4)
+            for number in range(12)
+            for kind in ("proj", "norm")
+        }
+        module = {name: tensor.to(torch.bfloat16) for name, tensor in masters.items()}
+        ckpt_cli.merge(stage_0(tmp_path / "save", module, fp32_groups=[list(masters.values())]), tmp_path / "out")
+        assert differences(load(tmp_path / "out"), masters) == []
+
+    def test_tied_parameters_have_one_master(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        masters = [torch.randn(6, 4), torch.randn(4)]
+        embed = masters[0].to(torch.bfloat16)
+        module = {"embed.weight": embed, "norm.weight": masters[1].to(torch.bfloat16), "head.weight": embed}
+        for groups in ([masters], [[masters[0]], [masters[1]]]):
+            shutil.rmtree(tmp_path / "save", ignore_errors=True)
+            save = stage_0(tmp_path / "save", module, fp32_groups=groups)
+            ckpt_cli.merge(save, tmp_path / "out", names="native", overwrite=True)
+            found = load(tmp_path / "out")
+            assert torch.equal(found["embed.weight"], masters[0])
+            assert torch.equal(found.get("head.weight", masters[0]), masters[0])
+
+    def test_vectors_without_names_are_said_not_to_be_read(self, tmp_path: Path) -> None:
+        module = {"weight": torch.ones(4, dtype=torch.bfloat16)}
+        save = stage_0(tmp_path / "save", module, fp32_groups_flat=[torch.ones(4)])
+        result = ckpt_cli.merge(save, tmp_path / "out")
+        assert "no-masters" in {note.code for note in result.checkpoint.notes}
+        with pytest.raises(Unsupported, match="fp32_groups_flat"):
+            ckpt_cli.extract_state(save, tmp_path / "state", optimizer=True)
+
+    def test_a_missing_rank_of_experts_is_refused(self, copy: Copy, tmp_path: Path) -> None:
+        for lost in ([1], [0], [0, 1]):
+            folder = copy("deepspeed", "moe-z0-w2-ep2")
+            for rank in lost:
+                (folder / TAG / f"expp_rank_{rank}_mp_rank_00_optim_states.pt").unlink()
+            for state in (False, True):
+                with pytest.raises(MissingShard) as caught:
+                    if state:
+                        ckpt_cli.extract_state(folder / "run", tmp_path / "out", optimizer=True)
+                    else:
+                        ckpt_cli.merge(folder / "run", tmp_path / "out")
+                assert "expp_rank_" in str(caught.value.expected)
+            shutil.rmtree(folder)
 
 
 class changed:  # noqa: N801
@@ -482,6 +607,69 @@ def plant(path: Path, trace: Path) -> None:
             archive.writestr(zipfile.ZipInfo(member), content)
 
 
+class TestPartsOfTheModule:
+    """The module alone, without the optimizer, must be whole too."""
+
+    def test_a_missing_layer_of_a_pipeline(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "pipe-z1-bf16-pp2")
+        (folder / TAG / "layer_05-model_states.pt").unlink()
+        with pytest.raises(MissingShard) as caught:
+            ckpt_cli.merge(folder / "run", tmp_path / "out", type=WEIGHTS_16)
+        assert "layer_05" in str(caught.value.expected)
+        for path in (folder / TAG).glob("*_optim_states.pt"):
+            path.unlink()
+        with pytest.raises(MissingShard):
+            ckpt_cli.merge(folder / "run", tmp_path / "out")
+
+    def test_a_pipeline_without_its_optimizer(self, copy: Copy, tmp_path: Path) -> None:
+        for case in ("pipe-z1-bf16-pp2", "pipe-bf16opt-pp2"):
+            folder = copy("deepspeed", case)
+            for path in (folder / TAG).glob("*_optim_states.pt"):
+                path.unlink()
+            result = ckpt_cli.merge(folder / "run", tmp_path / case)
+            assert "no-masters" in {note.code for note in result.checkpoint.notes}
+
+    def test_a_parameter_that_the_module_lacks(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z2-bf16-w4-frozen")
+        with changed(folder / TAG / "mp_rank_00_model_states.pt") as content:
+            del content["module"]["layers.0.up.weight"]
+        with pytest.raises(MissingShard) as caught:
+            ckpt_cli.merge(folder / "run", tmp_path / "out", type=WEIGHTS_16)
+        assert caught.value.tensor == "layers.0.up.weight"
+
+    def test_frozen_parameters_that_were_left_out_are_named(self, data: Path) -> None:
+        notes = ckpt_cli.detect(data / "deepspeed" / "lora-z3-w2-nofrozen" / "run").checkpoint.notes
+        assert ["embed_tokens" in note.text for note in notes if note.code == "frozen-left-out"] == [True]
+
+    def test_parameters_in_another_order_on_one_rank(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z3-bf16-w2")
+        with changed(folder / TAG / "zero_pp_rank_0_mp_rank_00_model_states.pt") as content:
+            content["param_shapes"] = [dict(reversed(list(group.items()))) for group in content["param_shapes"]]
+        with pytest.raises(Inconsistent, match="its parameters differ"):
+            ckpt_cli.merge(folder / "run", tmp_path / "out")
+
+    def test_the_hint_names_weights_only_where_there_are_any(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z2-fp32-w2")
+        with changed(folder / TAG / "mp_rank_00_model_states.pt") as content:
+            content["module"]["layers.0.up.weight"].data.add_(1)
+        with pytest.raises(Inconsistent) as caught:
+            ckpt_cli.merge(folder / "run", tmp_path / "out")
+        assert caught.value.hint is None
+
+    def test_nodes_with_model_states_of_two_saves(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z2-bf16-w4-frozen")
+        other = tmp_path / "node1" / "global_step3"
+        other.mkdir(parents=True)
+        (folder / TAG / OPTIM.format(3)).rename(other / OPTIM.format(3))
+        name = "mp_rank_00_model_states.pt"
+        shutil.copy(folder / TAG / name, other / name)
+        ckpt_cli.merge(folder / TAG, tmp_path / "out", also=other)
+        with changed(other / name) as content:
+            content["module"]["layers.0.up.weight"].data.add_(1)
+        with pytest.raises(Inconsistent, match="differs from"):
+            ckpt_cli.merge(folder / TAG, tmp_path / "again", also=other)
+
+
 class TestFolders:
     """Where DeepSpeed's saves lie, and which of them is meant."""
 
@@ -520,6 +708,11 @@ class TestFolders:
         ckpt_cli.merge(step, tmp_path / "bf16", type=WEIGHTS_16)
         assert load(tmp_path / "fp32")["model.norm.weight"].dtype == torch.float32
         assert differences(load(tmp_path / "bf16"), gathered) == []
+
+    def test_what_was_merged_into_the_folder_is_none_of_the_trainers(self, copy: Copy, tmp_path: Path) -> None:
+        step = copy("deepspeed", "hf-trainer-z3-w2") / "run" / "checkpoint-4"
+        ckpt_cli.merge(step, in_place=True)
+        assert [component.name for component in ckpt_cli.detect(step).checkpoint.components] == ["model"]
 
     def test_a_save_of_several_nodes(self, copy: Copy, tmp_path: Path) -> None:
         """Without a shared disk every node keeps the optimizer states of its own ranks."""

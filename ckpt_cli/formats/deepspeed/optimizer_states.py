@@ -7,6 +7,7 @@ group; a list over groups with ``elastic_checkpoint``). Stage 3: ``fp32_flat_gro
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,28 @@ class OptimizerStates:
     members: tuple[tuple[int, ...], ...]
     slices: tuple[Mapping[str, tuple[int, int]], ...]
     scaling: Mapping[str, Any]
+
+    @property
+    def step(self) -> float | None:
+        """What the optimizer has counted: a tensor, or a number beside the moments or in the options. None if it keeps no count."""
+        for part in self.partitions:
+            if (stored := part.scalars.get("step")) is not None and (number := stored_number(stored)) is not None:
+                return number
+        counted = (held.get("step") for held in (*(part.values for part in self.partitions), *self.options))
+        return next((float(number) for number in counted if isinstance(number, (int, float)) and not isinstance(number, bool)), None)
+
+    @property
+    def odd_slots(self) -> list[str]:
+        """Slots that hold codes instead of numbers, as optimizers of 8 bits do."""
+        return sorted({slot for part in self.partitions for slot, vector in part.vectors.items() if vector.dtype.kind != "float"})
+
+
+def stored_number(stored: StoredTensor) -> float | None:
+    """The value of a 0-dimensional tensor of torch's default dtype; None for others, and for NaN."""
+    if stored.dtype.code != "F32":
+        return None
+    (value,) = struct.unpack(">f" if stored.swapped else "<f", stored.storage.source.read(stored.offset, 4))
+    return float(value) if value == value else None
 
 
 def read_optimizer_states(path: Path, rank: int, files: Files) -> OptimizerStates:

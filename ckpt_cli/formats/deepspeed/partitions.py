@@ -27,6 +27,7 @@ from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
 from ckpt_cli.formats.deepspeed.optimizer_states import MASTER, OptimizerStates
 from ckpt_cli.formats.flat import Run, runs_of_line
+from ckpt_cli.tensors.plain_values import equal
 
 EXPERT = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>[0-9]{1,6})(?P<after>\..*)", re.ASCII)
 MIXED = "files from two saves may be mixed"
@@ -84,9 +85,12 @@ def _check_alike(first: OptimizerStates, other: OptimizerStates) -> None:
         ("the number of ranks", first.counts, other.counts),
         ("the gaps between parameters", first.alignments, other.alignments),
         ("the parameter groups", first.members, other.members),
+        ("the step that the optimizer has counted", first.step, other.step),
     ):
         if mine != its:
             raise Inconsistent(f"{what} differs from that in {first.path.name}", hint=MIXED)
+    if not equal(list(first.options), list(other.options)) or not equal(first.scaling, other.scaling):
+        raise Inconsistent(f"options of the optimizer, or the loss scale, differ from those in {first.path.name}", hint=MIXED)
     for mine_, its_ in zip(first.partitions, other.partitions, strict=True):
         if {slot: vector.dtype for slot, vector in mine_.vectors.items()} != {slot: vector.dtype for slot, vector in its_.vectors.items()}:
             raise Inconsistent(f"dtypes or slots of the optimizer differ from those in {first.path.name}", hint=MIXED)
@@ -139,8 +143,10 @@ def _on_line(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerS
         raise Inconsistent(f"group {index} has {len(shapes)} parameters, and gaps behind {len(gaps)}", hint=MIXED)
     total = sum(math.prod(shape) for shape in shapes.values()) + sum(gaps)
     part = 2 * -(-total // (2 * len(ranks)))
+    lengths: list[set[int]] = []
     for place, states in enumerate(ranks):
         needed = min(max(total - place * part, 0), part)
+        lengths.append({needed, part})
         _check_lengths(states, index, {needed, part}, total)
         length = states.partitions[index].vectors[MASTER].numel
         if states.paddings is not None and states.paddings[index] not in (part - length, part - needed):
@@ -148,7 +154,7 @@ def _on_line(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerS
     start = 0
     for (name, shape), gap in zip(shapes.items(), gaps, strict=True):
         count = math.prod(shape)
-        slots = ranks[0].partitions[index].vectors
+        slots = _slots(index, ranks, lengths)
         runs = {slot: runs_of_line(start, count, part, [states.partitions[index].vectors[slot] for states in ranks]) for slot in slots}
         yield _parameter(name, count, shape, runs, index, ranks)
         start += count + gap
@@ -189,21 +195,31 @@ def _partitioned(shapes: Mapping[str, Shape], index: int, ranks: Sequence[Optimi
                 for rank, states in enumerate(ranks)
                 if rank * part < count
             )
-            for slot in ranks[0].partitions[index].vectors
+            for slot in _slots(index, ranks, [{total}] * world)
         }
         yield _parameter(name, count, shape, runs, index, ranks)
         start += part
 
 
 def _check_lengths(states: OptimizerStates, index: int, allowed: set[int], total: int) -> None:
-    for slot, vector in states.partitions[index].vectors.items():
-        if vector.numel not in allowed:
-            raise Inconsistent(
-                f"{slot} of group {index} has {vector.numel} elements",
-                path=states.path,
-                expected=f"{' or '.join(map(str, sorted(allowed)))}, as the shapes in the model states say ({total} in all)",
-                hint=MIXED,
-            )
+    vector = states.partitions[index].vectors[MASTER]
+    if vector.numel not in allowed:
+        raise Inconsistent(
+            f"{MASTER} of group {index} has {vector.numel} elements",
+            path=states.path,
+            expected=f"{' or '.join(map(str, sorted(allowed)))}, as the shapes in the model states say ({total} in all)",
+            hint=MIXED,
+        )
+
+
+def _slots(index: int, ranks: Sequence[OptimizerStates], lengths: Sequence[set[int]]) -> list[str]:
+    """The slots with one float per element on every rank. Quantised optimizers keep codes, and scales of other lengths."""
+    parts = [states.partitions[index].vectors for states in ranks]
+    return [
+        slot
+        for slot, vector in parts[0].items()
+        if vector.dtype.kind == "float" and all(held[slot].numel in allowed for held, allowed in zip(parts, lengths, strict=True))
+    ]
 
 
 def _parameter(
@@ -221,7 +237,7 @@ def _by_slices(first: OptimizerStates, ranks: Sequence[OptimizerStates]) -> list
     placed = []
     for index, count in enumerate(first.counts):
         _check_ranks(count, ranks)
-        slots = first.partitions[index].vectors
+        slots = _slots(index, ranks, [{states.partitions[index].vectors[MASTER].numel} for states in ranks])
         ranges: dict[str, list[tuple[int, int, int]]] = {}
         for place, states in enumerate(ranks):
             own = states.slices[index]

@@ -6,6 +6,7 @@ A layer's file has names of its own (``up.weight`` of ``layer_01-model_states.pt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from ckpt_cli.formats.assembly import tiled
 from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import flat_tensor, tensor_of
 from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
-from ckpt_cli.formats.deepspeed.partitions import MIXED
+from ckpt_cli.formats.deepspeed.partitions import MIXED, Parameter
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -39,6 +40,9 @@ def layer_shapes(save: Save) -> dict[str, Shape]:
 def _tied_names(save: Save) -> dict[tuple[int, str], str]:
     """Shared parameters: no file says which layer holds them, so it is the one whose tensor has their name, size and values."""
     parameters = {p.name: p for groups in save.groups.values() for group in groups for p in group.parameters}
+    if not parameters:
+        listed = ((name, shape) for mp in save.models for group in save.model_of(mp).groups or () for name, shape in group.items())
+        parameters = {name: Parameter(name, math.prod(shape), shape, {}, 0, {}, {}) for name, shape in listed}
     known = {*parameters, *(name for ranks in save.models.values() for states in ranks.values() for name in states.buffers)}
     left = {
         (number, local): stored
@@ -52,7 +56,7 @@ def _tied_names(save: Save) -> dict[tuple[int, str], str]:
             continue
         alike = [key for key in left if name.endswith(f".{key[1]}") and left[key].numel == parameter.numel and key not in found]
         fits = [key for key in alike if parameter.shape in (None, left[key].shape)]
-        if len(fits) > 1:
+        if len(fits) > 1 and parameter.runs:
             fits = [key for key in fits if agrees(flat_tensor(parameter, MASTER, left[key].shape), tensor_of(name, left[key]))]
         if len(fits) != 1:
             text = "no layer holds a tensor of this name and size" if not fits else f"{len(fits)} layers hold a tensor like it"

@@ -18,9 +18,10 @@ from ckpt_cli.formats.deepspeed.save import Save, read_save
 from ckpt_cli.formats.deepspeed.stage_0 import optimizer_entries, read_masters
 from ckpt_cli.formats.deepspeed.state import named_optimizer, steps_of_optimizer, training_values
 from ckpt_cli.formats.deepspeed.universal import universal_files, universal_tensors
-from ckpt_cli.formats.deepspeed.weights import fp32_weights, slot_tensors, stored_weights
+from ckpt_cli.formats.deepspeed.weights import check_named, fp32_weights, left_out_parameters, slot_tensors, stored_weights
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -70,6 +71,9 @@ class DeepSpeed(Format):
         save = read_save(match, files)
         return training_values(save), save.first.path
 
+    def doubts(self, match: Match, files: Files) -> list[Note]:
+        return steps_of_optimizer(read_save(match, files))
+
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         return named_optimizer(read_save(match, files), files)
 
@@ -82,8 +86,13 @@ class DeepSpeed(Format):
                     "at stage 3 no file holds the weights in the dtype of the training", path=match.root, hint="leave out --type"
                 )
             tensors = stored_weights(save)
+            check_named(tensors, save)
         else:
             tensors = fp32_weights(save, _masters(save, files, notes))
+        left_out = left_out_parameters(tensors, save)
+        if left_out:
+            text = f"{few(left_out, 3)}: tied to another name and not there, so frozen parameters were left out when this was saved"
+            notes.append(Note("warning", "frozen-left-out", text))
         sources = [files.source(path) for path in (*save.names.all, *universal_files(save))]
         ranks = sum(len(held) for held in save.optimizers.values()) or sum(len(held) for held in save.models.values())
         return Component(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, Unsupported, reading
-from ckpt_cli.files.folders import folders_in
+from ckpt_cli.files.folders import folders_in, is_file
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
@@ -52,7 +53,8 @@ class Save:
     @property
     def is_partitioned(self) -> bool:
         """Whether an optimizer of ZeRO or BF16_Optimizer wrote partitions, also where its files are not there."""
-        return bool(self.optimizers) or self.first.groups is not None
+        beside = as_dict(self.first.entries.get("optimizer")) or {}
+        return bool(self.optimizers) or self.first.groups is not None or "single_partition_of_fp32_groups" in beside
 
     @cached_property
     def groups(self) -> Mapping[int, Sequence[ParameterGroup]]:
@@ -99,6 +101,7 @@ def _read(match: Match, files: Files) -> Save:
             experts[name] = stored
     save = Save(names, match.root, models, optimizers, layers, experts)
     _check_model_ranks(save)
+    _check_twins(match, save, files)
     for mp in models:
         _check_data_ranks(save, mp)
     _check_experts(save)
@@ -172,7 +175,7 @@ def _check_data_ranks(save: Save, mp: int) -> None:
     ranks, first = save.models[mp], save.model_of(mp)
     for states in ranks.values():
         _check_counters(save.first, states)
-        if states.groups != first.groups or states.frozen != first.frozen:
+        if _in_order(states) != _in_order(first):
             raise Inconsistent(f"its parameters differ from those in {first.path.name}", path=states.path, hint=MIXED)
     if -1 in ranks or (save.names.parameters and not first.frozen):
         return
@@ -186,6 +189,24 @@ def _check_data_ranks(save: Save, mp: int) -> None:
     if len(ranks) > count:
         text = f"there are model states of {len(ranks)} ranks, and the optimizer was written by {count}"
         raise MixedWorldSizes(text, path=save.root, expected="files of one save")
+
+
+def _in_order(states: ModelStates) -> list[list[tuple[str, Shape]]]:
+    """The parameters of the groups, and the frozen ones, in the order of storage."""
+    return [list(group.items()) for group in (*(states.groups or ()), states.frozen)]
+
+
+def _check_twins(match: Match, save: Save, files: Files) -> None:
+    """Nodes without a shared disk may all have the model states of their first rank: these must be the same."""
+    for ranks in save.models.values():
+        for states in ranks.values():
+            for root in (match.root, *match.more_roots):
+                twin = root / states.path.name
+                if twin != states.path and is_file(twin):
+                    other = read_model_states(twin, files)
+                    _check_counters(states, other)
+                    if other.file.fingerprint != states.file.fingerprint:
+                        raise Inconsistent(f"it differs from {states.path}", path=twin, expected="the same save on all nodes", hint=MIXED)
 
 
 def _check_counters(first: ModelStates, other: ModelStates) -> None:

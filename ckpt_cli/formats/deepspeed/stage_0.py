@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Undecidable, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
@@ -21,13 +21,16 @@ from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
 from ckpt_cli.formats.deepspeed.model_states import check_stem
 from ckpt_cli.formats.deepspeed.partitions import EXPERT
 from ckpt_cli.formats.deepspeed.save import Save
-from ckpt_cli.formats.deepspeed.weights import stored_weights
+from ckpt_cli.formats.deepspeed.weights import bytes_of, stored_weights
 from ckpt_cli.formats.optimizer_state import Group, NamedState
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_after_cast, same_values
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
+
+CERTAIN = 8
+"""How many parameters must fit at one place only, for the order to be proved."""
 
 SMALL = 1 << 16
 """Elements up to which all are compared; of larger tensors samples are enough to tell them apart."""
@@ -38,11 +41,15 @@ class Masters:
     """The fp32 weights by name, and ``places``: (file, group, position) -> name. ``doubtful`` are names that values do not tell."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    is_flat: bool = False
     places: dict[tuple[Path, int, int], str] = field(default_factory=dict)
     doubtful: list[str] = field(default_factory=list)
 
     @property
     def notes(self) -> list[Note]:
+        if self.is_flat:
+            text = "the fp32 weights are in vectors without names and sizes (fp32_groups_flat): those of the module were taken"
+            return [Note("warning", "no-masters", text)]
         if not self.doubtful:
             return []
         text = f"the fp32 weights of {few(self.doubtful, 3)} cannot be told apart: those of the training's dtype were taken"
@@ -68,7 +75,14 @@ def read_masters(save: Save, files: Files) -> Masters:
     stored = {
         name: tensor for name, tensor in stored_weights(save).items() if name not in save.first.buffers and tensor.dtype.kind == "float"
     }
+    aliases = set[str]()
+    seen: dict[tuple[object, ...], str] = {}
+    for name, tensor in stored.items():
+        if seen.setdefault(bytes_of(tensor), name) != name:
+            aliases.add(name)
+    stored = {name: tensor for name, tensor in stored.items() if name not in aliases}
     optimizers = optimizer_entries(save, files)
+    found.is_flat = any("fp32_groups_flat" in entries for _, _, entries in optimizers)
     for block, (path, file, entries) in enumerate(optimizers):
         groups = entries.get("fp32_groups")
         if groups is None:
@@ -80,7 +94,19 @@ def read_masters(save: Save, files: Files) -> Masters:
             for (group, position), name in names.items():
                 found.places[path, group, position] = name
                 found.tensors.setdefault(name, masters[group][position])
+    _check_experts(stored, found, save)
     return found
+
+
+def _check_experts(stored: Mapping[str, Tensor], found: Masters, save: Save) -> None:
+    """Every rank of experts has an optimizer of its own: where some experts have fp32 weights, all have."""
+    lacking = [name for name in stored if EXPERT.fullmatch(name) and name not in found.tensors and name not in found.doubtful]
+    if lacking and found.tensors:
+        there = save.names.expert_optimizer
+        missing = next(rank for rank in range(len(there) + 1) if rank not in there)
+        wanted = save.root / f"expp_rank_{missing}_mp_rank_00_optim_states.pt"
+        text = "the optimizer of the rank that holds this expert is missing, and its fp32 weights with it"
+        raise MissingShard(text, path=save.root, tensor=lacking[0], expected=str(wanted))
 
 
 def _masters(file: TorchFile, groups: object) -> list[list[Tensor]]:
@@ -103,11 +129,17 @@ def _of_block(stored: Mapping[str, Tensor], block: int, blocks: int) -> dict[str
 
 
 def _in_order(masters: Sequence[Sequence[Tensor]], own: Mapping[str, Tensor]) -> dict[tuple[int, int], str] | None:
-    """One group holds the parameters in the order of the module; shapes and values must agree."""
+    """One group mostly holds the parameters in the order of the module: if shapes and values agree with that, and prove it.
+
+    Parameters of equal shapes and values fit everywhere, so that most of the others must fit only at their own place.
+    """
     if len(masters) != 1 or len(masters[0]) != len(own):
         return None
     pairs = list(zip(masters[0], own.items(), strict=True))
     if not all(_same(master, weight) for master, (_, weight) in pairs):
+        return None
+    certain = sum(sum(_same(master, weight) for weight in own.values()) == 1 for master in masters[0])
+    if certain < max(len(pairs) // 2, min(len(pairs), CERTAIN)):
         return None
     return {(0, position): name for position, (_, (name, _)) in enumerate(pairs)}
 
@@ -153,6 +185,10 @@ def stage_0_optimizer(save: Save, files: Files) -> NamedState | None:
     if not optimizers:
         return None
     masters = read_masters(save, files)
+    if masters.is_flat:
+        raise Unsupported(
+            "the optimizer keeps vectors without names or sizes (fp32_groups_flat)", path=save.first.path, hint="leave out --optimizer"
+        )
     if masters.doubtful:
         raise Undecidable(
             f"the optimizer's states of {few(masters.doubtful, 3)} cannot be told apart: they have no names", path=save.first.path

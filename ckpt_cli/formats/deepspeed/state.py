@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
-from ckpt_cli.errors import reading
+from ckpt_cli.errors import Unsupported, reading
 from ckpt_cli.files.source import Files
-from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
 from ckpt_cli.formats.deepspeed.model_states import WEIGHTS
 from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.stage_0 import stage_0_optimizer
 from ckpt_cli.formats.deepspeed.universal import universal_optimizer
-from ckpt_cli.formats.deepspeed.weights import slot_tensors
+from ckpt_cli.formats.deepspeed.weights import check_agreement, slot_tensors, stored_weights
 from ckpt_cli.formats.optimizer_state import Group, NamedState
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
@@ -38,6 +37,12 @@ def named_optimizer(save: Save, files: Files) -> NamedState | None:
         return universal_optimizer(save, files)
     if not save.optimizers:
         return None if save.is_partitioned else stage_0_optimizer(save, files)
+    odd = [slot for ranks in save.optimizers.values() for slot in ranks[0].odd_slots]
+    if odd:
+        text = f"{few(odd, 3)}: the optimizer keeps codes in place of its moments, which only the library that wrote them can read"
+        raise Unsupported(text, path=next(iter(save.optimizers.values()))[0].path, hint="leave out --optimizer")
+    if not save.is_stage_3:
+        check_agreement(slot_tensors(save), stored_weights(save), save)
     slots = dict.fromkeys(slot for held in save.groups.values() for group in held for p in group.parameters for slot in p.runs)
     tensors: dict[tuple[str, str], Tensor] = {}
     for slot in slots:
@@ -61,25 +66,10 @@ def named_optimizer(save: Save, files: Files) -> NamedState | None:
 
 
 def steps_of_optimizer(save: Save) -> list[Note]:
-    """Warnings about ranks whose optimizers have counted different steps, or others than the model states."""
-    counted: dict[int, str] = {}
-    for ranks in save.optimizers.values():
-        for states in ranks:
-            step = next((_number(p.scalars["step"]) for p in states.partitions if "step" in p.scalars), None)
-            if step is not None:
-                counted.setdefault(step, states.path.name)
-    if len(counted) > 1:
-        said = " and ".join(f"{step} ({name})" for step, name in list(counted.items())[:2])
-        return [Note("warning", "ranks-of-steps", f"the optimizers of the ranks have counted different steps: {said}")]
+    """A warning if the optimizer has counted other steps than the model states. (That its ranks agree is checked where they are read.)"""
+    step = next((ranks[0].step for ranks in save.optimizers.values()), None)
     steps, skipped = save.first.number("global_steps"), save.first.number("skipped_steps") or 0
-    if counted and steps is not None and next(iter(counted)) != steps - skipped:
-        text = f"the optimizer has counted {next(iter(counted))} steps, {save.first.path.name} says {steps - skipped}"
+    if step is not None and steps is not None and step != steps - skipped:
+        text = f"the optimizer has counted {step:g} steps, {save.first.path.name} says {steps - skipped}"
         return [Note("warning", "step-differs", f"{text}: they may be of different saves, or the optimizer was started anew")]
     return []
-
-
-def _number(stored: StoredTensor) -> int | None:
-    if stored.dtype.code != "F32":
-        return None
-    (value,) = struct.unpack(">f" if stored.swapped else "<f", stored.storage.source.read(stored.offset, 4))
-    return int(value) if value == value and abs(value) < 1 << 53 else None

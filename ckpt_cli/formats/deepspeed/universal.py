@@ -59,7 +59,15 @@ def universal_tensors(save: Save, files: Files, slot: str = MASTER) -> dict[str,
 
 def universal_optimizer(save: Save, files: Files) -> NamedState:
     """The moments of every parameter, and the options of the groups."""
-    tensors = {(name, slot): tensor for slot in SLOTS for name, tensor in universal_tensors(save, files, slot).items()}
+    trained = universal_tensors(save, files)
+    tensors: dict[tuple[str, str], Tensor] = {}
+    for slot in SLOTS:
+        held = universal_tensors(save, files, slot)
+        lacking = next((name for name in trained if name not in held), None)
+        if held and lacking is not None:
+            wanted = save.root / UNIVERSAL / lacking / f"{slot}.pt"
+            raise MissingShard(f"{slot} of this parameter is missing, others have it", path=save.root, tensor=lacking, expected=str(wanted))
+        tensors |= {(name, slot): tensor for name, tensor in held.items()}
     return NamedState(tensors, {}, _groups(save, files, list(dict.fromkeys(name for name, _ in tensors))))
 
 

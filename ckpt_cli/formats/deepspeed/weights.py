@@ -12,7 +12,7 @@ from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import flat_of, flat_tensor, tensor_of
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
 from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
-from ckpt_cli.formats.deepspeed.partitions import MIXED
+from ckpt_cli.formats.deepspeed.partitions import EXPERT, MIXED
 from ckpt_cli.formats.deepspeed.pipeline import layer_shapes, layer_tensors, union_of_stages
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.tensor_parallel import whole_tensors
@@ -51,10 +51,12 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
     Raises Inconsistent if the two halves of a save are not of one model, Unsupported for frozen weights that only codes are left of.
     """
     stored = stored_weights(save)
+    if not masters:
+        check_named(stored, save)
     frozen = _frozen(save) if save.is_stage_3 else {}
     shared = {alias: kept for ranks in save.models.values() for states in ranks.values() for alias, kept in states.shared.items()}
     # A name that shares its bytes with a trained parameter is another name of that one; others are frozen parameters or buffers.
-    twins = {_bytes_of(own): name for name in masters if (own := stored.get(name)) is not None and own.numel}
+    twins = {bytes_of(own): name for name in masters if (own := stored.get(name)) is not None and own.numel}
     tensors: dict[str, Tensor] = {}
     for name in dict.fromkeys((*stored, *masters, *frozen, *shared)):
         held = masters.get(name) or frozen.get(name) or masters.get(shared.get(name, "")) or frozen.get(shared.get(name, ""))
@@ -65,9 +67,12 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
             if own.shape == (0,) and name in shared:
                 continue  # another name of a parameter that was left out of the save
             if save.is_stage_3 and own.shape == (0,) and name not in save.first.buffers:
-                raise MissingShard("an empty placeholder, and no file holds its values", path=save.first.path, tensor=name, hint=MIXED)
-            twin = twins.get(_bytes_of(own))
+                raise MissingShard("an empty placeholder, and no file holds its values", path=save.first.path, tensor=name)
+            twin = twins.get(bytes_of(own))
             tensors[name] = own if twin is None else replace(masters[twin], name=name)
+    for alias, kept in shared.items():
+        if kept not in tensors and alias in tensors:
+            tensors[kept] = replace(tensors[alias], name=kept)
     lost = next(
         (name for ranks in save.models.values() for states in ranks.values() for name in states.buffers if name not in tensors), None
     )
@@ -79,7 +84,25 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
     return tensors
 
 
-def _bytes_of(tensor: Tensor) -> tuple[object, ...]:
+def check_named(stored: Mapping[str, Tensor], save: Save) -> None:
+    """That the module holds every parameter that the model states list. Raises MissingShard."""
+    for mp in save.models:
+        for name in (*(name for group in save.model_of(mp).groups or () for name in group), *save.model_of(mp).frozen):
+            if name not in stored and EXPERT.fullmatch(name) is None:
+                wanted = f"layer_{int(name.split('.')[0]):02d}-model_states.pt" if save.is_pipeline and name[0].isdecimal() else None
+                expected = str(save.root / wanted) if wanted else None
+                raise MissingShard(
+                    "the module lacks this parameter, which the model states list", path=save.root, tensor=name, expected=expected
+                )
+
+
+def left_out_parameters(tensors: Mapping[str, Tensor], save: Save) -> list[str]:
+    """Parameters of which only another name is known: they were left out when saving (exclude_frozen_parameters)."""
+    shared = (states.shared for ranks in save.models.values() for states in ranks.values())
+    return sorted({kept for each in shared for kept in each.values() if kept not in tensors})
+
+
+def bytes_of(tensor: Tensor) -> tuple[object, ...]:
     return (tensor.dtype, tensor.shape, *(piece.same_bytes_as for piece in tensor.pieces))
 
 
@@ -98,7 +121,7 @@ def check_agreement(masters: Mapping[str, Tensor], stored: Mapping[str, Tensor],
                 path=save.root,
                 tensor=name,
                 expected="files of one save, of which none was exchanged with another",
-                hint="--type weights16 takes those of the module",
+                hint="--type weights16 takes those of the module" if own.dtype.bits == 16 < master.dtype.bits else None,
             )
 
 

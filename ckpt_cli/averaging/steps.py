@@ -10,9 +10,10 @@ from pathlib import Path
 from ckpt_cli.discover.beside.same_weights import holds_same
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, short_reason, step_info
+from ckpt_cli.discover.newest import PASSED, Passed, newest_first
+from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, step_info
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, Undecidable, UsageError
+from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.folders import status_of
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
@@ -173,27 +174,31 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
     if choice.steps:
         _refuse_twins(target, candidates)
     whole: list[Opened] = []
-    first_error: CkptError | None = None
-    for candidate in reversed(candidates):
-        if choice.last is not None and len(whole) == choice.last and candidate.step != whole[-1].found.step:
-            break
-        try:
-            whole.append(open_found(candidate))
-        except (IncompleteError, CorruptFile, NotFound) as error:
-            if choice.steps or isinstance(error, Undecidable):
-                if choice.steps and len(choice.steps) > 2:
-                    error.hint = ", or ".join(filter(None, (error.hint, f"leave step {candidate.step} out")))
-                raise
-            first_error = first_error or error
-            notes.append(Note("warning", "step-skipped", f"{target.label(candidate.path)} is left out: {short_reason(error)}"))
+    passed = Passed()
+
+    def may_pass(candidate: Found, error: CkptError) -> bool:
+        if not isinstance(error, PASSED) or not (choice.steps or isinstance(error, Undecidable)):
+            return isinstance(error, PASSED)
+        if len(choice.steps) > 2:
+            error.hint = ", or ".join(filter(None, (error.hint, f"leave step {candidate.step} out")))
+        return False
+
+    def is_wanted(candidate: Found) -> bool:
+        """Folders of one step are all looked at, to refuse twins."""
+        return choice.last is None or len(whole) < choice.last or candidate.step == whole[-1].found.step
+
+    wanted = itertools.takewhile(is_wanted, reversed(candidates))
+    for _, opened in newest_first(wanted, open_found, passed, may_pass):
+        whole.append(opened)
+    notes += passed.notes(target, "is left out")
     _refuse_twins(target, [opened.found for opened in reversed(whole)])
     reach = min((opened.found.step or 0 for opened in whole), default=0) if len(whole) == choice.last else 0
     if choice.last is not None:
         target.check_readable(lambda step: step in chosen and step >= reach, CHOOSE)
     known = choice.among([*(step_of(folder) or 0 for folder in target.bare), *chosen]) if not choice.steps else set()
     notes += bare_notes(target, lambda step: step in known and step >= reach)
-    if not whole and isinstance(first_error, NotFound):
-        raise first_error
+    if not whole and isinstance(passed.first, NotFound):
+        raise passed.first
     if choice.last is not None and len(whole) < choice.last:
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps were found, not {choice.last}"))
     if whole:

@@ -17,7 +17,8 @@ from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.found import Target as Run
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.open import bare_notes, listed_component, short_reason, since, step_info
+from ckpt_cli.discover.newest import Passed, newest_first
+from ckpt_cli.discover.open import bare_notes, listed_component, since, step_info
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes
 from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
@@ -148,17 +149,16 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
     target = locate(path, step, also)
     candidates: list[tuple[Found, Place, str | None]] = []
     notes: list[Note] = []
-    first_error: CkptError | None = None
-    for listed in reversed(target.checkpoints):
-        try:
-            found = expanded(listed, files)
-            names = component_names(found, type)
-        except (Unreadable, LfsPointer):
-            raise
-        except CkptError as error:
-            first_error = first_error or error
-            notes.append(Note("warning", "step-skipped", f"{target.label(listed.path)} is skipped: {short_reason(error)}"))
-            continue
+    passed = Passed()
+
+    def named(listed: Found) -> tuple[Found, list[str]]:
+        found = expanded(listed, files)
+        return found, component_names(found, type)
+
+    def may_pass(_: Found, error: CkptError) -> bool:
+        return not isinstance(error, (Unreadable, LfsPointer))
+
+    for _, (found, names) in newest_first(reversed(target.checkpoints), named, passed, may_pass):
         if len(names) > 1:
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
         place = found.known_place(names[0])
@@ -174,13 +174,17 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             if step is None and target.run is not None:
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
-            return found, place, [*newer, *notes, *unread_notes(found, place), *mark_notes(found, place)]
+            return (
+                found,
+                place,
+                [*newer, *passed.notes(target, "is skipped"), *notes, *unread_notes(found, place), *mark_notes(found, place)],
+            )
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break
         notes.append(Note("warning", "step-skipped", f"{target.label(found.path)} is skipped: {problem}"))
     if not candidates:
-        raise first_error or NotFound("there is no checkpoint", path=path)
+        raise passed.first or NotFound("there is no checkpoint", path=path)
     found, place, problem = candidates[0]
     twins = [other for other, _, _ in candidates if other.step == found.step]
     if step is None and target.run is not None and len(twins) > 1:

@@ -22,6 +22,7 @@ from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
+from ckpt_cli.discover.newest import PASSED, Passed, newest_first, short_reason
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
@@ -102,29 +103,28 @@ def open_checkpoint(
     """
     target = located or locate(path, step, also)
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
-    problems: dict[Path, str] = {}
-    errors: list[CkptError] = []
-    for listed in reversed(target.checkpoints):
+    passed = Passed()
+
+    def attempt(listed: Found) -> tuple[Found, tuple[OpenedComponent, ...]]:
         if step is None and any(since(listed)(blocked.step) for blocked in target.blocked):
             hint = _step_hint(listed, target, also, located) if _is_whole(listed, type, files, base, shard_order) else None
             target.check_readable(since(listed), hint)
-        try:
-            found = expanded(listed, files)
-            if ema_from_model:
-                found = with_ema_of_model(found)
-            components = tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
-        except (IncompleteError, CorruptFile, NotFound) as error:
-            if not choosing or isinstance(error, Undecidable):
-                other = (
-                    _other_step(listed, target, lambda found: _is_whole(found, type, files, base, shard_order)) if _helps(error) else None
-                )
-                hint = _step_hint(other, target, also, located) if other is not None else None
-                fetch = FETCH if isinstance(error, MissingShard) else None
-                error.hint = ", or ".join(filter(None, (error.hint or fetch, hint))) or None
-                raise
-            problems[listed.path] = short_reason(error)
-            errors.append(error)
-            continue
+        found = expanded(listed, files)
+        if ema_from_model:
+            found = with_ema_of_model(found)
+        return found, tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
+
+    def may_pass(listed: Found, error: CkptError) -> bool:
+        if not isinstance(error, PASSED) or (choosing and not isinstance(error, Undecidable)):
+            return isinstance(error, PASSED)
+        whole = _other_step(listed, target, lambda found: _is_whole(found, type, files, base, shard_order)) if _helps(error) else None
+        hint = _step_hint(whole, target, also, located) if whole is not None else None
+        fetch = FETCH if isinstance(error, MissingShard) else None
+        error.hint = ", or ".join(filter(None, (error.hint or fetch, hint))) or None
+        return False
+
+    for listed, (found, components) in newest_first(reversed(target.checkpoints), attempt, passed, may_pass):
+        problems = passed.reasons
         if choosing:
             _refuse_rival(listed, target, problems, lambda other: _why_not_whole(other, type, files, base, shard_order))
         newer = since(found) if step is None and target.run is not None else lambda _: False
@@ -141,12 +141,13 @@ def open_checkpoint(
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
-    if not errors:
+    first = passed.first
+    if first is None:
         raise NotFound("there is no checkpoint", path=path)
-    if isinstance(errors[0], MissingShard):
-        none = "; no step of this run is complete" if not any(isinstance(error, NotFound) for error in errors) else ""
-        errors[0].hint = f"{errors[0].hint or FETCH}{none}"
-    raise errors[0]
+    if isinstance(first, MissingShard):
+        none = "; no step of this run is complete" if not any(isinstance(error, NotFound) for _, error in passed.errors) else ""
+        first.hint = f"{first.hint or FETCH}{none}"
+    raise first
 
 
 def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Checkpoint:
@@ -375,9 +376,3 @@ def _refuse_rival(taken: Found, target: Target, problems: dict[Path, str], troub
                 target, taken.step, [found for found in target.checkpoints if found.step == taken.step and found.path not in problems]
             )
         problems[other.path] = short_reason(error)
-
-
-def short_reason(error: CkptError) -> str:
-    """An error in one line, with the name of its file."""
-    where = Path(error.path).name if error.path else None
-    return f"{error.message} ({where})" if where and where not in error.message else error.message

@@ -1,0 +1,60 @@
+"""Going through the checkpoints of a run from the newest to the oldest, past those that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ckpt_cli.discover.found import Found, Target
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound
+from ckpt_cli.tensors.component import Note
+
+PASSED = (IncompleteError, CorruptFile, NotFound)
+"""Errors that another step of a run may not have."""
+
+Made = TypeVar("Made")
+
+
+@dataclass(slots=True)
+class Passed:
+    """The checkpoints that were passed over, newest first, each with its error."""
+
+    errors: list[tuple[Found, CkptError]] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> dict[Path, str]:
+        return {found.path: short_reason(error) for found, error in self.errors}
+
+    @property
+    def first(self) -> CkptError | None:
+        return self.errors[0][1] if self.errors else None
+
+    def notes(self, target: Target, what: str) -> list[Note]:
+        """A warning about each: that it ``what``, such as "is skipped"."""
+        return [Note("warning", "step-skipped", f"{target.label(path)} {what}: {reason}") for path, reason in self.reasons.items()]
+
+
+def newest_first(
+    candidates: Iterable[Found], attempt: Callable[[Found], Made], passed: Passed, may_pass: Callable[[Found, CkptError], bool]
+) -> Iterator[tuple[Found, Made]]:
+    """What ``attempt`` makes of checkpoints, which come newest first and are only looked at when it is their turn.
+
+    An error that ``may_pass`` goes to ``passed``, any other one is raised; `may_pass` may complete its hint.
+    """
+    for found in candidates:
+        try:
+            made = attempt(found)
+        except CkptError as error:
+            if not may_pass(found, error):
+                raise
+            passed.errors.append((found, error))
+        else:
+            yield found, made
+
+
+def short_reason(error: CkptError) -> str:
+    """An error in one line, with the name of its file."""
+    where = Path(error.path).name if error.path else None
+    return f"{error.message} ({where})" if where and where not in error.message else error.message

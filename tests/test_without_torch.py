@@ -60,7 +60,15 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["detect"], ["inspect"], ["merge", "--dry-run"], ["merge"], ["merge", "--type", "ema", "--dtype", "bf16"]],
+    [
+        ["--help"],
+        ["detect"],
+        ["inspect"],
+        ["merge", "--dry-run"],
+        ["extract-state", "--dry-run"],
+        ["merge"],
+        ["merge", "--type", "ema", "--dtype", "bf16"],
+    ],
     ids=" ".join,
 )
 def test_a_command_works_without_torch_and_transformers(python: Path, tmp_path: Path, arguments: list[str]) -> None:
@@ -97,6 +105,8 @@ def test_commands_never_import_torch_or_transformers(tmp_path: Path) -> None:
         ("detect", str(EXAMPLE)): "[]",
         ("inspect", str(EXAMPLE)): "[]",
         ("merge", str(EXAMPLE), "--dry-run"): "[]",
+        ("merge", str(EXAMPLE), "--dry-run", "--with-state"): "[]",
+        ("extract-state", str(EXAMPLE), "--dry-run", "--optimizer"): "[]",
         ("merge", str(EXAMPLE), "-o", str(tmp_path / "a")): "[]",
         ("merge", str(EXAMPLE), "-o", str(tmp_path / "b"), "--dtype", "bf16"): "['numpy']",
     }

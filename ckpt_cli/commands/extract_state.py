@@ -90,7 +90,7 @@ def extract_state(
             state.lost += optimizer.lost
             notes = [*notes, *optimizer_notes(found, place, component is not None)]
         framework = trainer_of(place.match, found.path, None)
-        side = state_files(state, framework)
+        side = state_files(state, framework, dry_run=chosen.dry_run)
         whole = plan.Plan((), None, None)
         if optimizer is not None:
             side[OPTIMIZER] = json_bytes(optimizer.content)

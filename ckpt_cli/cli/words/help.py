@@ -37,26 +37,19 @@ class Command(TyperCommand):
         return [item for item in super().shell_complete(ctx, incomplete) if not is_synonym(item.value, self)]
 
     def _lines(self, ctx: Any, look: Look) -> Iterator[str]:
-        shown = [parameter for parameter in self.get_params(ctx) if not getattr(parameter, "hidden", False)]
-        arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+        arguments, panels = panels_of(self, ctx)
         takes = " ".join(metavar_of(argument) for argument in arguments)
-        needed = "".join(f" {label_of(p)}" for p in shown if p.param_type_name == "option" and p.required)
+        needed = "".join(f" {label_of(option)}" for options in panels.values() for option in options if option.required)
         yield f"{look.head('Usage:')} {ctx.command_path} {takes}{needed} [OPTIONS]"
         yield ""
         yield from look.paragraph(self.help or "")
         if arguments:
             yield ""
             yield from look.rows([(metavar_of(argument), getattr(argument, "help", "") or "") for argument in arguments])
-        panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
-        for parameter in shown:
-            if parameter.param_type_name == "option":
-                panel = getattr(parameter, "rich_help_panel", None) or OUTPUT
-                panels.setdefault(panel, []).append((label_of(parameter), help_of(parameter)))
-        for panel, rows in panels.items():
-            if rows:
-                yield ""
-                yield look.head(f"{panel}:")
-                yield from look.rows(rows)
+        for panel, options in panels.items():
+            yield ""
+            yield look.head(f"{panel}:")
+            yield from look.rows([(label_of(option), help_of(option)) for option in options])
         if self.epilog:
             yield ""
             yield look.head("Examples:")
@@ -131,6 +124,17 @@ class Look:
             else:
                 yield (first + " " * (margin - 2 - len(label)) + lines[0]).rstrip()
             yield from (" " * margin + line for line in lines[1:])
+
+
+def panels_of(command: Any, ctx: Any) -> tuple[list[Any], dict[str, list[Any]]]:
+    """The arguments of a command, and its options by panel, without what is hidden."""
+    shown = [parameter for parameter in command.get_params(ctx) if not getattr(parameter, "hidden", False)]
+    panels: dict[str, list[Any]] = {panel: [] for panel in PANELS}
+    for parameter in shown:
+        if parameter.param_type_name == "option":
+            panels.setdefault(getattr(parameter, "rich_help_panel", None) or OUTPUT, []).append(parameter)
+    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+    return arguments, {panel: options for panel, options in panels.items() if options}
 
 
 def metavar_of(parameter: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from ckpt_cli.cli.options import OUTPUT, PANELS
+from ckpt_cli.cli.session import wants_color
 from ckpt_cli.cli.words import scripts
 from ckpt_cli.cli.words.declare import TYPED
 from ckpt_cli.cli.words.synonyms import COMMANDS, is_synonym, rewritten
@@ -99,8 +99,7 @@ class Look:
 
     def __init__(self) -> None:
         self._width = min(shutil.get_terminal_size().columns, WIDEST)
-        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
-        self._coloured = (bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")) or not plain
+        self._coloured = wants_color("auto", sys.stdout)
 
     def head(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self._coloured else text

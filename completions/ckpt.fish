@@ -3,8 +3,10 @@ function __ckpt_completion
     set -lx _TYPER_COMPLETE_FISH_ACTION get-args
     set -lx _TYPER_COMPLETE_ARGS (commandline -cp | string collect)
     set -l found (ckpt 2>/dev/null | string match -r '.+')
+    # Of --dtype=bf the whole word is completed.
+    set -l before (commandline -ct | string match -r '^--[^=]*=')
     if test (count $found) -gt 0
-        printf '%s\n' $found
+        printf "$before%s\n" $found
     else
         __fish_complete_path (commandline -ct)
     end

@@ -129,8 +129,9 @@ class TestTheOutput:
         planned = ckpt_cli.extract_state(layouts / "verl-run" / "run", tmp_path / "out", optimizer=True, dry_run=True)
         assert list(tmp_path.iterdir()) == []
         done = ckpt_cli.extract_state(layouts / "verl-run" / "run", tmp_path / "out", optimizer=True)
-        same = {"dry_run": False, "seconds": 0.0}
+        same = {"dry_run": False, "seconds": 0.0, "files": ()}
         assert planned.dry_run
+        assert [file.name for file in planned.files] == [file.name for file in done.files]
         assert planned.model_copy(update=same) == done.model_copy(update=same)
 
     def test_is_not_there_if_writing_fails(self, copy: Copy, tmp_path: Path) -> None:
@@ -253,6 +254,15 @@ class TestMergingWithState:
         after = contents(actor)
         assert {name: after[name] for name in before} == before
         assert {EXTRA, "training_state.json", "model.safetensors"} <= set(after)
+
+
+def test_a_dry_run_says_about_how_large_the_files_would_be(layouts: Path, tmp_path: Path) -> None:
+    run = layouts / "lmms-run" / "run"
+    planned = {file.name: file.bytes for file in ckpt_cli.extract_state(run, tmp_path / "out", dry_run=True).files}
+    written = {file.name: file.bytes for file in ckpt_cli.extract_state(run, tmp_path / "out").files}
+    assert planned.keys() == written.keys()
+    assert all(0.8 * size <= planned[name] <= 1.2 * size for name, size in written.items())
+    assert all(planned[name] == size for name, size in written.items() if not name.endswith(".pt"))
 
 
 class TestTheCommandLine:

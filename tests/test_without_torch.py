@@ -62,7 +62,13 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "arguments",
     [
         *(["--help"], ["detect"], ["inspect"], ["merge", "--dry-run"], ["merge"], ["merge", "--type", "ema", "--dtype", "bf16"]),
-        *(["inspect", "--stats", "-v"], ["diff", "--steps", "100,200"], ["show", "--slice", "0:2"], ["env"]),
+        *(
+            ["inspect", "--stats", "-v"],
+            ["diff", "--steps", "100,200"],
+            ["show", "--slice", "0:2"],
+            ["env"],
+            ["extract-state", "--dry-run"],
+        ),
     ],
     ids=" ".join,
 )
@@ -102,6 +108,8 @@ def test_commands_never_import_torch_or_transformers(tmp_path: Path) -> None:
         ("detect", str(EXAMPLE)): "[]",
         ("inspect", str(EXAMPLE)): "[]",
         ("merge", str(EXAMPLE), "--dry-run"): "[]",
+        ("merge", str(EXAMPLE), "--dry-run", "--with-state"): "[]",
+        ("extract-state", str(EXAMPLE), "--dry-run", "--optimizer"): "[]",
         ("merge", str(EXAMPLE), "-o", str(tmp_path / "a")): "[]",
         ("merge", str(EXAMPLE), "-o", str(tmp_path / "b"), "--dtype", "bf16"): "['numpy']",
     }

@@ -7,13 +7,13 @@ import io
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ckpt_cli.cli import SIGPIPE, Ended
 from ckpt_cli.cli.text import path as shown_path
+from ckpt_cli.cli.text import wrapped
 from ckpt_cli.errors import CkptError, Warned
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
@@ -125,7 +125,7 @@ class Session:
         indent = " " * (len(label) - len(label.lstrip()) + 2)
         head = f"{label}: " if label.strip() else f"{label}"
         if wrap and console.width < WIDE:
-            text = "\n".join(_wrapped(head + text, console.width, indent))[len(head) :]
+            text = "\n".join(wrapped(head + text, console.width, indent))[len(head) :]
         line = Text.assemble((head, f"bold {colour}" if colour == "red" else colour or ""), (text, style))
         with contextlib.suppress(BrokenPipeError):
             console.print(line, soft_wrap=True)
@@ -153,14 +153,6 @@ def error_lines(error: CkptError) -> Iterator[tuple[str, str]]:
         yield "  expected", shown_path(error.expected) if os.path.isabs(error.expected) else error.expected
     if error.advice is not None:
         yield "  hint", error.advice
-
-
-def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    """Lines of at most ``width`` columns, broken between words; a longer word, such as a path, stays whole."""
-    first = text[: len(text) - len(text.lstrip())]
-    return textwrap.wrap(
-        text.strip(), width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def plain_envelope(command: str, code: int, name: str, message: str, hint: str | None) -> Envelope:

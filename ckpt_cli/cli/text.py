@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -85,6 +86,14 @@ def elided(name: str, width: int, *, ascii_only: bool = False) -> str:
     left = max((width - len(gap)) // 3, 0)
     right = max(width - len(gap) - left, 0)
     return f"{name[:left]}{gap}{name[len(name) - right :]}"[:width]
+
+
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """Lines of at most ``width`` columns, broken between words; a longer word, such as a path, stays whole."""
+    first = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(
+        text.strip(), width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def options_again(*, type: str | None, step: int | None, also: list[str] | None) -> str:

@@ -92,7 +92,7 @@ def extract_state(
             state.lost += optimizer.lost
             notes = [*notes, *optimizer_notes(found, place, files, component is not None)]
         framework = trainer_of(place.match, found.path, None)
-        side = state_files(state, framework)
+        side = state_files(state, framework, dry_run=chosen.dry_run)
         whole = plan.Plan((), None, None)
         if optimizer is not None:
             side[OPTIMIZER] = json_bytes(optimizer.content)
@@ -174,11 +174,8 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             if step is None and target.run is not None:
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
-            return (
-                found,
-                place,
-                [*newer, *passed.notes(target, "is skipped"), *notes, *unread_notes(found, place), *mark_notes(found, place)],
-            )
+            beside = [*unread_notes(found, place), *mark_notes(found, place)]
+            return found, place, [*newer, *passed.notes(target, "is skipped"), *notes, *beside]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break

@@ -83,7 +83,8 @@ def merge(
         )
         reference = open_base(home, files, needed=chosen.needs_base_weights) if home is not None else None
         jobs = [
-            _with_state(job, opened, files) if chosen.with_state else job for job in planned_jobs(opened, target, reference, rules, chosen)
+            _with_state(job, opened, files, chosen.dry_run) if chosen.with_state else job
+            for job in planned_jobs(opened, target, reference, rules, chosen)
         ]
         checkpoint = describe_checkpoint(opened).without_tensors()
         known = [_known_notes(job, home) for job in jobs]
@@ -209,14 +210,14 @@ def _result(
     )
 
 
-def _with_state(job: Job, opened: Opened, files: Files) -> Job:
+def _with_state(job: Job, opened: Opened, files: Files, dry_run: bool) -> Job:
     """With the training state of its first component beside the weights. Raises NotFound if there is none."""
     place = job.parts[0].opened.place
     state = read_state(opened.found, place, files)
     if state.is_empty:
         hint = "leave out --with-state"
         raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
-    extra = state_files(state, opened.found.trainer(opened.target.run))
+    extra = state_files(state, opened.found.trainer(opened.target.run), dry_run=dry_run)
     first, *others = job.parts
     said = [note for note in state.notes if note not in opened.notes]
     parts = (replace(first, notes=(*first.notes, *said)), *others)

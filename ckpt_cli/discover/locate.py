@@ -129,7 +129,7 @@ def _check_exists(path: Path) -> None:
         if status_of(parent) is None:
             hint = f"{parent} does not exist either"
             if HUB_ID.fullmatch(str(path)):
-                hint = f"a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
+                hint += f"; a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
         else:
             there = [entry.name for entry in entries_in(parent) if status_of(entry) is not None]
             close = difflib.get_close_matches(path.name, there, n=1)

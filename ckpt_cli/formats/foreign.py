@@ -29,7 +29,7 @@ def _kind(what: str, sign: str, hint: str, begins: bytes = b"", suffix: str = ""
     return Foreign(what, re.compile(sign, re.ASCII | re.IGNORECASE), hint, begins, suffix)
 
 
-UNPACK = "unpack it, and pass the folder that comes out"
+UNPACK = "unpack it, and pass the folder that comes out; a file of torch.save needs a name that ends with .pt"
 ORBAX = "restore it with orbax in JAX; MaxText has llama_mistral_mixtral_orbax_to_hf.py and others like it"
 TENSORFLOW = "load it in transformers with from_tf=True (transformers < 5), and save_pretrained"
 FOREIGN = (

@@ -11,7 +11,7 @@ from ckpt_cli.results.verify import VerifyResult
 
 
 class FileInfo(Frozen):
-    """A file that was, or would be, written."""
+    """A file that was, or would be, written; of a training state that would be, ``bytes`` is about its size."""
 
     name: str
     bytes: int

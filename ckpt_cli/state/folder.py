@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.state.torch_writer import torch_bytes
+from ckpt_cli.state.torch_writer import about_torch_bytes, torch_bytes
 from ckpt_cli.state.training_state import TrainingState, without_unrepresented
 from ckpt_cli.tensors.plain_values import to_json
 
@@ -19,18 +19,19 @@ OPTIMIZER_WEIGHTS = "optimizer.safetensors"
 OPTIMIZER = "optimizer.json"
 
 
-def state_files(state: TrainingState, framework: str) -> dict[str, bytes | Path]:
-    """The files that hold a training state, by name."""
+def state_files(state: TrainingState, framework: str, *, dry_run: bool = False) -> dict[str, bytes | Path]:
+    """The files that hold a training state, by name; in a dry run, those that torch would write are zeros, about as many as it would."""
+    written = about_torch_bytes if dry_run else torch_bytes
     side: dict[str, bytes | Path] = dict(state.copies)
     extra = without_unrepresented(state.extra)
     if extra:
-        side[EXTRA] = torch_bytes(extra)
+        side[EXTRA] = written(extra)
     if state.scheduler is not None:
         side[SCHEDULER] = json_bytes(state.scheduler)
     if isinstance(arguments := state.extra.get("args"), dict):
         side[ARGUMENTS] = json_bytes(arguments)
     if state.dataloader is not None:
-        side[DATALOADER] = torch_bytes(without_unrepresented(state.dataloader))
+        side[DATALOADER] = written(without_unrepresented(state.dataloader))
     training = {
         **state.training,
         "framework": framework,

@@ -9,6 +9,9 @@ from typing import Any
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.tensors.plain_values import TensorValue, TorchName
 
+OVERHEAD, PER_TENSOR, ALIGNMENT = 1300, 350, 64
+"""Bytes of an archive of torch besides its tensors, and of the records and the entry of each; its content is aligned."""
+
 WIDER = {"uint16": "int32", "uint32": "int64"}
 """Unsigned dtypes that torch before 2.3 does not know, and what holds the same numbers."""
 
@@ -28,6 +31,23 @@ def torch_bytes(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(_with_tensors(value, torch), buffer)
     return buffer.getvalue()
+
+
+def about_torch_bytes(value: Any) -> bytes:
+    """Zeros, about as many as the content of the ``.pt`` file would have: for a plan, which needs no torch."""
+    sizes: list[int] = []
+    text = repr(_sized(value, sizes))
+    return bytes(OVERHEAD + len(text) + sum(-(-size // ALIGNMENT) * ALIGNMENT + PER_TENSOR for size in sizes))
+
+
+def _sized(value: Any, sizes: list[int]) -> Any:
+    """A value without its tensors, whose sizes in bytes are added to a list."""
+    if isinstance(value, TensorValue):
+        sizes.append(len(value.data))
+        return None
+    if isinstance(value, dict):
+        return {key: _sized(item, sizes) for key, item in value.items()}
+    return [_sized(item, sizes) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _with_tensors(value: Any, torch: Any) -> Any:

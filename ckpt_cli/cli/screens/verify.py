@@ -109,9 +109,12 @@ def print_findings(console: Console, findings: Sequence[Finding], *, everything:
 def _print_group(console: Console, findings: Sequence[Finding], *, everything: bool) -> None:
     """The findings of one code: what it means, then where it was found."""
     from rich.padding import Padding
+    from rich.text import Text
 
     first = findings[0]
     head = plain(f"{first.severity}[{first.code}]: {KINDS[first.code].meaning}")
+    if console.is_terminal:
+        head = Text("\n".join(text.wrapped(head.plain, console.width, "  ")))
     head.stylize(STYLES[first.severity], 0, len(first.severity) + len(first.code) + 2)
     console.print(head)
     listed = findings if everything else findings[:ROWS]

@@ -160,7 +160,9 @@ def extract_result(result: ExtractResult, session: Session) -> None:
     facts += [("not read", f"{lost}, which stays in the original") for lost in result.not_represented[:ROWS]]
     total = sum(file.bytes for file in result.files)
     verb = "would write" if result.dry_run else "wrote"
-    facts.append((verb, here(result.output, f"{text.plural(len(result.files), 'file')}, {text.size(total)}")))
+    facts.append(
+        (verb, here(result.output, f"{text.plural(len(result.files), 'file')}, {'about ' if result.dry_run else ''}{text.size(total)}"))
+    )
     print_facts(console, facts)
     console.print()
     table = new_table(("file", "size", ""), right=(1,))

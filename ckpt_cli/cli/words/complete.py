@@ -52,7 +52,8 @@ def steps(context: typer.Context, args: list[str], incomplete: str) -> list[str]
 
 
 def _paths(context: typer.Context) -> list[Path]:
-    given = context.params.get("path") or context.params.get("paths") or ()
+    # While the last option has no value yet, arguments are not assigned to their names.
+    given = context.params.get("path") or context.params.get("paths") or context.args[:1]
     return [Path(text).expanduser() for text in ([given] if isinstance(given, str) else given)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from ckpt_cli.cli.options import OUTPUT, PANELS
+from ckpt_cli.cli.session import wants_color
 from ckpt_cli.cli.words import scripts
 from ckpt_cli.cli.words.declare import TYPED
 from ckpt_cli.cli.words.synonyms import COMMANDS, is_synonym, rewritten
@@ -37,26 +37,19 @@ class Command(TyperCommand):
         return [item for item in super().shell_complete(ctx, incomplete) if not is_synonym(item.value, self)]
 
     def _lines(self, ctx: Any, look: Look) -> Iterator[str]:
-        shown = [parameter for parameter in self.get_params(ctx) if not getattr(parameter, "hidden", False)]
-        arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+        arguments, panels = panels_of(self, ctx)
         takes = " ".join(metavar_of(argument) for argument in arguments)
-        needed = "".join(f" {label_of(p)}" for p in shown if p.param_type_name == "option" and p.required)
+        needed = "".join(f" {label_of(option)}" for options in panels.values() for option in options if option.required)
         yield f"{look.head('Usage:')} {ctx.command_path} {takes}{needed} [OPTIONS]"
         yield ""
         yield from look.paragraph(self.help or "")
         if arguments:
             yield ""
             yield from look.rows([(metavar_of(argument), getattr(argument, "help", "") or "") for argument in arguments])
-        panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
-        for parameter in shown:
-            if parameter.param_type_name == "option":
-                panel = getattr(parameter, "rich_help_panel", None) or OUTPUT
-                panels.setdefault(panel, []).append((label_of(parameter), help_of(parameter)))
-        for panel, rows in panels.items():
-            if rows:
-                yield ""
-                yield look.head(f"{panel}:")
-                yield from look.rows(rows)
+        for panel, options in panels.items():
+            yield ""
+            yield look.head(f"{panel}:")
+            yield from look.rows([(label_of(option), help_of(option)) for option in options])
         if self.epilog:
             yield ""
             yield look.head("Examples:")
@@ -106,8 +99,7 @@ class Look:
 
     def __init__(self) -> None:
         self._width = min(shutil.get_terminal_size().columns, WIDEST)
-        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
-        self._coloured = (bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")) or not plain
+        self._coloured = wants_color("auto", sys.stdout)
 
     def head(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self._coloured else text
@@ -131,6 +123,17 @@ class Look:
             else:
                 yield (first + " " * (margin - 2 - len(label)) + lines[0]).rstrip()
             yield from (" " * margin + line for line in lines[1:])
+
+
+def panels_of(command: Any, ctx: Any) -> tuple[list[Any], dict[str, list[Any]]]:
+    """The arguments of a command, and its options by panel, without what is hidden."""
+    shown = [parameter for parameter in command.get_params(ctx) if not getattr(parameter, "hidden", False)]
+    panels: dict[str, list[Any]] = {panel: [] for panel in PANELS}
+    for parameter in shown:
+        if parameter.param_type_name == "option":
+            panels.setdefault(getattr(parameter, "rich_help_panel", None) or OUTPUT, []).append(parameter)
+    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+    return arguments, {panel: options for panel, options in panels.items() if options}
 
 
 def metavar_of(parameter: Any) -> str:

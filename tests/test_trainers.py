@@ -314,6 +314,21 @@ def test_of_a_run_the_newest_step_that_was_saved_to_its_end_is_taken(tmp_path: P
     assert any(note.code == "step-skipped" and ".incomplete" in note.text for note in found.notes)
 
 
+PARTLY = [index for index, row in enumerate(TRAINERS) if row.partial]
+
+
+@pytest.mark.parametrize("index", PARTLY, ids=lambda index: TRAINERS[index].name)
+def test_a_newer_step_that_is_still_being_saved_is_named(index: int, tmp_path: Path, data: Path) -> None:
+    row = TRAINERS[index]
+    tree = build(row, row.formats[0], row.weights[0] if row.weights else "", tmp_path, data)
+    assert tree.step is not None
+    shutil.copytree(tree.step, tree.step.parent / f"{row.partial}{named(row.steps[0], 9)}")
+    found = ckpt_cli.detect(tree.run).checkpoint
+    assert found.step == STEP
+    skipped = [note.text for note in found.notes if note.code == "step-skipped"]
+    assert skipped == [f"{row.partial}{named(row.steps[0], 9)} is skipped: its name says that the save did not finish"]
+
+
 def test_a_mark_that_is_written_last_is_missed(tmp_path: Path, data: Path) -> None:
     row = next(row for row in TRAINERS if row.finished)
     tree = build(row, "dcp", row.weights[0], tmp_path, data)
@@ -599,7 +614,7 @@ def table() -> str:
             listed(row.steps for row in rows),
             listed((*(f"{role}/" for role in row.role.split("|") if role), *row.weights) for row in rows),
             listed((*row.optimizers, *row.states) for row in rows),
-            listed((*row.trackers, *filter(None, (row.unfinished, row.finished))) for row in rows),
+            listed((*row.trackers, *filter(None, (row.unfinished, row.finished, row.partial and f"{row.partial}*"))) for row in rows),
             listed(row.config for row in rows),
         ]
         if any(cells):

@@ -227,6 +227,17 @@ def test_every_tracker_is_compared(index: int, tmp_path: Path, data: Path) -> No
         (steps / name).unlink()
 
 
+def test_a_link_to_a_step_that_is_gone_is_said(tmp_path: Path, data: Path) -> None:
+    row = next(row for row in TRAINERS if "LATEST" in row.trackers)
+    tree = build(row, "dcp", row.weights[0], tmp_path, data)
+    assert tree.step is not None
+    for name in row.trackers:
+        track(tree.step.parent, name, tree.step.parent / "epoch_2_step_9", 9)
+    told = [note.text for note in ckpt_cli.detect(tree.run).checkpoint.notes if note.code == "tracker" and note.level == "warning"]
+    assert [text.split(" says ")[0] for text in told] == ["LATEST", "LATEST.txt"]
+    assert all("that step is not there" in text for text in told)
+
+
 @pytest.mark.parametrize("place", [THE_RUN, "the step", "the weights"])
 @pytest.mark.parametrize("index", [index for index, row in enumerate(TRAINERS) if row.weights], ids=lambda index: TRAINERS[index].name)
 def test_a_config_is_found_wherever_it_lies(index: int, place: str, tmp_path: Path, data: Path) -> None:

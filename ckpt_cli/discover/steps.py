@@ -180,7 +180,7 @@ def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:
             with contextlib.suppress(CkptError, OSError):
                 if there.is_file(path):
                     step = _tracked(read_small(path, 1 << 16), as_json=path.suffix == ".json")
-                elif path.is_symlink() and there.is_folder(path):
+                elif path.is_symlink():
                     step = _named_step(PurePath(os.readlink(path)).name)
                 else:
                     continue

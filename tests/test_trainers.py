@@ -243,6 +243,17 @@ def test_every_tracker_is_compared(index: int, tmp_path: Path, data: Path) -> No
         (steps / name).unlink()
 
 
+def test_a_link_to_a_step_that_is_gone_is_said(tmp_path: Path, data: Path) -> None:
+    row = next(row for row in TRAINERS if "LATEST" in row.trackers)
+    tree = build(row, "dcp", row.weights[0], tmp_path, data)
+    assert tree.step is not None
+    for name in row.trackers:
+        track(tree.step.parent, name, tree.step.parent / "epoch_2_step_9", 9)
+    told = [note.text for note in ckpt_cli.detect(tree.run).checkpoint.notes if note.code == "tracker" and note.level == "warning"]
+    assert [text.split(" says ")[0] for text in told] == ["LATEST", "LATEST.txt"]
+    assert all("that step is not there" in text for text in told)
+
+
 @pytest.mark.parametrize("place", [THE_RUN, "the step", "the weights"])
 @pytest.mark.parametrize(
     "index", [index for index, row in enumerate(TRAINERS) if row.weights and row.steps], ids=lambda index: TRAINERS[index].name
@@ -330,6 +341,21 @@ def test_of_a_run_the_newest_step_that_was_saved_to_its_end_is_taken(tmp_path: P
     found = ckpt_cli.detect(tree.run).checkpoint
     assert found.step == 5
     assert any(note.code == "step-skipped" and ".incomplete" in note.text for note in found.notes)
+
+
+PARTLY = [index for index, row in enumerate(TRAINERS) if row.partial]
+
+
+@pytest.mark.parametrize("index", PARTLY, ids=lambda index: TRAINERS[index].name)
+def test_a_newer_step_that_is_still_being_saved_is_named(index: int, tmp_path: Path, data: Path) -> None:
+    row = TRAINERS[index]
+    tree = build(row, row.formats[0], row.weights[0] if row.weights else "", tmp_path, data)
+    assert tree.step is not None
+    shutil.copytree(tree.step, tree.step.parent / f"{row.partial}{named(row.steps[0], 9)}")
+    found = ckpt_cli.detect(tree.run).checkpoint
+    assert found.step == STEP
+    skipped = [note.text for note in found.notes if note.code == "step-skipped"]
+    assert skipped == [f"{row.partial}{named(row.steps[0], 9)} is skipped: its name says that the save did not finish"]
 
 
 def test_a_mark_that_is_written_last_is_missed(tmp_path: Path, data: Path) -> None:
@@ -617,7 +643,7 @@ def table() -> str:
             listed(row.steps for row in rows),
             listed((*(f"{role}/" for role in row.role.split("|") if role), *row.weights) for row in rows),
             listed((*row.optimizers, *row.states) for row in rows),
-            listed((*row.trackers, *filter(None, (row.unfinished, row.finished))) for row in rows),
+            listed((*row.trackers, *filter(None, (row.unfinished, row.finished, row.partial and f"{row.partial}*"))) for row in rows),
             listed(row.config for row in rows),
         ]
         if any(cells):

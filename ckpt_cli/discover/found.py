@@ -88,7 +88,8 @@ class Target:
     folders that were taken together; ``steps_inside`` counts step folders in a folder that is a checkpoint itself, and ``refused``
     names those of them that are not read; ``bare`` are
     step folders without weights, ``blocked`` those that could not be looked at; ``stray``: a weights file beside them that is
-    no model, and why not; ``folders`` are those in which the steps lie, if there are several.
+    no model, and why not; ``folders`` are those in which the steps lie, if there are several;
+    ``partial`` are folders of steps whose names say that the save is not whole.
     """
 
     path: Path
@@ -102,6 +103,7 @@ class Target:
     stray: tuple[str, str] | None = None
     folders: tuple[Path, ...] = ()
     refused: tuple[str, ...] = ()
+    partial: tuple[Path, ...] = ()
 
     def label(self, path: Path) -> str:
         """How a step folder is called in messages: by its name, or where steps lie in several folders, as it lies in the run."""

@@ -19,7 +19,16 @@ from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.hub_cache import snapshot_of
 from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_doubtful, all_refused, inside_checkpoint, places_in
-from ckpt_cli.discover.steps import Steps, bare_in, steps_in, steps_of_run, trackers_in, with_step, without_tags
+from ckpt_cli.discover.steps import (
+    Steps,
+    bare_in,
+    partial_in,
+    steps_in,
+    steps_of_run,
+    trackers_in,
+    with_step,
+    without_tags,
+)
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, entries_in, status_of
 from ckpt_cli.formats.foreign import foreign_error
@@ -81,6 +90,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
             bare=bare_in(given, steps, there, step),
             blocked=steps.blocked,
             stray=stray,
+            partial=partial_in(steps.folders, there),
             folders=steps.folders if len(steps.folders) > 1 else (),
         )
         if not steps.found:

@@ -22,7 +22,7 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.trainers import RUNS, TRACKERS
+from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, has_form, number_in
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -124,6 +124,11 @@ def bare_in(given: Path, steps: Steps, there: Folders, only: int | None) -> tupl
     return tuple(bare)
 
 
+def partial_in(folders: Sequence[Path], there: Folders) -> tuple[Path, ...]:
+    """The folders of saves that did not finish: trainers rename them when they are whole."""
+    return tuple(entry for folder in folders for entry in there.entries(folder) if has_form(entry.name, PARTIAL))
+
+
 def _folders_of(given: Path) -> list[Path]:
     return [given, *(given / name for name in RUNS)]
 
@@ -181,7 +186,7 @@ def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:
             with contextlib.suppress(CkptError, OSError):
                 if there.is_file(path):
                     step = _tracked(read_small(path, 1 << 16), as_json=path.suffix == ".json")
-                elif path.is_symlink() and there.is_folder(path):
+                elif path.is_symlink():
                     step = _named_step(PurePath(os.readlink(path)).name)
                 else:
                     continue
@@ -211,7 +216,7 @@ def _named_step(text: str) -> int | None:
 
 def newest_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool]) -> list[Note]:
     """What is said of a step of a run that nobody asked for by number; ``is_whole`` says whether another one can be read."""
-    return [*folder_notes(target), *older_notes(target, taken), *tracker_notes(target, taken, is_whole)]
+    return [*folder_notes(target), *partial_notes(target, taken), *older_notes(target, taken), *tracker_notes(target, taken, is_whole)]
 
 
 def folder_notes(target: Target) -> list[Note]:
@@ -223,6 +228,13 @@ def folder_notes(target: Target) -> list[Note]:
         steps = [str(found.step) for found in target.checkpoints if found.path.parent == folder]
         where.append(f"{few(steps, 5)} in {target.label(folder)}")
     return [Note("info", "step-folders", f"the steps lie in several folders, and count as those of one run: {'; '.join(where)}")]
+
+
+def partial_notes(target: Target, taken: Found) -> list[Note]:
+    """A warning about a newer step that was still being saved."""
+    newer = [folder for folder in target.partial if (number_in(folder.name, PARTIAL) or 0) > (taken.step or 0)]
+    text = "is skipped: its name says that the save did not finish"
+    return [Note("warning", "step-skipped", f"{target.label(folder)} {text}") for folder in newer]
 
 
 def older_notes(target: Target, taken: Found) -> list[Note]:

@@ -30,7 +30,8 @@ class Trainer:
     - ``weights``: where weights lie, below a step or a role folder (none: right in it); ``certain``: nothing else is called like that;
     - ``optimizers``, ``states``: folders beside the weights with an optimizer that is saved like a model, and with training state;
     - ``trackers``: files or links beside the steps that name the last one; ``unfinished``: a file that is in a step while it is being
-      saved; ``finished``: one that is written last, beside the folders of weights;
+      saved; ``partial``: what the name of a step begins with until it is whole; ``finished``: a file that is written last, beside the
+      folders of weights;
     - ``config``: where config and tokenizer lie, as seen from the folder of the weights, besides that folder and the step's;
     - ``keys``: the keys above the model's tensors in its DCP folders; ``wrapper``: what else all its names begin with.
 
@@ -50,6 +51,7 @@ class Trainer:
     states: tuple[str, ...] = ()
     trackers: tuple[str, ...] = ()
     unfinished: str = ""
+    partial: str = ""
     finished: str = ""
     config: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -139,6 +141,7 @@ TRAINERS = (
         ("weights/model", "weights"),
         FOLDER,
         optimizers=("optimizer",),
+        partial="tmp_",
         config=(".hf_metadata", "../tokenizer", "../../tokenizer", "../.hf_metadata"),
         role="policy|value",
     ),
@@ -185,7 +188,7 @@ TRAINERS = (
     Trainer("NeMo", MEGATRON[:1], weights=("weights",), by=FOLDER),
     Trainer("Megatron-LM", MEGATRON, ("iter_NNNNNNN",), trackers=(LAST_ITERATION, "latest"), runs=("ckpt",)),
     Trainer("Megatron-FSDP", DCP, ("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,)),
-    Trainer("torch_checkpointing", ITEMS, ("step-N", "step_N")),
+    Trainer("torch_checkpointing", ITEMS, ("step-N", "step_N"), partial="tmp_"),
     Trainer("torch DCP", DCP),
     Trainer("torch DCP, Hugging Face storage", SHARDS),
     Trainer("Hugging Face Hub cache", (*HUB, *FILE), run="snapshots"),
@@ -273,4 +276,7 @@ OPTIMIZERS = _all(trainer.optimizers for trainer in TRAINERS)
 STATES = _all(trainer.states for trainer in TRAINERS)
 TRACKERS = _all(trainer.trackers for trainer in TRAINERS)
 UNFINISHED = _all((trainer.unfinished,) for trainer in TRAINERS if trainer.unfinished)
+PARTIAL = _all(tuple(f"{trainer.partial}{step}" for step in trainer.steps) for trainer in TRAINERS if trainer.partial)
+"""Step folders of saves that are not whole yet."""
+
 CONFIGS = _all(trainer.config for trainer in TRAINERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,15 +263,19 @@ def test_cut_metadata_is_refused_by_name(step: Callable[[str], Path], tmp_path: 
     assert refused(folder, CorruptFile, tmp_path / "out").path == str(folder / "metadata.pkl")
 
 
+def _entries(root: Any) -> Any:
+    return root["metadata"]["model"]["nested_path_to_metadata"][json.dumps(["embed.weight"], separators=(",", ":"))]
+
+
 def _mesh(root: Any) -> Any:
-    entry = root["metadata"]["model"]["nested_path_to_metadata"][json.dumps(["embed.weight"], separators=(",", ":"))][0]
-    return entry["sharding_metadata"]["data"]
+    return _entries(root)[0]["sharding_metadata"]["data"]
 
 
 DAMAGE: dict[str, Callable[[Any], object]] = {
     "no dict of items": lambda root: root.update(metadata=5),
     "no world size": lambda root: root.pop("world_size"),
     "endless world": lambda root: root.update(world_size=1 << 60),
+    "no item": lambda root: root.update(metadata={}, world_size=1 << 20),
     "world of none": lambda root: root.update(world_size=0),
     "one rank more": lambda root: root.update(world_size=5),
     "file outside": lambda root: root["metadata"]["model"]["rank_to_layout_info"][0].update(file_path="../../../../model_0.safetensors"),
@@ -278,6 +283,9 @@ DAMAGE: dict[str, Callable[[Any], object]] = {
     "mesh too small": lambda root: _mesh(root)["mesh_spec"].update(mesh_data=(0, 1)),
     "rank twice": lambda root: _mesh(root)["mesh_spec"].update(mesh_data=(0, 1, 1, 3)),
     "endless rank": lambda root: _mesh(root)["mesh_spec"].update(mesh_data=(0, 1, 2, 1 << 70)),
+    "a tensor twice": lambda root: _entries(root).append(dict(_entries(root)[0])),
+    "a rank that is not there": lambda root: _entries(root)[0].update(ranks=(0, 1, 2, 4)),
+    "a mesh without its rank": lambda root: _mesh(root)["mesh_spec"].update(mesh_data=(0, 1, 2, 7)),
     "negative shape": lambda root: _mesh(root).update(global_shape=[-37, 10]),
     "shape of text": lambda root: _mesh(root).update(global_shape="37"),
     "dimension that is not there": lambda root: _mesh(root)["placements"][0].update(dim=2),
@@ -291,7 +299,24 @@ def test_metadata_that_makes_no_sense_is_refused(step: Callable[[str], Path], tm
     folder = step("st-fsdp-4")
     rewrite(folder, DAMAGE[kind])
     error = refused(folder, CorruptFile, tmp_path / "out")
-    assert error.path == str(folder / "metadata.pkl")
+    assert error.path in (str(folder / "metadata.pkl"), str(folder / "model_3.safetensors"))
+
+
+def test_what_the_metadata_repeat_is_read_once(step: Callable[[str], Path], tmp_path: Path) -> None:
+    """A list of a million ranks that a hundred thousand entries refer to is a small file."""
+    folder = step("st-fsdp-4")
+
+    def repeat(root: Any) -> None:
+        ranks = tuple(range(1 << 20))
+        mesh = {"device_type": "cpu", "mesh_shape": (1 << 20,), "mesh_data": ranks, "mesh_dim_names": None}
+        data = {"global_shape": [4], "dtype": "torch.float32", "stride": [1], "mesh_spec": mesh, "placements": [{"type": "Replicate"}]}
+        entries = [{"ranks": (0,), "sharding_metadata": {"type": "DTensorShardingMetadata", "data": dict(data)}} for _ in range(30_000)]
+        _entries(root).extend(entries)
+
+    rewrite(folder, repeat)
+    started = time.monotonic()
+    refused(folder, CorruptFile, tmp_path / "out")
+    assert time.monotonic() - started < 60
 
 
 UNKNOWN: dict[str, Callable[[Any], object]] = {

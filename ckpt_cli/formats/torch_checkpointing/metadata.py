@@ -45,14 +45,21 @@ NestedPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class SavedMesh:
+    """A mesh: its ``ranks`` in C order of ``shape``. Tensors of one mesh share the object."""
+
+    names: tuple[str, ...]
+    shape: Shape
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
-    """A tensor of one mesh: its whole shape, how it is placed, and the ``ranks`` of the mesh in C order of ``mesh_shape``."""
+    """A tensor of one mesh: its whole shape, and how it is placed."""
 
     shape: Shape
     placements: tuple[Placement, ...]
-    names: tuple[str, ...]
-    mesh_shape: Shape
-    ranks: tuple[int, ...]
+    mesh: SavedMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +83,21 @@ class ItemFile:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item of a save: the file of each rank, and the sharding of each tensor by rank."""
+    """An item of a save: the file of each rank, and how each tensor is sharded among some ranks."""
 
     files: Mapping[int, ItemFile]
-    tensors: Mapping[NestedPath, Mapping[int, Sharding]]
+    tensors: Mapping[NestedPath, Sequence[tuple[frozenset[int], Sharding]]]
+
+    def of_rank(self, rank: int) -> dict[NestedPath, Sharding]:
+        """The tensors that a rank has. Raises CorruptFile if one is described twice."""
+        held: dict[NestedPath, Sharding] = {}
+        for path, entries in self.tensors.items():
+            own = [sharding for ranks, sharding in entries if rank in ranks]
+            if len(own) > 1:
+                raise CorruptFile(f"the metadata describe {_text(path)} twice for rank {rank}")
+            if own:
+                held[path] = own[0]
+        return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +134,12 @@ def _saved(root: Mapping[str, Any]) -> Saved:
     world_size = root["world_size"]
     if type(world_size) is not int or not 1 <= world_size <= MAX_RANKS:
         raise CorruptFile("the world size is impossible", expected=f"a number from 1 to {MAX_RANKS}")
-    return Saved(world_size, {_item_name(key): _item(key, value, world_size) for key, value in root["metadata"].items()})
+    items = root["metadata"]
+    if not items:
+        # Nothing else shows that the world size is one that was there.
+        raise CorruptFile("the metadata list no item")
+    reader = _Reader(world_size)
+    return Saved(world_size, {_item_name(key): reader.item(key, value) for key, value in items.items()})
 
 
 def _item_name(key: object) -> str:
@@ -125,27 +148,63 @@ def _item_name(key: object) -> str:
     return key
 
 
-def _item(name: str, described: Mapping[str, Any], world_size: int) -> Item:
-    layouts = described["rank_to_layout_info"]
-    if set(map(int, layouts)) != set(range(world_size)):
-        raise CorruptFile(f"item {printable(name)} does not have a file of each rank")
-    files = {int(rank): _file(name, int(rank), layout) for rank, layout in layouts.items()}
-    tensors: dict[NestedPath, Mapping[int, Sharding]] = {}
-    known: dict[int, Sharding] = {}
-    for text, entries in described["nested_path_to_metadata"].items():
-        path = tuple(json.loads(text))
-        if not all(isinstance(part, str) or type(part) is int for part in path):
-            raise CorruptFile("a path of an item is not made of names and numbers")
-        by_rank: dict[int, Sharding] = {}
-        for entry in entries:
-            packed, ranks = entry["sharding_metadata"], entry["ranks"]
-            sharding = known.get(id(packed)) or known.setdefault(id(packed), _sharding(packed))
-            for rank in ranks:
-                if type(rank) is not int or not 0 <= rank < world_size or rank in by_rank:
-                    raise CorruptFile(f"the metadata gives {_text(path)} twice to a rank, or to one that is not there")
-                by_rank[rank] = sharding
-        tensors[path] = by_rank
-    return Item(files, tensors)
+class _Reader:
+    """Reads items. What the pickle shares (meshes, lists of ranks, shardings) is read once, however often it is referred to."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._ranks: dict[int, frozenset[int]] = {}
+        self._meshes: dict[int, SavedMesh] = {}
+        self._shardings: dict[int, Sharding] = {}
+
+    def item(self, name: str, described: Mapping[str, Any]) -> Item:
+        layouts = described["rank_to_layout_info"]
+        if len(layouts) != self._world_size or set(map(int, layouts)) != set(range(self._world_size)):
+            raise CorruptFile(f"item {printable(name)} does not have a file of each rank")
+        files = {int(rank): _file(name, int(rank), layout) for rank, layout in layouts.items()}
+        tensors: dict[NestedPath, Sequence[tuple[frozenset[int], Sharding]]] = {}
+        for text, entries in described["nested_path_to_metadata"].items():
+            path = tuple(json.loads(text))
+            if not all(isinstance(part, str) or type(part) is int for part in path):
+                raise CorruptFile("a path of an item is not made of names and numbers")
+            tensors[path] = [(self._holders(entry["ranks"]), self._sharding(entry["sharding_metadata"])) for entry in entries]
+        return Item(files, tensors)
+
+    def _holders(self, ranks: Sequence[int]) -> frozenset[int]:
+        if id(ranks) not in self._ranks:
+            distinct = frozenset(ranks)
+            if len(distinct) < len(ranks) or not all(type(rank) is int and 0 <= rank < self._world_size for rank in distinct):
+                raise CorruptFile("the metadata speak of ranks that are not there, or of one twice")
+            self._ranks[id(ranks)] = distinct
+        return self._ranks[id(ranks)]
+
+    def _sharding(self, packed: Mapping[str, Any]) -> Sharding:
+        if id(packed) not in self._shardings:
+            kind, data = packed["type"], packed["data"]
+            if kind == "DTensorShardingMetadata":
+                self._shardings[id(packed)] = self._spread(data)
+            elif kind == "default_tensor_v1":
+                self._shardings[id(packed)] = _boxes(data)
+            else:
+                raise Unsupported(f"sharding of kind {printable(kind)[:60]} is not known", hint="a newer version of ckpt may read it")
+        return self._shardings[id(packed)]
+
+    def _spread(self, data: Mapping[str, Any]) -> Spread:
+        shape, mesh = dimensions(data["global_shape"]), self._mesh(data["mesh_spec"])
+        placements = tuple(_placement(entry, len(shape), max(MAX_FACTOR, len(mesh.ranks))) for entry in data["placements"])
+        if len(placements) != len(mesh.shape):
+            raise CorruptFile(f"a tensor has {len(placements)} placements on a mesh of {len(mesh.shape)} dimensions")
+        return Spread(shape, placements, mesh)
+
+    def _mesh(self, described: Mapping[str, Any]) -> SavedMesh:
+        if id(described) not in self._meshes:
+            shape, ranks, names = dimensions(described["mesh_shape"]), tuple(described["mesh_data"]), described["mesh_dim_names"]
+            distinct = len(set(ranks)) == len(ranks) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks)
+            if math.prod(shape) != len(ranks) or not distinct:
+                raise CorruptFile("the ranks of a mesh do not fill it")
+            named = isinstance(names, tuple) and len(names) == len(shape) and all(isinstance(name, str) for name in names)
+            self._meshes[id(described)] = SavedMesh(names if named else tuple(f"dim{i}" for i in range(len(shape))), shape, ranks)
+        return self._meshes[id(described)]
 
 
 def _file(item: str, rank: int, layout: Any) -> ItemFile:
@@ -159,28 +218,15 @@ def _file(item: str, rank: int, layout: Any) -> ItemFile:
     return ItemFile(path, form)
 
 
-def _sharding(packed: Mapping[str, Any]) -> Sharding:
-    kind, data = packed["type"], packed["data"]
+def _boxes(data: Mapping[str, Any]) -> Boxes:
     shape = dimensions(data["global_shape"])
-    if kind == "DTensorShardingMetadata":
-        mesh = data["mesh_spec"]
-        mesh_shape, ranks = dimensions(mesh["mesh_shape"]), tuple(mesh["mesh_data"])
-        placements = tuple(_placement(entry, len(shape), max(MAX_FACTOR, len(ranks))) for entry in data["placements"])
-        distinct = len(set(ranks)) == len(ranks) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks)
-        if math.prod(mesh_shape) != len(ranks) or len(placements) != len(mesh_shape) or not distinct:
-            raise CorruptFile("a mesh does not fit its ranks or placements")
-        names = mesh["mesh_dim_names"]
-        named = isinstance(names, tuple) and len(names) == len(mesh_shape) and all(isinstance(name, str) for name in names)
-        return Spread(shape, placements, names if named else tuple(f"dim{i}" for i in range(len(mesh_shape))), mesh_shape, ranks)
-    if kind == "default_tensor_v1":
-        corners = zip(data["global_offsets"], data["local_offsets"], data["local_sizes"], strict=True)
-        boxes = tuple((Box(dimensions(start), dimensions(size)), dimensions(inside)) for start, inside, size in corners)
-        for box, inside in boxes:
-            fits = len(box.offset) == len(box.extent) == len(inside) == len(shape)
-            if not fits or any(a + n > size for a, n, size in zip(box.offset, box.extent, shape, strict=True)):
-                raise CorruptFile(f"a part {box} lies outside of its tensor of shape {list(shape)}")
-        return Boxes(shape, boxes)
-    raise Unsupported(f"sharding of kind {printable(kind)[:60]} is not known", hint="a newer version of ckpt may read it")
+    corners = zip(data["global_offsets"], data["local_offsets"], data["local_sizes"], strict=True)
+    boxes = tuple((Box(dimensions(start), dimensions(size)), dimensions(inside)) for start, inside, size in corners)
+    for box, inside in boxes:
+        fits = len(box.offset) == len(box.extent) == len(inside) == len(shape)
+        if not fits or any(a + n > size for a, n, size in zip(box.offset, box.extent, shape, strict=True)):
+            raise CorruptFile(f"a part {box} lies outside of its tensor of shape {list(shape)}")
+    return Boxes(shape, boxes)
 
 
 def _placement(entry: Mapping[str, Any], rank: int, most: int) -> Placement:

@@ -32,7 +32,9 @@ from ckpt_cli.formats.torch_checkpointing.metadata import (
     Boxes,
     Item,
     ItemFile,
+    NestedPath,
     Saved,
+    SavedMesh,
     Sharding,
     Spread,
     read_metadata,
@@ -104,11 +106,15 @@ class TorchCheckpointing(Format):
         states: list[RankState] = []
         notes: list[list[Note]] = []
         for rank, path in there.items():
+            with reading(match.root / METADATA):
+                described = item.of_rank(rank)
             if item.files[rank].form == "safetensors":
-                states.append(_safetensors_state(rank, path, name, item, saved, files))
+                if not item.tensors and saved.world_size > 1:
+                    raise _undescribed(name, saved, path)
+                states.append(_safetensors_state(rank, path, described, files, alone=not item.tensors))
             else:
                 state, said = read_rank_file(rank, path, files, MAIN, None, MAIN)
-                _check_described(state, item)
+                _check_described(state, described)
                 states.append(state)
                 notes.append(said)
         check_rank_files(states, saved.world_size)
@@ -207,7 +213,7 @@ def _holds_weights(name: str, match: Match, saved: Saved, files: Files) -> bool:
     if is_state_key(name):
         return False
     if name in saved.items:
-        return any(len(sharding.shape) > 1 for by_rank in saved.items[name].tensors.values() for sharding in by_rank.values())
+        return any(len(sharding.shape) > 1 for entries in saved.items[name].tensors.values() for _, sharding in entries)
     if is_record_key(name):
         return False
     # The metadata does not list it, so that its file is asked: a dict of numbers is no model.
@@ -249,23 +255,26 @@ def _value(path: Path, form: str, files: Files) -> Any:
 # -- local tensors, and what the metadata says of them -----------------------------------------------------------------
 
 
-def _safetensors_state(rank: int, path: Path, name: str, item: Item, saved: Saved, files: Files) -> RankState:
+def _undescribed(name: str, saved: Saved, path: Path) -> Undecidable:
+    return Undecidable(
+        f"item {name} was saved without a resharder: nothing says which parts of the tensors its {saved.world_size} files hold",
+        path=path,
+        expected=f"item {name} in {METADATA}",
+        hint="save it again with a resharder for this item, or as .pt files, which say it themselves",
+    )
+
+
+def _safetensors_state(rank: int, path: Path, by_path: Mapping[NestedPath, Sharding], files: Files, *, alone: bool) -> RankState:
     source = files.source(path)
     header = read_header(source)
-    described = {".".join(map(str, nested)): by_rank.get(rank) for nested, by_rank in item.tensors.items()}
+    described = {".".join(map(str, nested)): sharding for nested, sharding in by_path.items()}
+    meshes: dict[int, RankMesh] = {}
     held: dict[str, Local] = {}
     with reading(path):
-        if not item.tensors and saved.world_size > 1:
-            raise Undecidable(
-                f"item {name} was saved without a resharder: nothing says which parts of the tensors its {saved.world_size} files hold",
-                path=path,
-                expected=f"item {name} in {METADATA}",
-                hint="save it again with a resharder for this item, or as .pt files, which say it themselves",
-            )
         for entry in header.entries:
             with reading(path, tensor=entry.name):
-                held[check_name(entry.name)] = _local(rank, entry, source, described, alone=saved.world_size == 1)
-    lacking = next((text for text, sharding in described.items() if sharding is not None and text not in held), None)
+                held[check_name(entry.name)] = _local(rank, entry, source, described, meshes, alone=alone)
+    lacking = next((text for text in described if text not in held), None)
     if lacking is not None:
         text = f"{METADATA} says that rank {rank} has this tensor, and its file does not"
         raise Inconsistent(text, tensor=lacking, path=path, hint="files from two saves may be mixed")
@@ -274,16 +283,21 @@ def _safetensors_state(rank: int, path: Path, name: str, item: Item, saved: Save
     return RankState(rank, path, weights, leaves)
 
 
-def _local(rank: int, entry: Entry, source: FileSource, described: Mapping[str, Sharding | None], *, alone: bool) -> Local:
+def _local(
+    rank: int, entry: Entry, source: FileSource, described: Mapping[str, Sharding], meshes: dict[int, RankMesh], *, alone: bool
+) -> Local:
+    """A tensor of a file; ``alone``: one rank saved the item, and nothing describes it. ``meshes`` are those that were read before."""
     stored = stored_entry(entry, source)
     sharding = described.get(entry.name)
     if sharding is None:
-        if alone and entry.name not in described:
+        if alone:
             return stored
         raise Inconsistent(f"{METADATA} does not say that rank {rank} has this tensor", hint="files from two saves may be mixed")
     if isinstance(sharding, Boxes):
         return ShardedLocal(sharding.shape, tuple(_parts(stored, sharding)), tuple((rank, box) for box, _ in sharding.boxes))
-    return DistributedLocal(stored, sharding.shape, sharding.placements, _mesh(rank, sharding), None, False, False)
+    if id(sharding.mesh) not in meshes:
+        meshes[id(sharding.mesh)] = _mesh(rank, sharding.mesh)
+    return DistributedLocal(stored, sharding.shape, sharding.placements, meshes[id(sharding.mesh)], None, False, False)
 
 
 def _parts(stored: StoredTensor, sharding: Boxes) -> Iterable[tuple[StoredTensor, Any]]:
@@ -295,41 +309,43 @@ def _parts(stored: StoredTensor, sharding: Boxes) -> Iterable[tuple[StoredTensor
         yield replace(stored, shape=box.extent, offset=stored.offset + first * stored.dtype.itemsize), box
 
 
-def _mesh(rank: int, spread: Spread) -> RankMesh:
-    if rank not in spread.ranks:
-        raise CorruptFile(f"the metadata says that rank {rank} has this tensor, whose mesh leaves it out")
-    position = spread.ranks.index(rank)
-    coordinate = tuple(
-        position // stride % size for size, stride in zip(spread.mesh_shape, contiguous_strides(spread.mesh_shape), strict=True)
-    )
-    return RankMesh(spread.names, spread.mesh_shape, spread.ranks, coordinate)
+def _mesh(rank: int, mesh: SavedMesh) -> RankMesh:
+    if rank not in mesh.ranks:
+        raise CorruptFile(f"the metadata say that rank {rank} has this tensor, whose mesh leaves it out")
+    position = mesh.ranks.index(rank)
+    coordinate = tuple(position // stride % size for size, stride in zip(mesh.shape, contiguous_strides(mesh.shape), strict=True))
+    return RankMesh(mesh.names, mesh.shape, mesh.ranks, coordinate)
 
 
-def _check_described(state: RankState, item: Item) -> None:
+def _check_described(state: RankState, by_path: Mapping[NestedPath, Sharding]) -> None:
     """What a file says of its tensors must be what the metadata says: else they are of different saves. Raises Inconsistent."""
     described: dict[str, list[Sharding]] = {}
-    for nested, by_rank in item.tensors.items():
-        if state.rank in by_rank:
-            described.setdefault(str(nested[-1]) if nested else "", []).append(by_rank[state.rank])
+    for nested, sharding in by_path.items():
+        described.setdefault(str(nested[-1]) if nested else "", []).append(sharding)
+    alike: dict[tuple[int, int], bool] = {}
     for name, shardings in described.items():
         local = state.locals.get(name)
-        if local is not None and len(shardings) == 1 and not _agrees(local, shardings[0]):
+        if local is not None and len(shardings) == 1 and not _agrees(local, shardings[0], alike):
             raise Inconsistent(
                 f"the file of rank {state.rank} and {METADATA} disagree about this tensor",
                 tensor=name,
                 path=state.path,
                 hint="files from two saves may be mixed",
             )
-    flat = all(len(nested) == 1 for nested in item.tensors)
+    flat = all(len(nested) == 1 for nested in by_path)
     lacking = next((name for name in described if flat and name not in state.locals and not is_extra_state(name)), None)
     if lacking is not None:
         text = f"{METADATA} says that rank {state.rank} has this tensor, and its file does not"
         raise Inconsistent(text, tensor=lacking, path=state.path, hint="files from two saves may be mixed")
 
 
-def _agrees(local: Local, sharding: Sharding) -> bool:
+def _agrees(local: Local, sharding: Sharding, alike: dict[tuple[int, int], bool]) -> bool:
+    """Whether a tensor of a file is sharded as the metadata say; ``alike`` has the meshes that were compared before."""
     if local.shape != sharding.shape:
         return False
-    if isinstance(local, DistributedLocal) and isinstance(sharding, Spread):
-        return (local.placements, local.mesh.shape, local.mesh.ranks) == (sharding.placements, sharding.mesh_shape, sharding.ranks)
-    return True
+    if not isinstance(local, DistributedLocal) or not isinstance(sharding, Spread):
+        return True
+    pair = (id(local.mesh), id(sharding.mesh))
+    if pair not in alike:
+        alike[pair] = (local.mesh.shape, local.mesh.ranks) == (sharding.mesh.shape, sharding.mesh.ranks)
+    return alike[pair] and local.placements == sharding.placements

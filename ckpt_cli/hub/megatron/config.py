@@ -201,9 +201,14 @@ def check_config(config: Config, arguments: Arguments) -> list[Note]:
     return [Note("warning", "config-differs", f"config.json says otherwise than the training's arguments: {', '.join(differing)}")]
 
 
+def vocabulary_size(config: Config) -> int:
+    """The tokens that a config counts; 0 if it does not say it."""
+    return size_of(config, "vocab_size") or 0
+
+
 def padding_note(config: Config, arguments: Arguments) -> list[Note]:
-    """What is said of a vocabulary whose own size nothing tells, so that its padding is written."""
-    if size_of(arguments, "vocab_size") is not None or config.get("vocab_size") != arguments.get("padded_vocab_size"):
+    """What is said of a vocabulary whose own size nothing tells, so that its padding is written: ``config`` was made of ``arguments``."""
+    if not arguments or size_of(arguments, "vocab_size") is not None or config != config_from(arguments):
         return []
     text = "the size of the vocabulary is not recorded: the rows that pad it are written too; --base DIR with the base model trims them"
     return [Note("warning", "vocabulary-padded", text)]

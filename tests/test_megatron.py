@@ -84,7 +84,7 @@ class TestHubNames:
     def test_padding_is_written_where_nothing_tells_the_size_of_the_vocabulary(self, data: Path, tmp_path: Path) -> None:
         result = ckpt_cli.merge(data / "megatron" / "llama-tp1" / "checkpoint", tmp_path / "out")
         assert load(tmp_path / "out")["lm_head.weight"].shape == (56, 24)
-        assert [note.level for note in result.checkpoint.notes if note.code == "vocabulary-padded"] == ["warning"]
+        assert [note.level for note in result.outputs[0].notes if note.code == "vocabulary-padded"] == ["warning"]
 
     @pytest.mark.slow
     @pytest.mark.parametrize("case", CASES)
@@ -142,6 +142,16 @@ class TestAverages:
         one, two = (expected(data, case) for case in ("llama-tp1", "llama-tp2"))
         want = {name: ((one[name].double() + two[name].double()) / 2).to(one[name].dtype) for name in one}
         assert differences(load(tmp_path / "out"), want) == []
+
+    @pytest.mark.parametrize("cases", [("llama-tp1", "llama-tp2"), ("llama-tp2", "llama-tp1")])
+    def test_padding_is_never_averaged_in(self, cases: tuple[str, str], data: Path, tmp_path: Path) -> None:
+        """Only one of the two records the size of its vocabulary."""
+        result = ckpt_cli.average([data / "megatron" / case / "checkpoint" for case in cases], tmp_path / "out")
+        assert not any(note.code == "vocabulary-padded" for output in result.outputs for note in output.notes)
+        one, two = (expected(data, case) for case in cases)
+        want = {name: ((one[name].double() + two[name].double()) / 2).to(one[name].dtype) for name in one}
+        assert differences(load(tmp_path / "out"), want) == []
+        assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 53
 
     def test_of_one_model_under_megatron_s_names(self, data: Path, tmp_path: Path) -> None:
         weights = load(data / "megatron" / "legacy-qwen3moe-ep2" / "expected_native.safetensors")

@@ -26,6 +26,7 @@ from ckpt_cli.hub.assets import CONFIG, Assets, config_notes, lacking_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.config import differing_entries
+from ckpt_cli.hub.megatron.config import vocabulary_size
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.hub.tokenizer import vocabulary_notes
@@ -142,7 +143,7 @@ def _job(
         [*(o.found.path for o in snapshots.opened), *roots, *([base.folder] if base is not None else [])],
         overwrite=options.overwrite,
     )
-    assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), components[-1].assets)
+    assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), _made_assets(components))
     labels = _labels(snapshots, components)
     sources = tuple(
         Source(
@@ -152,7 +153,7 @@ def _job(
             component,
             select_tensors(
                 component.component,
-                component.assets.config or assets.config,
+                assets.config if component.assets.made else component.assets.config or assets.config,
                 names=options.names,
                 rules=rules,
                 include=options.include,
@@ -221,6 +222,13 @@ def _job(
         *torn_notes(tensor for c in components for tensor in c.component.tensors.values()),
     ]
     return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
+
+
+def _made_assets(components: Sequence[OpenedComponent]) -> Assets:
+    """The newest assets; of configs that arguments describe the one with the fewest tokens, as the others count rows that pad these."""
+    made = [component.assets for component in components if component.assets.made]
+    newest = components[-1].assets
+    return min(made, key=lambda assets: vocabulary_size(assets.config)) if newest.made else newest
 
 
 def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:

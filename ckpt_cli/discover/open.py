@@ -35,7 +35,7 @@ from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
-from ckpt_cli.hub.megatron.config import config_from, padding_note
+from ckpt_cli.hub.megatron.config import config_from
 from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import few, unnumbered
@@ -265,7 +265,7 @@ def _with_config(assets: Assets, component: Component) -> tuple[Assets, list[Not
     if isinstance(config, str):
         return assets, [Note("info", "no-config", f"no config.json can be written: {config}")]
     text = f"there is no config.json: it is written from the training's arguments, as {config['architectures'][0]}"
-    return replace(assets, config=config, made=True), [Note("info", "config-made", text), *padding_note(config, component.arguments)]
+    return replace(assets, config=config, made=True), [Note("info", "config-made", text)]
 
 
 def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:

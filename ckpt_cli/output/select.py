@@ -11,7 +11,7 @@ from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.hub.classes.fit import KnownClass, changed_prefix, common_prefix, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, unknown_operations
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
-from ckpt_cli.hub.megatron.config import check_config, config_from
+from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
 from ckpt_cli.hub.peft_names import OTHER_LORA, has_adapters
@@ -106,7 +106,7 @@ def select_tensors(
             native[new] = component.tensors[old]
     stored = native
     if names == "hub" and not rules and is_megatron(native):
-        notes += check_config(config, component.arguments)
+        notes += [*check_config(config, component.arguments), *padding_note(config, component.arguments)]
         why = config_from(component.arguments) if not config else ""
         native = hub_tensors_of_megatron(native, config, str(why))
     kept_adapters = adapters and has_adapters(native)

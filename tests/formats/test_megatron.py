@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, Unsupported
+from ckpt_cli.errors import CkptError, CorruptFile, Gap, Inconsistent, MissingShard, Unsupported
 from ckpt_cli.formats.base import Format
 from ckpt_cli.formats.megatron.reader import TorchDist
 from tests.conftest import Copy
@@ -279,6 +280,15 @@ class TestDamage:
         lost = next(path for path in sorted(step.glob("__1_*.distcp")) if path.stat().st_size)
         lost.unlink()
         self.refused(step, MissingShard, lost.name)
+
+    def test_a_lost_stage(self, step: Path) -> None:
+        """Metadata that lists no chunk of the last layer: sizes are global, so that it shows."""
+        key = "decoder.layers.mlp.linear_fc2.weight"
+        metadata = pickle.loads((step / ".metadata").read_bytes())
+        entry = metadata.state_dict_metadata[key]
+        entry.chunks = [chunk for chunk in entry.chunks if chunk.offsets[0] != entry.size[0] - 1]
+        (step / ".metadata").write_bytes(pickle.dumps(metadata))
+        self.refused(step, Gap, key)
 
     def test_a_save_that_did_not_finish(self, step: Path) -> None:
         (step / "metadata.json").unlink()

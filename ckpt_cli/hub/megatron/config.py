@@ -31,7 +31,19 @@ PLAIN: dict[str, tuple[object, ...]] = {
     "attention_output_gate": (False,),
     "moe_router_enable_expert_bias": (False,),
     "moe_router_score_function": ("softmax",),
+    "moe_router_topk_scaling_factor": (None,),
+    "moe_router_group_topk": (None,),
+    "moe_apply_probs_on_input": (False,),
+    "moe_latent_size": (None,),
     "softmax_type": ("vanilla",),
+    "qk_l2_norm": (False,),
+    "quick_geglu": (False,),
+    "glu_linear_offset": (0.0, 0),
+    "activation_func_clamp_value": (None,),
+    "rotary_seq_len_interpolation_factor": (None,),
+    "mrope_section": (None,),
+    "is_hybrid_model": (False,),
+    "use_mup": (False,),
     "window_size": (None,),
     "mtp_num_layers": (None, 0),
     "linear_attention_freq": (None,),
@@ -142,6 +154,12 @@ def _tied(arguments: Arguments) -> bool | None:
     return None if not isinstance(untied, bool) else not untied
 
 
+def _normalised(arguments: Arguments) -> bool | None:
+    """Whether the weights of the chosen experts sum to one: the softmax is of these, or of all; None for other scores."""
+    before = arguments.get("moe_router_pre_softmax")
+    return not before if isinstance(before, bool) and arguments.get("moe_router_score_function", "softmax") == "softmax" else None
+
+
 def check_config(config: Config, arguments: Arguments) -> list[Note]:
     """Warnings about a config that says other numbers than the training's arguments.
 
@@ -174,6 +192,7 @@ def check_config(config: Config, arguments: Arguments) -> list[Note]:
         "rope_theta": arguments.get("rotary_base"),
         "num_experts_per_tok": arguments.get("moe_router_topk") if size_of(arguments, "num_experts") is not None else None,
         "tie_word_embeddings": _tied(arguments),
+        "norm_topk_prob": _normalised(arguments),
     }
     held = {**config, "tie_word_embeddings": ties_embeddings(config), **(rope if isinstance(rope, Mapping) else {})}
     differing = [f"{name} {held[name]} ({said})" for name, said in said_by.items() if said is not None and held.get(name, said) != said]
@@ -182,9 +201,14 @@ def check_config(config: Config, arguments: Arguments) -> list[Note]:
     return [Note("warning", "config-differs", f"config.json says otherwise than the training's arguments: {', '.join(differing)}")]
 
 
+def vocabulary_size(config: Config) -> int:
+    """The tokens that a config counts; 0 if it does not say it."""
+    return size_of(config, "vocab_size") or 0
+
+
 def padding_note(config: Config, arguments: Arguments) -> list[Note]:
-    """What is said of a vocabulary whose own size nothing tells, so that its padding is written."""
-    if size_of(arguments, "vocab_size") is not None or config.get("vocab_size") != arguments.get("padded_vocab_size"):
+    """What is said of a vocabulary whose own size nothing tells, so that its padding is written: ``config`` was made of ``arguments``."""
+    if not arguments or size_of(arguments, "vocab_size") is not None or config != config_from(arguments):
         return []
     text = "the size of the vocabulary is not recorded: the rows that pad it are written too; --base DIR with the base model trims them"
     return [Note("warning", "vocabulary-padded", text)]

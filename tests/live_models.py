@@ -136,7 +136,7 @@ def check_all(rank: int, world: int, folder: str, meeting: str) -> None:
 
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     try:
-        for check in (check_shardings, check_reads, check_unsharded, check_errors, check_experts):
+        for check in (check_shardings, check_reads, check_unsharded, check_errors, check_partial, check_experts):
             check(rank, world, Path(folder))
     finally:
         dist.destroy_process_group()
@@ -228,6 +228,27 @@ def check_errors(rank: int, world: int, folder: Path) -> None:
             ckpt_cli.load_into(model, folder / "lmms-run" / "run", **options)  # type: ignore[arg-type]
         assert lines < set(caught.value.details)
         assert unequal(held(model), before) == []
+
+
+def check_partial(rank: int, world: int, folder: Path) -> None:
+    """What a rank holds of a sum is no part of the tensor; a tensor of another mesh is filled by the ranks of that mesh."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
+    import ckpt_cli
+    from ckpt_cli.errors import Unsupported
+
+    model = nn.Module()
+    model.register_parameter("a", nn.Parameter(DTensor.from_local(torch.ones(4), DeviceMesh("cpu", list(range(world))), [Partial()])))
+    with pytest.raises(Unsupported, match="has the placement"):
+        ckpt_cli.load_into(model, folder / "large")
+    part = DTensor.from_local(torch.zeros(65), DeviceMesh("cpu", [0, 1]), [Shard(0)], shape=(130,), stride=(1,))
+    alone = Tree({})
+    alone.at(["norm"]).register_parameter("weight", nn.Parameter(part))
+    ckpt_cli.load_into(alone, folder / "large", strict=False)
+    if rank < 2:
+        wanted = load(folder / "large" / "model.safetensors")["norm.weight"][65 * rank : 65 * rank + 65]
+        assert torch.equal(alone.get_parameter("norm.weight").to_local().detach(), wanted)  # type: ignore[attr-defined]
 
 
 def check_experts(rank: int, world: int, folder: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.cli.screens.diff import diff_result
 from ckpt_cli.errors import DifferentTensors, NotFound, OutputExists, UsageError
-from ckpt_cli.verifying.drift.page import drift_page
+from ckpt_cli.verifying.drift.page import MOST_ROWS, drift_page
 from tests.cli import ROOT, ckpt
 from tests.drifts import comparison, drift, layers
 from tests.golden_screens import WIDTHS, check_golden, screen
@@ -183,6 +183,13 @@ class TestPage:
         assert not {"img"} & {tag for tag, _ in page.tags}
         assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
         assert not re.search("[\x00-\x08\x0e-\x1f\u202e]", text)
+
+    def test_of_more_tensors_than_a_browser_sorts_holds_those_with_the_biggest_drift(self) -> None:
+        found = comparison([drift(f"experts.{i}.weight", 1e-3 * (i + 1)) for i in range(MOST_ROWS + 7)])
+        text = drift_page(found, "new")
+        assert text.count("<tr title=") == MOST_ROWS
+        assert "... and 7 more with less drift" in text
+        assert f"experts.{MOST_ROWS + 6}.weight" in text
 
     def test_a_file_that_is_there_is_never_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "drift.html").write_text("mine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -53,4 +54,18 @@ def test_the_lines_of_python_run(folder: Path) -> None:
     (block,) = re.findall(r"```python\n(import ckpt_cli\n.*?)```", README, re.DOTALL)
     names: dict[str, object] = {}
     exec(block, names)
-    assert sorted(path.name for path in folder.iterdir() if path.name in ("averaged", "merged", "state")) == ["averaged", "merged", "state"]
+    assert (folder / "merged" / "model.safetensors").is_file()
+    assert len(names["first"]) == 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["merge", "drift"])
+def test_the_pictures_show_what_the_commands_print(folder: Path, name: str) -> None:
+    """`python docs/pictures/make.py` draws them again."""
+    for suffix in ("", "-dark"):
+        picture = (ROOT / "docs" / "pictures" / f"{name}{suffix}.svg").read_text()
+        said = re.sub(r"[\s\xa0]+", " ", unescape(re.sub(r"<[^>]*>", " ", picture)))
+        command = ["merge", "run", "--type", "ema", "--dtype", "bf16"] if name == "merge" else ["diff", "run", "--steps", "100,200"]
+        for line in untimed(ckpt(*command, cwd=folder).out):
+            words = re.sub(r"\s+", " ", re.sub(r" in # s|[▁▂▃▄▅▆▇█]+", "", line)).strip()
+            assert all(word in said for word in words.split(" ")), line
+        shutil.rmtree(folder / "run" / "checkpoint-200_merged_ema", ignore_errors=True)

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.cli import _run
 from ckpt_cli.cli.words.hints import fitting, options_by_command
+from ckpt_cli.cli.words.scripts import OPTIONS
 from ckpt_cli.discover import open as opening
 from ckpt_cli.errors import CkptError
 from tests.cli import ROOT
@@ -313,7 +314,11 @@ CASES = (
         r"pass the folder of the file",
         lambda p: merge(p.hub("m"), p, base=p.hub("m")),
     ),
-    Case("a Hub ID that is not here", lambda p: merge(p.run(), p, base="nobody/nothing"), r"download it first; ckpt never does"),
+    Case(
+        "a Hub ID that is not here",
+        lambda p: merge(p.run(), p, base="nobody/nothing"),
+        r"download it first, ckpt never does: hf download nobody/nothing",
+    ),
     Case(
         "nothing is left",
         lambda p: merge(p.hub("m"), p, include=("nothing*",)),
@@ -805,7 +810,7 @@ def test_there_are_hints_to_look_at() -> None:
 @pytest.mark.parametrize(("module", "text"), HINTS, ids=lambda value: value[:60])
 class TestEveryHint:
     def test_names_only_options_that_exist(self, module: str, text: str) -> None:
-        known = {option for command in COMMANDS for option in options_by_command()[command]} | {"--help", "--debug"}
+        known = {option for command in COMMANDS for option in options_by_command()[command]} | {"--help", "--debug", *OPTIONS}
         assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known
 
     def test_claims_nothing_that_nobody_checked(self, module: str, text: str) -> None:

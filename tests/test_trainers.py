@@ -623,6 +623,16 @@ def test_the_only_snapshot_needs_no_reference(tmp_path: Path) -> None:
     assert differences(load(tmp_path / "out"), model()) == []
 
 
+def test_nothing_is_written_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cached(tmp_path, ["a" * 40], None)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = sorted(path.rglob("*"))
+    ckpt_cli.merge(path)
+    assert differences(load(tmp_path / "here" / "org--tiny_merged"), model()) == []
+    assert sorted(path.rglob("*")) == before
+
+
 def test_several_snapshots_without_a_reference_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Undecidable, match="2 snapshots"):
         ckpt_cli.merge(cached(tmp_path, ["a" * 40, "b" * 40], "c" * 40), tmp_path / "out")

@@ -45,8 +45,13 @@ def snapshot_of(path: Path, there: Folders) -> Path | None:
     return chosen[0] if chosen else None
 
 
+def cached_model(path: Path) -> str | None:
+    """The name of the repository that a snapshot is of, "org--name"; None for folders outside of the cache."""
+    repository = path.parent.parent.name
+    return repository.removeprefix("models--") if path.parent.name == SNAPSHOTS and REPOSITORY.fullmatch(repository) else None
+
+
 def snapshot_notes(found: Found) -> list[Note]:
     """Which snapshot of the cache was taken."""
-    if found.path.parent.name != SNAPSHOTS or not REPOSITORY.fullmatch(found.path.parent.parent.name):
-        return []
-    return [Note("info", "snapshot", f"{found.path.parent.parent.name}: the snapshot {found.path.name} of the Hub cache was read")]
+    name = cached_model(found.path)
+    return [] if name is None else [Note("info", "snapshot", f"{name}: the snapshot {found.path.name} of the Hub cache was read")]

@@ -53,10 +53,13 @@ NOT_FINITE = {"dcp-odd-tensors": {"non-finite"}}
 
 
 def proved(out: Path, source: Path) -> set[str]:
-    """Codes of what `verify` finds above notes, after every byte was read and compared with the source."""
+    """Codes of what `verify` finds above notes, after every byte was read and compared with the source.
+
+    The runs have tensors that no class has, to be hard: these are a warning in each.
+    """
     result = ckpt_cli.verify(out, full=True, against=source)
     assert result.against[0].identical
-    return {item.code for item in result.findings if item.severity != "info"}
+    return {item.code for item in result.findings if item.severity != "info"} - {"extra-tensor"}
 
 
 def cases(counts: dict[str, int]) -> list[tuple[str, int]]:

@@ -217,17 +217,17 @@ class TestSlices:
         assert [len(row) for row in lazy[:2]] == [24, 24]
 
     def test_read_only_what_they_cover(self, tmp_path: Path, read_bytes: list[int]) -> None:
-        values = torch.randn(4096, 1024)
+        values = torch.randn(64, 32768)  # elements of a column lie further apart than what is read along with them
         save_file({"a": values}, tmp_path / "model.safetensors")
         lazy = ckpt_cli.open(tmp_path / "model.safetensors")["a"]
         read_bytes.clear()
-        assert numpy.array_equal(lazy[100:104].numpy(), values[100:104].numpy())
-        assert sum(read_bytes) == 4 * 1024 * 4
+        assert numpy.array_equal(lazy[10:14].numpy(), values[10:14].numpy())
+        assert sum(read_bytes) == 4 * 32768 * 4
         read_bytes.clear()
         assert numpy.array_equal(lazy[:, 7].numpy(), values[:, 7].numpy())
-        assert sum(read_bytes) < values.nbytes / 2
+        assert sum(read_bytes) < values.nbytes / 100
         read_bytes.clear()
-        assert lazy[::2][5:9].shape == (4, 1024)
+        assert lazy[::2][5:9].shape == (4, 32768)
         assert read_bytes == []
 
     @pytest.mark.parametrize(

@@ -294,9 +294,9 @@ class TestTypes:
 
 
 def test_a_folder_that_would_be_refused_is_not_suggested(tmp_path: Path) -> None:
-    """Beside it lies one rank of DeepSpeed, so that the folder above holds such a checkpoint."""
+    """Beside it lie files of two saves, so that the folder above holds such a checkpoint."""
     (tmp_path / "run" / "global_step5").mkdir(parents=True)
-    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
         (tmp_path / "run" / "global_step5" / name).touch()
     (tmp_path / "run" / "notes").mkdir()
     (tmp_path / "run" / "notes" / "a.txt").touch()

@@ -474,7 +474,7 @@ class TestRefusals:
         assert isinstance(self.merge(tmp_path, {"m.weight": torch.ones(2, 2)}, lora="export", lora_alpha=None), UsageError)
 
     def test_two_folders_in_place(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="in-place"):
+        with pytest.raises(UsageError, match="in_place"):
             ckpt_cli.merge(plain(tmp_path, SMALL), in_place=True, lora="both", lora_alpha=2)
 
     def test_filters_of_an_export(self, tmp_path: Path) -> None:

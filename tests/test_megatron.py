@@ -69,8 +69,8 @@ class TestHubNames:
         assert differences(load(tmp_path / "half"), cast_floats(expected(data, case), torch.bfloat16)) == []
 
     @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES[:-1]])
-    def test_of_arguments_alone(self, case: str, data: Path, tmp_path: Path) -> None:
-        run = data / "megatron" / case / "checkpoint"
+    def test_of_arguments_alone(self, case: str, data: Path, copy: Copy, tmp_path: Path) -> None:
+        run = copy("megatron", case, "checkpoint")  # away from the config beside it
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), expected(data, case)) == []
         written = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -81,8 +81,8 @@ class TestHubNames:
         assert len(made) == (0 if case.startswith("verl") else 1)
         assert ckpt_cli.verify(tmp_path / "out", full=True, against=run).against[0].identical
 
-    def test_padding_is_written_where_nothing_tells_the_size_of_the_vocabulary(self, data: Path, tmp_path: Path) -> None:
-        result = ckpt_cli.merge(data / "megatron" / "llama-tp1" / "checkpoint", tmp_path / "out")
+    def test_padding_is_written_where_nothing_tells_the_size_of_the_vocabulary(self, copy: Copy, tmp_path: Path) -> None:
+        result = ckpt_cli.merge(copy("megatron", "llama-tp1", "checkpoint"), tmp_path / "out")
         assert load(tmp_path / "out")["lm_head.weight"].shape == (56, 24)
         assert [note.level for note in result.outputs[0].notes if note.code == "vocabulary-padded"] == ["warning"]
 
@@ -400,8 +400,8 @@ class TestRefused:
         step = copy("megatron", "llama-tp2", "checkpoint")
         self.error(step, Inconsistent, base=base("llama-tp2", **changes))
 
-    def test_numbers_that_shapes_do_not_show_are_a_warning(self, data: Path, base: Any, tmp_path: Path) -> None:
-        run = data / "megatron" / "llama-tp2" / "checkpoint"
+    def test_numbers_that_shapes_do_not_show_are_a_warning(self, copy: Copy, base: Any, tmp_path: Path) -> None:
+        run = copy("megatron", "llama-tp2", "checkpoint")
         result = ckpt_cli.merge(run, tmp_path / "out", base=base("llama-tp2", rms_norm_eps=1e-3))
         (text,) = [note.text for note in result.outputs[0].notes if note.code == "config-differs"]
         assert "rms_norm_eps 0.001 (1e-05)" in text

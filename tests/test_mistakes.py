@@ -229,8 +229,9 @@ def test_a_file_of_another_program_with_a_suffix_of_torch_is_named(tmp_path: Pat
 def test_a_readable_checkpoint_below_is_suggested_before_anything_foreign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "both" / "logs").mkdir(parents=True)
     (tmp_path / "both" / "logs" / "run-abc.wandb").touch()
-    (tmp_path / "both" / "model").mkdir()
-    save_file({"w": numpy.ones(2)}, tmp_path / "both" / "model" / "model.safetensors")
+    for name in ("model", "other"):  # one alone would be read
+        (tmp_path / "both" / name).mkdir()
+        save_file({"w": numpy.ones(2)}, tmp_path / "both" / name / "model.safetensors")
     assert _run(["merge", str(tmp_path / "both")]) == 3
     assert f"did you mean {tmp_path / 'both' / 'model'}?" in capsys.readouterr().err
 

@@ -38,7 +38,7 @@ OTHERS = re.compile(
 def weights_beneath(folder: Path, there: Folders) -> list[Match]:
     """What is held by the folder below this one that is meant. Nothing if there are several, and no row of a trainer names one.
 
-    Of several that rows name, all are given: which goes first, and that others are there, is said where places are chosen. A folder
+    Below a folder that is neither a step nor a role's, the names of rows mean nothing: there must be only one. Of several that rows name, all are given: which goes first, and that others are there, is said where places are chosen. A folder
     called like an average holds one, and is never taken for the model.
     """
     held = _held(folder, there)

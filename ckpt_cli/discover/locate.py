@@ -161,7 +161,8 @@ def _suggestion(path: Path, there: Folders) -> str | None:
             if not there.is_folder(candidate) or os.path.samefile(candidate, path):
                 continue
             places = places_in(candidate, there)
-            if any(place.match.trouble is None for place in places) or steps_in(candidate, there)[0]:
+            beneath = [place for found in steps_in(candidate, there)[0] for place in found.places]
+            if any(place.match.trouble is None for place in (*places, *beneath)):
                 # "." says nothing to somebody who just typed a path in it.
                 return f"did you mean {candidate if candidate.name else os.path.abspath(candidate)}?"
         except (CkptError, OSError):

@@ -203,7 +203,7 @@ def test_a_checkpoint_is_found_from_every_folder_of_its_tree(case: tuple[int, st
             assert found.framework == row.name
 
 
-IN_ROLES = [case for case in CASES if case[2] and not TRAINERS[case[0]].role]
+IN_ROLES = [case for case in CASES if case[2] and not TRAINERS[case[0]].role and not case[1].startswith("megatron")]
 
 
 @pytest.mark.parametrize("case", IN_ROLES, ids=title)

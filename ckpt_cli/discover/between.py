@@ -38,13 +38,15 @@ OTHERS = re.compile(
 def weights_beneath(folder: Path, there: Folders) -> list[Match]:
     """What is held by the folder below this one that is meant. Nothing if there are several, and no row of a trainer names one.
 
-    Below a folder that is neither a step nor a role's, the names of rows mean nothing: there must be only one. Of several that rows name, all are given: which goes first, and that others are there, is said where places are chosen. A folder
-    called like an average holds one, and is never taken for the model.
+    Below a folder that is neither a step nor a role's, the names of rows mean nothing: there must be only one. Of several that rows name,
+    all are given: which goes first, and that others are there, is said where places are chosen. A folder called like an average holds
+    one, and is never taken for the model.
     """
     held = _held(folder, there)
     averages = [(name, matches) for name, matches in held if is_average_name(name.rpartition("/")[2])]
     models = [entry for entry in held if entry not in averages]
-    named = [entry for entry in models if has_form(entry[0], WEIGHTS)]
+    is_known = step_of(folder) is not None or folder.name in ROLES
+    named = [entry for entry in models if is_known and has_form(entry[0], WEIGHTS)]
     chosen = [match for _, matches in (models if len(models) == 1 else named) for match in matches]
     chosen += [replace(match, component="ema") for _, matches in averages for match in matches if len(averages) == 1]
     return chosen or _refused(folder, there)

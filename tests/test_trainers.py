@@ -393,6 +393,10 @@ def test_of_two_folders_neither_is_meant(tmp_path: Path) -> None:
         dcp.save(model(seed), checkpoint_id=str(step / name), no_dist=True)
     with pytest.raises(NotRecognised):
         ckpt_cli.merge(step, tmp_path / "out")
+    # An average beside them is not what is meant either.
+    dcp.save(model(2), checkpoint_id=str(step / "ema"), no_dist=True)
+    with pytest.raises(NotRecognised):
+        ckpt_cli.merge(step, tmp_path / "out")
 
 
 def test_a_folder_of_a_row_goes_before_others(tmp_path: Path) -> None:

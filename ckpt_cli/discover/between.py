@@ -47,6 +47,8 @@ def weights_beneath(folder: Path, there: Folders) -> list[Match]:
     models = [entry for entry in held if entry not in averages]
     is_known = step_of(folder) is not None or folder.name in ROLES
     named = [entry for entry in models if is_known and has_form(entry[0], WEIGHTS)]
+    if len(models) > 1 and not named:
+        return _refused(folder, there)  # an average beside models that are not told apart is none of what is meant
     chosen = [match for _, matches in (models if len(models) == 1 else named) for match in matches]
     chosen += [replace(match, component="ema") for _, matches in averages for match in matches if len(averages) == 1]
     return chosen or _refused(folder, there)

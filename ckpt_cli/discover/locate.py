@@ -76,7 +76,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
             steps = without_tags(steps)
         if inside is not None and steps:
             stray = stray_files(given, [place.match for place in inside.checkpoints[0].places])
-        # What is refused by name beside steps, such as one folder of DeepSpeed, does not hide them, and neither does a stray file.
+        # What is refused by name beside steps, such as one file of a set, does not hide them, and neither does a stray file.
         if inside is not None and stray is None and not (all_doubtful(inside.checkpoints[0].places) and steps.found):
             refused = tuple(inside.label(found.path) for found in steps.found if all_refused(found.places))
             return replace(inside, steps_inside=len(steps.found) - len(refused), refused=refused)

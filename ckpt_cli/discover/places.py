@@ -121,7 +121,7 @@ def _of_role(folder: Path, there: Folders) -> list[Match]:
 
 
 def _tags(folder: Path, there: Folders) -> list[Match]:
-    """What DeepSpeed or Megatron keep one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
+    """What DeepSpeed keeps one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
 
     Of a folder that is no step, step folders are its steps and not this. Of several the one that ``latest`` names is taken.
     """

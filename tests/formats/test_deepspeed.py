@@ -295,6 +295,24 @@ class TestState:
         with pytest.raises(Unsupported, match="state1"):
             ckpt_cli.extract_state(folder / "run", tmp_path / "state", optimizer=True)
 
+    def test_a_moment_that_is_shorter_on_one_rank(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z1-bf16-w2")
+        for rank in range(2):
+            with changed(folder / TAG / OPTIM.format(rank)) as content:
+                state = content["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+                state["exp_avg"] = state["exp_avg"][: -200 * rank or None].clone()
+        with pytest.raises(Inconsistent, match="exp_avg"):
+            ckpt_cli.extract_state(folder / "run", tmp_path / "out", optimizer=True)
+
+    def test_a_vector_of_another_length_on_all_ranks(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z1-bf16-w2")
+        for rank in range(2):
+            with changed(folder / TAG / OPTIM.format(rank)) as content:
+                content["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["feedback"] = torch.zeros(7)
+        ckpt_cli.merge(folder / "run", tmp_path / "out")
+        with pytest.raises(Unsupported, match="feedback"):
+            ckpt_cli.extract_state(folder / "run", tmp_path / "state", optimizer=True)
+
     def test_a_moment_that_a_universal_save_lacks(self, copy: Copy, tmp_path: Path) -> None:
         folder = copy("deepspeed", "universal-z3-w2")
         (folder / "run" / "global_step3_universal" / "zero" / "norm.bias" / "exp_avg.pt").unlink()

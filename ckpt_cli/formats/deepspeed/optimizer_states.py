@@ -68,11 +68,6 @@ class OptimizerStates:
         counted = (held.get("step") for held in (*(part.values for part in self.partitions), *self.options))
         return next((float(number) for number in counted if isinstance(number, (int, float)) and not isinstance(number, bool)), None)
 
-    @property
-    def odd_slots(self) -> list[str]:
-        """Slots that hold codes instead of numbers, as optimizers of 8 bits do."""
-        return sorted({slot for part in self.partitions for slot, vector in part.vectors.items() if vector.dtype.kind != "float"})
-
 
 def stored_number(stored: StoredTensor) -> float | None:
     """The value of a 0-dimensional tensor of torch's default dtype; None for others, and for NaN."""

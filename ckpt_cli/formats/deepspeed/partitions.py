@@ -37,7 +37,7 @@ MIXED = "files from two saves may be mixed"
 class Parameter:
     """A parameter in flat vectors: its shape (None if only another file says it) and its runs by slot, out of those of ``ranks`` ranks.
 
-    ``scalars`` and ``values`` are one for all parameters of its group.
+    ``scalars`` and ``values`` are one for all parameters of its group; ``odd`` are slots that do not hold a number per element.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Parameter:
     ranks: int
     scalars: Mapping[str, StoredTensor]
     values: Mapping[str, Any]
+    odd: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,20 +214,26 @@ def _check_lengths(states: OptimizerStates, index: int, allowed: set[int], total
 
 
 def _slots(index: int, ranks: Sequence[OptimizerStates], lengths: Sequence[set[int]]) -> list[str]:
-    """The slots with one float per element on every rank. Quantised optimizers keep codes, and scales of other lengths."""
-    parts = [states.partitions[index].vectors for states in ranks]
-    return [
-        slot
-        for slot, vector in parts[0].items()
-        if vector.dtype.kind == "float" and all(held[slot].numel in allowed for held, allowed in zip(parts, lengths, strict=True))
-    ]
+    """The slots with one float per element. Quantised optimizers keep codes, and scales of other lengths.
+
+    Raises Inconsistent for a slot that fits on some ranks only.
+    """
+    slots = []
+    for slot, vector in ranks[0].partitions[index].vectors.items():
+        held = [(states, states.partitions[index].vectors[slot].numel, allowed) for states, allowed in zip(ranks, lengths, strict=True)]
+        odd = [states for states, count, allowed in held if count not in allowed]
+        if odd and len(odd) < len(held) and vector.dtype.kind == "float":
+            raise Inconsistent(f"{slot} of group {index} has another length than on other ranks", path=odd[0].path, hint=MIXED)
+        if not odd and vector.dtype.kind == "float":
+            slots.append(slot)
+    return slots
 
 
 def _parameter(
     name: str, count: int, shape: Shape | None, runs: Mapping[str, tuple[Run, ...]], index: int, ranks: Sequence[OptimizerStates]
 ) -> Parameter:
     own = ranks[0].partitions[index]
-    return Parameter(name, count, shape, runs, len(ranks), own.scalars, own.values)
+    return Parameter(name, count, shape, runs, len(ranks), own.scalars, own.values, tuple(slot for slot in own.vectors if slot not in runs))
 
 
 # -- by the slices in the optimizer states -------------------------------------------------------------------------------
@@ -247,7 +254,6 @@ def _by_slices(first: OptimizerStates, ranks: Sequence[OptimizerStates]) -> list
                     raise Inconsistent("param_slice_mappings does not fit the partition", path=states.path, tensor=name)
                 end = start + size
                 ranges.setdefault(name, []).append((place, start, size))
-            _check_lengths(states, index, {states.partitions[index].vectors[MASTER].numel}, end)
         if not ranges:
             raise Inconsistent("nothing tells which parameters the partitions hold", expected="param_shapes or param_slice_mappings")
         parameters = []

@@ -37,9 +37,9 @@ def named_optimizer(save: Save, files: Files) -> NamedState | None:
         return universal_optimizer(save, files)
     if not save.optimizers:
         return None if save.is_partitioned else stage_0_optimizer(save, files)
-    odd = [slot for ranks in save.optimizers.values() for slot in ranks[0].odd_slots]
+    odd = sorted({slot for held in save.groups.values() for group in held for p in group.parameters for slot in p.odd})
     if odd:
-        text = f"{few(odd, 3)}: the optimizer keeps codes in place of its moments, which only the library that wrote them can read"
+        text = f"{few(odd, 3)}: the optimizer keeps something else than a number per element, which only the library that wrote it can read"
         raise Unsupported(text, path=next(iter(save.optimizers.values()))[0].path, hint="leave out --optimizer")
     if not save.is_stage_3:
         check_agreement(slot_tensors(save), stored_weights(save), save)

@@ -89,7 +89,8 @@ def check_named(stored: Mapping[str, Tensor], save: Save) -> None:
     for mp in save.models:
         for name in (*(name for group in save.model_of(mp).groups or () for name in group), *save.model_of(mp).frozen):
             if name not in stored and EXPERT.fullmatch(name) is None:
-                wanted = f"layer_{int(name.split('.')[0]):02d}-model_states.pt" if save.is_pipeline and name[0].isdecimal() else None
+                number = name.split(".")[0]
+                wanted = f"layer_{int(number):02d}-model_states.pt" if save.is_pipeline and number.isdecimal() else None
                 expected = str(save.root / wanted) if wanted else None
                 raise MissingShard(
                     "the module lacks this parameter, which the model states list", path=save.root, tensor=name, expected=expected

@@ -160,7 +160,7 @@ class TestLackOfMemory:
 
         run = layouts / "verl-run" / "run"
         ckpt_cli.merge(run, tmp_path / "out")
-        monkeypatch.setattr("ckpt_cli.files.torch_file.load_pickle", lacking)
+        monkeypatch.setattr("ckpt_cli.files.pickle_template.load_pickle", lacking)
         for command in (
             lambda: ckpt_cli.detect(run),
             lambda: ckpt_cli.inspect(run),

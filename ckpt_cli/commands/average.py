@@ -92,7 +92,7 @@ def average(
         if folder is not None:
             reference = open_base(folder, files, needed=bool(chosen.carry_from_base) or chosen.dtype == BASE)
         jobs = planned_jobs(snapshots, mixed, method, Path(os.path.abspath(target)), reference, rules, chosen)
-        newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
+        newest = describe_checkpoint(snapshots.opened[-1])
         if chosen.strict:
             refuse_warnings([*snapshots.notes, *newest.notes, *(note for job in jobs for note in job.notes)])
         outputs = _run(jobs, method, chosen, progress)

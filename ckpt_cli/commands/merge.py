@@ -86,7 +86,7 @@ def merge(
             _with_state(job, opened, files, chosen.dry_run) if chosen.with_state else job
             for job in planned_jobs(opened, target, reference, rules, chosen)
         ]
-        checkpoint = describe_checkpoint(opened).without_tensors()
+        checkpoint = describe_checkpoint(opened)
         known = [_known_notes(job, home) for job in jobs]
         if chosen.strict:
             refuse_warnings([*checkpoint.notes, *(note for notes in known for note in notes)])

@@ -150,10 +150,10 @@ def open_checkpoint(
     raise first
 
 
-def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Checkpoint:
-    """The descriptor of an opened checkpoint; components that were not opened are listed by name."""
+def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, tensors: bool = False) -> Checkpoint:
+    """The descriptor of an opened checkpoint, in totals or with its ``tensors``; components that were not opened are listed by name."""
     main = opened.components[0]
-    described = {opened.name: ComponentInfo.of(opened.component, opened.name) for opened in opened.components}
+    described = {opened.name: ComponentInfo.of(opened.component, opened.name, listed=tensors) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
     config = main.assets.config
     notes = [*opened.notes, *extra_notes]

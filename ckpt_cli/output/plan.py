@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ckpt_cli.boxes import Box, contiguous_strides
 from ckpt_cli.dtypes import BASE, BY_CODE, CAST_NAMES, CAST_SYNONYMS, Dtype, cast_name
@@ -95,7 +96,7 @@ class TileWork:
     target_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Everything that `ckpt_cli.output.writer` will do, and nothing more."""
 
@@ -128,7 +129,7 @@ class Plan:
         found = {origin.identity.path: origin for source in sources.values() for origin in source.origins}
         return list(found.values())
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of names, dtypes, shapes, layout of the output and of where every byte comes from."""
         state = hashlib.sha256()

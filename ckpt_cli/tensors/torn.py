@@ -112,12 +112,12 @@ def bytes_of_holes(source: FileSource) -> int:
 
 def _zeros_at_the_end(source: FileSource, pieces: list[tuple[Piece, Tensor]]) -> Torn | None:
     """The zeros that a file ends with, if a trained model hardly has them."""
-    spans = sorted(((piece.offset, piece.offset + _span(piece, tensor), tensor) for piece, tensor in pieces), key=lambda span: span[1])
-    end = spans[-1][1]
-    zeros = _trailing_zeros(source, spans[0][0], end)
+    end = max(piece.offset + _span(piece, tensor) for piece, tensor in pieces)
+    zeros = _trailing_zeros(source, min(piece.offset for piece, _ in pieces), end)
     if zeros < LEAST_ZEROS:
         return None
     start = end - zeros
+    spans = sorted(((piece.offset, piece.offset + _span(piece, tensor), tensor) for piece, tensor in pieces), key=lambda span: span[:2])
     doubtful = [
         tensor
         for begin, stop, tensor in spans

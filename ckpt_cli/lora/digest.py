@@ -17,7 +17,7 @@ def adapter_digest(exported: Mapping[str, Tensor]) -> str:
     for name in sorted(exported):
         tensor = exported[name]
         crc = zlib.crc32(f"{name} {tensor.dtype.code} {list(tensor.shape)}".encode(), crc)
-        for tile in tiles(tensor.grid, tensor.dtype.itemsize, BLOCK):
+        for tile in tiles(tensor.shape, tensor.dtype.itemsize, BLOCK):
             buffer = bytearray(tile.numel * tensor.dtype.itemsize)
             read_tile(tensor, tile, buffer)
             crc = zlib.crc32(buffer, crc)

@@ -78,7 +78,7 @@ def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
 def read_range(tensor: Tensor, start: int, count: int, buffer: bytearray | memoryview, index: PieceIndex) -> None:
     """Fill ``buffer`` with ``count`` elements from position ``start`` on, in C order and in the tensor's own dtype."""
     view, done = memoryview(buffer), 0
-    for box in range_boxes(tensor.grid, start, count):
+    for box in range_boxes(tensor.shape, start, count):
         length = box.numel * tensor.dtype.itemsize
         read_tile(tensor, box, view[done : done + length], index)
         done += length

@@ -51,8 +51,7 @@ class Tensor:
     """A named tensor: ``pieces`` tile its ``shape`` exactly; ``copies`` are replicas of pieces.
 
     ``layout`` is the placement as people write it, such as "Shard(0) x8"; ``alias_of`` names the tensor that shares
-    its storage; ``check_copies`` asks the probe to compare the replicas with the pieces before anything is written;
-    ``own_grid`` is set where boxes refer to another array than one of this shape (see `grid`).
+    its storage; ``check_copies`` asks the probe to compare the replicas with the pieces before anything is written.
     """
 
     name: str
@@ -64,12 +63,6 @@ class Tensor:
     layout: str = ""
     alias_of: str | None = None
     check_copies: bool = False
-    own_grid: Shape | None = None
-
-    @property
-    def grid(self) -> Shape:
-        """The C-ordered array that boxes refer to; it has the elements of ``shape`` in the same order."""
-        return self.shape if self.own_grid is None else self.own_grid
 
     @property
     def numel(self) -> int:

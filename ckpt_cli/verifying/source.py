@@ -22,7 +22,7 @@ from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.casting import cast
 from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex, read_range
+from ckpt_cli.tensors.reading import PieceIndex, read_range, read_tile
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.values import workers_for
@@ -98,9 +98,9 @@ def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int],
         return finding("different-dtype", f"{output.dtype}, but {right} was requested (the source has {source.dtype})", tensor=name)
     seen = _Difference()
     for piece in source.pieces:
-        for block in _blocks(piece, source.grid, max(source.dtype.itemsize, output.dtype.itemsize)):
+        for block in _blocks(piece, source.shape, max(source.dtype.itemsize, output.dtype.itemsize)):
             held = _adjusted(piece, _block(piece.source, piece.offset, piece.strides, block, source.dtype), source.dtype)
-            written = _written(output, source.grid, Box(tuple(map(sum, zip(piece.box.offset, block.offset, strict=True))), block.extent))
+            written = _written(output, Box(tuple(map(sum, zip(piece.box.offset, block.offset, strict=True))), block.extent))
             _count(seen, held, written, source.dtype, output.dtype, piece.box, block)
             advance(block.numel * source.dtype.itemsize)
     if not seen.count:
@@ -112,10 +112,10 @@ def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int],
     return finding("different-values", message, tensor=name, different=seen.count, elements=source.numel, largest=largest)
 
 
-def _blocks(piece: Piece, grid: Shape, itemsize: int) -> Iterator[Box]:
-    """Boxes inside of a piece that span at most `SPAN` bytes, in the source and in an array of shape ``grid``."""
-    strides = contiguous_strides(grid)
-    waiting = [Box((0,) * len(grid), piece.box.extent)]
+def _blocks(piece: Piece, shape: Shape, itemsize: int) -> Iterator[Box]:
+    """Boxes inside of a piece that span at most `SPAN` bytes, in the source and in an array of this shape."""
+    strides = contiguous_strides(shape)
+    waiting = [Box((0,) * len(shape), piece.box.extent)]
     while waiting:
         box = waiting.pop()
         reach = [(n - 1) * max(steps) for n, *steps in zip(box.extent, strides, piece.strides, strict=True)]
@@ -160,30 +160,17 @@ def _adjusted(piece: Piece, block: Array, dtype: Dtype) -> Array:
     return raw
 
 
-def _written(output: Tensor, grid: Shape, box: Box) -> Array:
+def _written(output: Tensor, box: Box) -> Array:
     """The elements of a box of an output, whose only piece is the whole of it, or which is gathered from several."""
     import numpy
 
-    if len(output.pieces) == 1 and output.own_grid is None and output.pieces[0].strides == contiguous_strides(output.shape):
+    strides = contiguous_strides(output.shape)
+    if len(output.pieces) == 1 and output.pieces[0].strides == strides:
         piece = output.pieces[0]
-        return _adjusted(piece, _block(piece.source, piece.offset, contiguous_strides(grid), box, output.dtype), output.dtype)
+        return _adjusted(piece, _block(piece.source, piece.offset, strides, box, output.dtype), output.dtype)
     raw = bytearray(box.numel * output.dtype.itemsize)
-    index, done = PieceIndex(output.pieces), 0
-    for start, count in _runs(grid, box):
-        part = memoryview(raw)[done : done + count * output.dtype.itemsize]
-        read_range(output, start, count, part, index)
-        done += len(part)
+    read_tile(output, box, raw)
     return numpy.frombuffer(raw, dtype=f"V{output.dtype.itemsize}").reshape(box.extent)
-
-
-def _runs(grid: Shape, box: Box) -> Iterator[tuple[int, int]]:
-    """Positions and lengths of the rows of a box in a C-ordered array."""
-    import itertools
-
-    strides = contiguous_strides(grid)
-    length = box.extent[-1] if box.extent else 1
-    for index in itertools.product(*(range(o, o + n) for o, n in zip(box.offset[:-1], box.extent[:-1], strict=True))):
-        yield sum(i * s for i, s in zip(index, strides, strict=False)) + (box.offset[-1] if box.offset else 0), length
 
 
 def _count(seen: _Difference, held: Array, written: Array, source: Dtype, target: Dtype, place: Box, block: Box) -> None:

@@ -67,7 +67,6 @@ def show(
         name=name,
         dtype=found.dtype.code,
         shape=found.shape,
-        grid=found.grid,
         layout=found.layout,
         index=_index_text(key),
         shown=cut.shape,

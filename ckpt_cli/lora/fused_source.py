@@ -18,8 +18,8 @@ from ckpt_cli.boxes import contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype, overflow_hint
 from ckpt_cli.errors import CastOverflow, CorruptFile
 from ckpt_cli.files.source import Identity, Source
-from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.reading import PieceIndex, read_range
+from ckpt_cli.tensors.casting import cast
+from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ class FusedSource:
         self._update = update
         self._dtype = dtype
         self._kept = kept
-        self._index = PieceIndex(update.weight.pieces)
         tensors = (update.weight, *update.parts, *([update.magnitude] if update.magnitude is not None else []))
         found = {origin.identity: origin for tensor in tensors for p in tensor.pieces for origin in p.source.origins}
         self.origins: tuple[Source, ...] = tuple(found.values())
@@ -177,7 +176,7 @@ class FusedSource:
         import numpy
 
         update = self._update
-        values = _read(update.weight, start * update.columns, count * update.columns, self._index).reshape(count, update.columns)
+        values = _wide(update.weight, start * update.columns, count * update.columns).reshape(count, update.columns)
         left, right = self._kept.factors(self.identity, update)
         rank = left.shape[1]
         with numpy.errstate(all="ignore"):
@@ -201,7 +200,7 @@ class FusedSource:
             if update.by_column:
                 factor = self._kept.get((self.identity, "norms"), lambda: self._column_factors(whole_magnitude))
                 return factor.reshape(1, -1)
-            magnitude = self._kept.get((self.identity, "magnitude"), lambda: _all(whole_magnitude))
+            magnitude = self._kept.get((self.identity, "magnitude"), lambda: _wide(whole_magnitude))
             rows = numpy.linalg.norm(values, axis=1)
             factors: Array = (magnitude[start : start + len(values)] / rows).reshape(-1, 1)
             return factors
@@ -214,7 +213,7 @@ class FusedSource:
         squares = numpy.zeros(update.columns)
         for start in range(0, update.rows, self._rows):
             squares += (self._values(start, min(self._rows, update.rows - start)) ** 2).sum(axis=0)
-        factors: Array = _all(magnitude) / numpy.sqrt(squares)
+        factors: Array = _wide(magnitude) / numpy.sqrt(squares)
         return factors
 
 
@@ -228,19 +227,13 @@ def fused(update: Update, name: str, dtype: Dtype, kept: Kept) -> Tensor:
 
 def matrix(tensor: Tensor, rows: int, columns: int) -> Array:
     """All of a small tensor in float64, as a matrix."""
-    return _all(tensor).reshape(rows, columns)
+    return _wide(tensor).reshape(rows, columns)
 
 
-def _all(tensor: Tensor) -> Array:
-    return _read(tensor, 0, tensor.numel, PieceIndex(tensor.pieces))
-
-
-def _read(tensor: Tensor, start: int, count: int, index: PieceIndex) -> Array:
+def _wide(tensor: Tensor, start: int = 0, count: int | None = None) -> Array:
     import numpy
 
-    raw = bytearray(count * tensor.dtype.itemsize)
-    read_range(tensor, start, count, raw, index)
-    return view_as(raw, tensor.dtype, count).astype(numpy.float64)
+    return elements(tensor, start, count).astype(numpy.float64)
 
 
 F64 = BY_CODE["F64"]

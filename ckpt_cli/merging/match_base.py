@@ -12,7 +12,7 @@ from ckpt_cli.hub.bagel import PATCH_EMBEDDING, QK_NORMS
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.tensors.views import permuted, reshaped, unfolded
+from ckpt_cli.tensors.views import merged, permuted, unfolded
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ def _fit(name: str, tensor: Tensor, shape: Shape) -> Tensor | None:
     """The tensor in the base's shape, or None."""
     if tensor.shape == shape:
         return tensor
-    if not name.endswith(PATCH_EMBEDDING) or tensor.own_grid is not None:
+    if not name.endswith(PATCH_EMBEDDING):
         return None
     if len(tensor.shape) == 4 and len(shape) == 2:
         out, channels, height, width = tensor.shape
-        return reshaped(permuted(tensor, (0, 2, 3, 1)), shape) if shape == (out, height * width * channels) else None
+        return merged(merged(permuted(tensor, (0, 2, 3, 1)), 1), 1) if shape == (out, height * width * channels) else None
     if len(tensor.shape) == 2 and len(shape) == 4:
         out, channels, height, width = shape
         if tensor.shape == (out, height * width * channels):

@@ -236,11 +236,11 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
             continue
         if output.combination is not None:
             written = 0
-            for tile in tiles(tensor.grid, 1, SUM_ELEMENTS):
+            for tile in tiles(tensor.shape, 1, SUM_ELEMENTS):
                 yield TileWork(output, tile, output.offset + written)
                 written += tile.numel * output.dtype.itemsize
         elif _is_copy(output):
-            strides = contiguous_strides(tensor.grid)
+            strides = contiguous_strides(tensor.shape)
             for piece in sorted(tensor.pieces, key=lambda piece: piece.box.offset):
                 first = sum(i * stride for i, stride in zip(piece.box.offset, strides, strict=True)) * tensor.dtype.itemsize
                 length = piece.box.numel * tensor.dtype.itemsize
@@ -248,7 +248,7 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
                     yield CopyWork(piece, piece.offset + start, output.offset + first + start, min(COPY_STEP, length - start))
         else:
             written = 0
-            for tile in tiles(tensor.grid, tensor.dtype.itemsize, TILE):
+            for tile in tiles(tensor.shape, tensor.dtype.itemsize, TILE):
                 yield TileWork(output, tile, output.offset + written)
                 written += tile.numel * output.dtype.itemsize
 
@@ -267,7 +267,7 @@ def _is_copy(output: OutputTensor) -> bool:
     tensor = output.tensor
     if output.is_cast or tensor.nbytes < WORTH_COPYING * len(tensor.pieces):
         return False
-    strides = contiguous_strides(tensor.grid)
+    strides = contiguous_strides(tensor.shape)
     return all(piece.verbatim and is_run(piece.box.extent, piece.strides) and is_run(piece.box.extent, strides) for piece in tensor.pieces)
 
 

@@ -23,10 +23,11 @@ from ckpt_cli.names import printable
 from ckpt_cli.output import plan
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
-from ckpt_cli.output.writer import Written, default_jobs, execute
+from ckpt_cli.output.writer import Written, execute
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.written import ClassComparison, FileInfo
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.parallel import default_jobs
 from ckpt_cli.tensors.reading import SLAB
 
 DEFAULT_SHARD_SIZE = 5_000_000_000

@@ -24,8 +24,8 @@ from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex, read_tile
+from ckpt_cli.tensors.parallel import Stop, in_threads, workers_for
+from ckpt_cli.tensors.reading import read_tile
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
 
@@ -33,7 +33,6 @@ COPY_BUFFER = 1 << 20
 CANNOT_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY, errno.EIO}
 """Errors of ``copy_file_range`` after which ordinary reads and writes are tried (and report a real error as their own)."""
 
-KEPT_INDEXES = 256
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -51,11 +50,6 @@ class Written:
     non_finite: dict[str, dict[int, int]] = field(default_factory=dict)
     checksums: dict[str, dict[str, int]] = field(default_factory=dict)
     side_files: dict[str, int] = field(default_factory=dict)
-
-
-def default_jobs() -> int:
-    """Two workers keep a disk busy; more than eight never helped in measurements on one."""
-    return max(2, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2))
 
 
 def execute(
@@ -79,7 +73,7 @@ def execute(
     or the folder cannot be written, and InputError if a source fails or changes.
     """
     progress = progress or Silent()
-    workers = 1 if any(source.forward_only for source in plan.sources) else jobs or default_jobs()
+    workers = workers_for(plan.sources, jobs)
     written = Written({file.name: file.size for file in plan.files}, {}, {})
     with _output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
@@ -151,7 +145,6 @@ class _Workers:
         self._progress = progress
         self._lock = threading.Lock()
         self._stop = Stop()
-        self._indexes: dict[int, PieceIndex] = {}
         self._parts: dict[str, list[tuple[int, int, int]]] = {}
 
     def checksums(self) -> dict[str, int]:
@@ -224,7 +217,7 @@ class _Workers:
             buffer = bytearray(output.tensor.dtype.itemsize)
             values = []
             for tensor in combination.tensors:
-                read_tile(tensor, at, buffer, self._index(tensor))
+                read_tile(tensor, at, buffer)
                 values.append(float(view_as(buffer, dtype, parts)[position % parts]))
             return values
 
@@ -243,22 +236,13 @@ class _Workers:
     def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers) -> memoryview:
         length = tile.numel * tensor.dtype.itemsize
         stored = memoryview(buffers.get("stored", length))[:length]
-        read_tile(tensor, tile, stored, self._index(tensor))
+        read_tile(tensor, tile, stored)
         return stored
 
     def _count_overflows(self, name: str, count: int) -> None:
         if count:
             with self._lock:
                 self._written.overflows[name] = self._written.overflows.get(name, 0) + count
-
-    def _index(self, tensor: Tensor) -> PieceIndex:
-        """The index of a tensor's pieces. The plan keeps the tensor alive, so that its id is its own."""
-        with self._lock:
-            if id(tensor) not in self._indexes:
-                if len(self._indexes) > KEPT_INDEXES:
-                    self._indexes.clear()
-                self._indexes[id(tensor)] = PieceIndex(tensor.pieces)
-            return self._indexes[id(tensor)]
 
 
 class _Buffers:

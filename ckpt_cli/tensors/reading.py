@@ -7,13 +7,13 @@ meet it; a slab that is contiguous in both file and tile is read straight into p
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, range_boxes
 from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 if TYPE_CHECKING:
@@ -75,47 +75,44 @@ def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
             return
 
 
-def read_range(tensor: Tensor, start: int, count: int, buffer: bytearray | memoryview, index: PieceIndex) -> None:
-    """Fill ``buffer`` with ``count`` elements from position ``start`` on, in C order and in the tensor's own dtype."""
-    view, done = memoryview(buffer), 0
-    for box in range_boxes(tensor.grid, start, count):
-        length = box.numel * tensor.dtype.itemsize
-        read_tile(tensor, box, view[done : done + length], index)
-        done += length
+def element_bytes(tensor: Tensor, start: int = 0, count: int | None = None) -> bytearray:
+    """Elements from position ``start`` on (all of them without ``count``), in C order and in the tensor's own dtype."""
+    size = tensor.dtype.itemsize
+    count = tensor.numel - start if count is None else count
+    buffer, done = bytearray(count * size), 0
+    view = memoryview(buffer)
+    for box in range_boxes(tensor.shape, start, count):
+        read_tile(tensor, box, view[done : done + box.numel * size])
+        done += box.numel * size
+    return buffer
 
 
-class PieceIndex:
-    """The pieces of a tensor, found by the box they meet: sorted by their start along dimension 0."""
+def elements(tensor: Tensor, start: int = 0, count: int | None = None, dtype: Dtype | None = None) -> Array:
+    """The same as numbers that numpy has (complex32 is widened), rounded to ``dtype`` if one is given."""
+    import numpy
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = sorted(pieces, key=lambda piece: piece.box.offset[:1])
-        self._starts = [piece.box.offset[0] for piece in self._pieces if piece.box.offset]
-        self._reach: list[int] = []
-        reach = 0
-        for piece in self._pieces:
-            if piece.box.offset:
-                reach = max(reach, piece.box.offset[0] + piece.box.extent[0])
-                self._reach.append(reach)
-
-    def meeting(self, box: Box) -> Iterator[tuple[Piece, Box]]:
-        """Every piece that meets ``box``, with the common box."""
-        if not box.offset:
-            yield from ((piece, box) for piece in self._pieces)
-            return
-        first = bisect_left(self._reach, box.offset[0] + 1)
-        last = bisect_left(self._starts, box.offset[0] + box.extent[0])
-        for piece in self._pieces[first:last]:
-            common = piece.box.intersect(box)
-            if common is not None:
-                yield piece, common
+    buffer = element_bytes(tensor, start, count)
+    if tensor.dtype.code == "C32":
+        return numpy.frombuffer(buffer, numpy.float16).astype(numpy.float32).view(numpy.complex64)
+    stored = view_as(buffer, tensor.dtype, len(buffer) // tensor.dtype.itemsize)
+    if dtype is None or dtype == tensor.dtype:
+        return stored
+    rounded = numpy.empty(len(stored), numpy_dtype(dtype))
+    cast(stored, tensor.dtype, dtype, rounded)
+    return rounded
 
 
-def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview, index: PieceIndex | None = None) -> None:
+def blocks(tensor: Tensor, most: int) -> Iterator[tuple[int, int]]:
+    """Start and length of ranges of at most so many elements that are the whole tensor, in order."""
+    return ((start, min(most, tensor.numel - start)) for start in range(0, tensor.numel, most))
+
+
+def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview) -> None:
     """Fill ``buffer`` with the elements of ``tile`` in C order, in the tensor's own dtype."""
     itemsize = tensor.dtype.itemsize
     view = memoryview(buffer)
     strides = contiguous_strides(tile.extent)
-    for piece, common in (index or PieceIndex(tensor.pieces)).meeting(tile):
+    for piece, common in tensor.meeting(tile):
         inside = tuple(a - b for a, b in zip(common.offset, tile.offset, strict=True))
         region = Region(piece, tuple(a - b for a, b in zip(common.offset, piece.box.offset, strict=True)), common.extent, itemsize)
         first = sum(i * stride for i, stride in zip(inside, strides, strict=True)) * itemsize
@@ -129,12 +126,14 @@ def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview, index: 
             _adjust(piece, target, tensor.dtype)
 
 
-def read_region(region: Region, buffer: bytearray) -> None:
-    """Fill ``buffer`` with the stored elements of one region in C order, without undoing byte order or flags."""
-    if is_run(region.extent, region.piece.strides):
-        region.piece.source.read_at(region.start, memoryview(buffer))
+def stored_bytes(piece: Piece, box: Box, itemsize: int) -> bytearray:
+    """The stored elements of a box inside a piece (relative to it) in C order, without undoing byte order or flags."""
+    region, buffer = Region(piece, box.offset, box.extent, itemsize), bytearray(box.numel * itemsize)
+    if is_run(box.extent, piece.strides):
+        piece.source.read_at(region.start, memoryview(buffer))
     else:
-        _gather(region, _as_array(memoryview(buffer), region.extent, region.itemsize))
+        _gather(region, _as_array(memoryview(buffer), box.extent, itemsize))
+    return buffer
 
 
 def is_run(extent: Shape, strides: Shape) -> bool:

@@ -57,6 +57,6 @@ def _same(first: Tensor, second: Tensor) -> bool:
 def _plain(tensor: Tensor) -> Piece | None:
     """The piece of a tensor that lies as a whole in one place; None for those that would have to be put together."""
     piece = tensor.pieces[0] if len(tensor.pieces) == 1 else None
-    if piece is None or not piece.verbatim or piece.source.forward_only or tensor.own_grid is not None:
+    if piece is None or not piece.verbatim or piece.source.forward_only:
         return None
     return piece if piece.box == whole(tensor.shape) and piece.strides == contiguous_strides(tensor.shape) else None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ckpt_cli.boxes import contiguous_strides
-from ckpt_cli.dtypes import numpy_dtype
-from ckpt_cli.tensors.casting import RANGE, cast, view_as
-from ckpt_cli.tensors.reading import PieceIndex, read_range
+from ckpt_cli.tensors.casting import RANGE
+from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Tensor
 
 SAMPLE = 32
@@ -18,15 +17,9 @@ def agrees(master: Tensor, weights: Tensor) -> bool:
         return master.shape == weights.shape
     import numpy
 
-    indexes = PieceIndex(master.pieces), PieceIndex(weights.pieces)
     for start in _starts(master):
         count = min(SAMPLE, master.numel - start)
-        raw, own = bytearray(count * master.dtype.itemsize), bytearray(count * weights.dtype.itemsize)
-        read_range(master, start, count, raw, indexes[0])
-        read_range(weights, start, count, own, indexes[1])
-        made = numpy.empty(count, dtype=numpy_dtype(weights.dtype))
-        cast(view_as(raw, master.dtype, count), master.dtype, weights.dtype, made)
-        theirs = view_as(own, weights.dtype, count)
+        made, theirs = elements(master, start, count, weights.dtype), elements(weights, start, count)
         if not numpy.all((made == theirs) | (numpy.isnan(made) & numpy.isnan(theirs))):
             return False
     return True

@@ -195,7 +195,7 @@ class TestLackOfMemory:
             def lacking(_: object) -> None:
                 raise MemoryError
 
-            patch.setattr("ckpt_cli.files.pickle_reader._HANDLERS", [lacking] * 256)
+            patch.setattr("ckpt_cli.files.pickle_reader.HANDLERS", [lacking] * 256)
             with pytest.raises(MemoryError):
                 load_pickle(machine)
 

@@ -105,7 +105,7 @@ def _check(name: str, tensor: Tensor, wanted: int | None, sample: float | None, 
         for block in _sampled(piece.box.extent, tensor.dtype.itemsize, sample, chance):
             raw = stored_bytes(piece, block, tensor.dtype.itemsize)
             crc = zlib.crc32(raw, crc)
-            kept = len(raw.rstrip(b"\0"))
+            kept = len(raw) if raw[-1:] != b"\0" else len(raw.rstrip(b"\0"))
             zeros = len(raw) - kept if kept else zeros + len(raw)
             if id(piece) in own:
                 _look(seen, raw if piece.verbatim else _adjusted(tensor, piece, block), tensor.dtype)

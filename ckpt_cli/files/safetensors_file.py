@@ -69,14 +69,15 @@ def build_header(entries: Iterable[tuple[str, Dtype, Shape]], metadata: Mapping[
 
     Tensors stand in the given order; the header is padded with spaces so that data begin at a multiple of 8 bytes.
     """
-    described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    written = [f'"__metadata__":{_json(dict(metadata))}'] if metadata else []
     position, starts = 0, []
     for name, dtype, shape in entries:
-        size = math.prod(shape) * dtype.itemsize
-        described[name] = {"dtype": dtype.code, "shape": list(shape), "data_offsets": [position, position + size]}
+        stop = position + math.prod(shape) * dtype.itemsize
+        sizes = ",".join(map(str, shape))
+        written.append(f'{_json(name)}:{{"dtype":"{dtype.code}","shape":[{sizes}],"data_offsets":[{position},{stop}]}}')
         starts.append(position)
-        position += size
-    text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        position = stop
+    text = f"{{{','.join(written)}}}".encode()
     text += b" " * (-len(text) % ALIGNMENT)
     if len(text) > MAX_HEADER:
         raise Unsupported(
@@ -84,6 +85,10 @@ def build_header(entries: Iterable[tuple[str, Dtype, Shape]], metadata: Mapping[
         )
     begin = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, [begin + start for start in starts]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def parse_json(raw: bytes, what: str = "the file") -> Any:

@@ -30,7 +30,6 @@ OTHER_LORA = re.compile(
 """Factors of adapters in forms other than PEFT's: kohya, LyCORIS, old diffusers, mlx-lm."""
 
 LORA = re.compile(r"(^|\.)(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer|modules_to_save)(\.|$)")
-LORA_WORDS = ("lora_", "base_layer", "modules_to_save")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,8 @@ class PeftState:
 
 def has_adapters(names: Mapping[str, object]) -> bool:
     """Whether any name is one of PEFT's."""
-    return any(LORA.search(name) for name in names if any(word in name for word in LORA_WORDS))
+    # What is searched for holds one of these words, and looking for a word is many times as fast.
+    return any(LORA.search(name) for name in names if "lora_" in name or "base_layer" in name or "modules_to_save" in name)
 
 
 def parse_peft(component: Mapping[str, Tensor]) -> PeftState:

@@ -195,6 +195,10 @@ class MissingShard(IncompleteError):
     code = "missing-shard"
 
 
+class MissingParts(IncompleteError):
+    code = "missing-parts"
+
+
 class PartOfSet(IncompleteError):
     code = "part-of-set"
 

@@ -20,6 +20,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, readin
 from ckpt_cli.files.crc32 import combined, crc_of
 from ckpt_cli.files.source import Files, FileSource, Source
 from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksum, work_of
+from ckpt_cli.output.share import Share
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
@@ -49,6 +50,14 @@ class Written:
     non_finite: dict[str, dict[int, int]] = field(default_factory=dict)
     checksums: dict[str, dict[str, int]] = field(default_factory=dict)
     side_files: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWritten:
+    """What one part of a plan wrote: overflows and such, and by file and tensor (position, CRC-32, length) of its tiles."""
+
+    written: Written
+    tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
 
 
 def execute(
@@ -128,6 +137,39 @@ def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progr
     written.checksums[file.name] = {name: crc for name, crc in known.items() if crc is not None} | workers.checksums()
 
 
+def write_share(share: Share, folder: Path, *, jobs: int | None = None, progress: Progress | None = None) -> SharedWritten:
+    """Write one part of a plan into files that other processes write too, and make it durable. May run again, also at the same time.
+
+    Raises OutputError, and InputError if a source fails or changes.
+    """
+    progress = progress or Silent()
+    written = Written({}, {})
+    done = SharedWritten(written, {})
+    with _output_errors(folder):
+        progress.start(share.nbytes, share.files[0].file.name if share.files else "")
+        try:
+            for portion in share.files:
+                fd = os.open(folder / portion.file.name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+                try:
+                    # The same size by whichever process comes first: nothing that is written already is lost.
+                    if os.fstat(fd).st_size != portion.file.size:
+                        os.ftruncate(fd, portion.file.size)
+                    if portion.with_header:
+                        _write_all(fd, memoryview(portion.file.header), 0)
+                    workers = _Workers(fd, portion.file.name, written, progress)
+                    workers.run(portion.work, workers_for(share.sources, jobs))
+                    stages(progress).flushing()
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                done.tiles[portion.file.name] = workers.tiles()
+        finally:
+            progress.finish()
+        for source in share.sources:
+            source.check_unchanged()
+    return done
+
+
 def _add_checksums(file: OutputFile, path: Path, known: dict[str, int]) -> None:
     with Files() as files:
         source = files.source(path)
@@ -145,6 +187,10 @@ class _Workers:
         self._lock = threading.Lock()
         self._stop = Stop()
         self._parts: dict[str, list[tuple[int, int, int]]] = {}
+
+    def tiles(self) -> dict[str, list[tuple[int, int, int]]]:
+        """Of every tensor that was written tile by tile: position in the file, CRC-32 and length in bytes of each tile."""
+        return {name: sorted(parts) for name, parts in self._parts.items()}
 
     def checksums(self) -> dict[str, int]:
         """The CRC-32 of every tensor that was written tile by tile."""

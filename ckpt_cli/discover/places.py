@@ -14,7 +14,7 @@ from ckpt_cli.files.folders import Folders, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.ages import MAX_HOURS
-from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.base import WEIGHTS_16, Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
@@ -27,9 +27,6 @@ MAIN = ("model", *ROLES[:2])
 MAX_TAGS = 1024
 TAG_FILE = "latest"
 """What DeepSpeed writes beside its saves: the name of the newest one."""
-
-GATHERED = "weights16"
-"""The component that is the model in the dtype of the training, beside one in fp32."""
 
 
 def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> Target | None:
@@ -112,7 +109,7 @@ def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Pl
         return places
     if any(there.is_file(place.match.root / MANIFEST) for place in places):
         return [*tags, *places]  # what was merged into the folder later is none of the trainer's
-    return [*tags, *(replace(place, name=GATHERED) if place.name == "model" else place for place in places)]
+    return [*tags, *(replace(place, name=WEIGHTS_16) if place.name == "model" else place for place in places)]
 
 
 def _of_role(folder: Path, there: Folders) -> list[Match]:

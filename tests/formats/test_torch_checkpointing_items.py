@@ -125,7 +125,7 @@ def test_parts_that_count_layers_anew_are_refused(save: Callable[[str], Save], t
     made.metadata(
         lambda held: held.update(model_part1={**held["model_part0"], "rank_to_layout_info": held["model_part1"]["rank_to_layout_info"]})
     )
-    with pytest.raises(PartOfSet, match="both hold this tensor") as caught:
+    with pytest.raises(PartOfSet, match="two of them hold this tensor") as caught:
         ckpt_cli.merge(made.run, tmp_path / "out")
     assert caught.value.tensor == "embed.weight"
 
@@ -167,7 +167,7 @@ NESTED = [(case, keys) for keys in (("net",), ("net", "inner"), ("state", 0)) fo
 
 
 @pytest.mark.parametrize(("case", "keys"), NESTED)
-def test_tensors_at_nested_places_are_all_there(save: Callable[[str], Save], tmp_path: Path, case: str, keys: tuple[str | int, ...]) -> None:
+def test_tensors_at_nested_places_are_all_there(save: Callable[[str], Save], tmp_path: Path, case: str, keys: tuple[Any, ...]) -> None:
     made = save(case)
     made.nest(*keys)
     ckpt_cli.merge(made.run, tmp_path / "out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from ckpt_cli.errors import PartOfSet
 from ckpt_cli.names import few
@@ -37,3 +37,11 @@ def with_parts(names: Iterable[str]) -> dict[str, list[str]]:
             listed = [parts[number] for number in sorted(parts)]
             raise PartOfSet(f"{few(listed)} of {stem} are here, part {lacking[0]} is not", expected="all parts of the model")
     return {stem: [parts[number] for number in sorted(parts)] for stem, parts in made.items()}
+
+
+def refuse_twice(held: Container[str], more: Iterable[str], parts: Sequence[str]) -> None:
+    """Raise PartOfSet if a part holds a tensor that those before it hold too, as where layers are counted anew."""
+    twice = next((name for name in more if name in held), None)
+    if twice is not None:
+        text = f"{few(parts)} are parts of one model by name, but two of them hold this tensor"
+        raise PartOfSet(text, tensor=twice, expected="parts with different tensors")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, MissingShard, PartOfSet, reading
+from ckpt_cli.errors import CorruptFile, MissingShard, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small
@@ -21,7 +21,7 @@ from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Format, Match, OptimizerOfRanks, RankValues, ReadOptions, all_roots
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.formats.rank_files.reader import check_rank_files, largest_mesh, notes_of_ranks, read_rank_file
-from ckpt_cli.formats.sets.parts import stem_of
+from ckpt_cli.formats.sets.parts import refuse_twice, stem_of
 from ckpt_cli.formats.torch_checkpointing.described import check_described, safetensors_state, undescribed
 from ckpt_cli.formats.torch_checkpointing.items import (
     MAIN,
@@ -104,16 +104,9 @@ class TorchCheckpointing(Format):
         parts = [self._described(item, match, saved, files, options) for item in held]
         first = parts[0]
         tensors: dict[str, Tensor] = {}
-        for item, part in zip(held, parts, strict=True):
-            twice = next((tensor for tensor in part.tensors if tensor in tensors), None)
-            if twice is not None:
-                other = next(name for name, before in zip(held, parts, strict=True) if twice in before.tensors)
-                raise PartOfSet(
-                    f"{other} and {item} are parts of one model by name, but both hold this tensor",
-                    path=match.root,
-                    tensor=twice,
-                    expected="parts with different tensors",
-                )
+        for part in parts:
+            with reading(match.root):
+                refuse_twice(tensors, part.tensors, held)
             tensors |= part.tensors
         notes = [note for part in parts for note in part.notes]
         if match.group is None and match.component == MAIN:

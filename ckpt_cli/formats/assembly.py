@@ -28,13 +28,17 @@ MAX_BOXES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The tensors that the file of one rank holds; ``fingerprint`` is equal for files with the same bytes."""
+    """The tensors that the file of one rank holds; ``fingerprint`` is equal for files with the same bytes.
+
+    ``recorded`` is the rank that the file itself says, beside its tensors or in the name under which it was written.
+    """
 
     rank: int
     path: Path
     locals: Mapping[str, Local]
     leaves: tuple[Leaf, ...] = ()
     fingerprint: object = None
+    recorded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

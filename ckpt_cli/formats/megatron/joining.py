@@ -41,7 +41,7 @@ def local_tensors(stored: Mapping[str, StoredTensor], rank: int, experts: int | 
     """What one rank holds, with global numbers of experts: it has ``experts`` of them, from number ``first`` on."""
     held: dict[str, Tensor] = {}
     for name, tensor in stored.items():
-        local = _whole(name, tensor, rank)
+        local = one_piece(name, tensor, rank)
         if (fields := PACKED.fullmatch(name)) is not None:
             held |= _unpacked(local, fields["before"], fields["number"], experts, first)
             continue
@@ -54,7 +54,8 @@ def local_tensors(stored: Mapping[str, StoredTensor], rank: int, experts: int | 
     return held
 
 
-def _whole(name: str, stored: StoredTensor, rank: int) -> Tensor:
+def one_piece(name: str, stored: StoredTensor, rank: int) -> Tensor:
+    """A tensor of one rank, as it is."""
     placed = PlacedTensor(stored.shape, [Part(rank, stored, whole(stored.shape), (0,) * len(stored.shape))], "whole", "")
     return tile(name, stored.dtype, placed, 0, ())
 

@@ -18,7 +18,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
-from ckpt_cli.formats.megatron.common import ITERATION, Common, read_common
+from ckpt_cli.formats.megatron.common import ITERATION, SCHEDULER, Common, read_common
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.torch_files.state_dict import read_state
 from ckpt_cli.names import few
@@ -96,7 +96,7 @@ def read_ranks(paths: Sequence[Path], files: Files) -> tuple[Sizes, list[RankFil
 
 def _common_of(file: TorchFile, path: Path) -> Common:
     with reading(path):
-        return read_common(file, lambda key: key in (ITERATION, VERSION))
+        return read_common(file, lambda key: key in (ITERATION, SCHEDULER, VERSION))
 
 
 def _check_alike(common: Common, sizes: Sizes, first: Common, path: Path, other: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
 from ckpt_cli.files.folders import Folders
-from ckpt_cli.files.pickle_nodes import describe
+from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
@@ -21,6 +21,7 @@ from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import MAX_RANKS, Format, Match, ReadOptions, missing_of
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.sets.contents import refuse_part
+from ckpt_cli.formats.sets.recorded import recorded_rank
 from ckpt_cli.formats.torch_files.groups import FileGroup, chosen_group, groups_of, notes_of_group
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.names import few, numbered
@@ -165,7 +166,17 @@ def read_rank_file(rank: int, path: Path, files: Files, component: str, group: s
         held, leaves = read_state(chosen.entries, reader, path)
         beside = tuple(Leaf(str(key), describe(value)) for key, value in chosen.beside.items())
         notes = notes_of_group("the file of each rank", way, groups, chosen)
-    return RankRead(RankState(rank, path, held, (*beside, *leaves), file.fingerprint), notes, chosen.entries, groups)
+    state = RankState(rank, path, held, (*beside, *leaves), file.fingerprint, _recorded(file, path))
+    return RankRead(state, notes, chosen.entries, groups)
+
+
+def _recorded(file: TorchFile, path: Path) -> int | None:
+    """The rank that a file says beside its tensors, or that was in its name when torch wrote it."""
+    named = f"{file.stem}{path.suffix}"
+    pattern = _pattern(named)
+    fields = None if pattern is None else pattern.regex.fullmatch(named)
+    said = recorded_rank(as_dict(file.root) or {})
+    return said if said is not None or fields is None else int(fields["rank"])
 
 
 def _component(path: Path) -> str:
@@ -218,7 +229,12 @@ def _check_ranks(states: list[RankState]) -> None:
     """
     claims = {state.rank: claimed for state in states for claimed in [_claimed_rank(state)] if claimed is not None}
     if len(claims) > 1 and len(set(claims.values())) == 1 and not _copied(states):
-        return
+        claims = {}
+    recorded = {state.rank: state.recorded for state in states if state.recorded is not None}
+    # Ranks within a node, or of one process that wrote all files, tell nothing.
+    node = max(recorded.values(), default=0) + 1
+    if any(rank % node != said for rank, said in recorded.items()):
+        claims = recorded | claims
     for state in states:
         if claims.get(state.rank, state.rank) != state.rank:
             raise Inconsistent(

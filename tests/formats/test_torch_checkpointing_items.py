@@ -206,7 +206,10 @@ def test_a_tensor_of_the_metadata_that_is_in_no_file_is_named(
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_a_tensor_that_the_metadata_does_not_list_is_said(save: Callable[[str], Save], tmp_path: Path, case: str, nested: bool) -> None:
+@pytest.mark.parametrize("command", [ckpt_cli.merge, ckpt_cli.inspect])
+def test_a_tensor_that_the_metadata_does_not_list_is_named(
+    save: Callable[[str], Save], tmp_path: Path, case: str, nested: bool, command: Any
+) -> None:
     made = save(case)
     if nested:
         made.nest("net")
@@ -216,13 +219,12 @@ def test_a_tensor_that_the_metadata_does_not_list_is_said(save: Callable[[str], 
         places.pop(next(path for path in places if json.loads(path)[-1] == "head.weight"))
 
     made.metadata(forget)
-    if case.startswith("st-"):
-        with pytest.raises(Inconsistent) as caught:
-            ckpt_cli.merge(made.run, tmp_path / "out")
-        assert str(caught.value.tensor).endswith("head.weight")
-        return
-    result = ckpt_cli.merge(made.run, tmp_path / "out")
-    assert "head.weight" in codes(result.checkpoint.notes)["not-listed"]
+    options = {"output": tmp_path / "out"} if command is ckpt_cli.merge else {}
+    with pytest.raises(Inconsistent) as caught:
+        command(made.run, **options)
+    assert caught.value.exit_code == 4
+    assert str(caught.value.tensor).endswith("head.weight")
+    assert Path(str(caught.value.path)) in made.files
 
 
 @pytest.mark.parametrize("case", ["one-1", "fsdp-4"])

@@ -64,7 +64,7 @@ def _local(
     if sharding is None:
         if alone:
             return stored
-        raise Inconsistent(f"{METADATA} does not say that rank {rank} has this tensor", hint=MIXED)
+        raise _unlisted(rank, Path(source.path), entry.name)
     if isinstance(sharding, Boxes):
         return ShardedLocal(sharding.shape, tuple(_parts(stored, sharding)), tuple((rank, box) for box, _ in sharding.boxes))
     if id(sharding.mesh) not in meshes:
@@ -92,8 +92,8 @@ def _mesh(rank: int, mesh: SavedMesh) -> RankMesh:
 def check_described(read: RankRead, file: TorchFile, by_path: Mapping[NestedPath, Sharding]) -> list[Note]:
     """What a file of ``torch.save`` says of its tensors must be what the metadata says: else they are of different saves.
 
-    Every tensor of the metadata must be in the file, at its place; notes tell of those that are in no state dict of it, and of tensors
-    that the metadata does not list. Raises Inconsistent.
+    Every tensor of the metadata must be in the file, at its place, and every tensor of the state dict in the metadata, since the library
+    lists all of an item; a note tells of those that are in no state dict of the file. Raises Inconsistent.
     """
     rank, path = read.state.rank, read.state.path
     names = {id(node): str(name) for name, node in read.entries.items()}
@@ -111,13 +111,12 @@ def check_described(read: RankRead, file: TorchFile, by_path: Mapping[NestedPath
             raise Inconsistent(f"the file of rank {rank} and {METADATA} disagree about this tensor", tensor=text, path=path, hint=MIXED)
         if told.isdisjoint(map(id, way)) and not any(map(is_state_key, nested)):
             beside.append(text)
-    notes = []
-    if beside and not any(note.code == BESIDE for note in read.notes):
-        notes.append(Note("warning", BESIDE, f"left out, since they are beside the state dict: {few(beside)}"))
-    unlisted = [name for name in read.state.locals if id(read.entries[name]) not in listed]
-    if unlisted:
-        notes.append(Note("warning", "not-listed", f"{METADATA} does not list {few(unlisted)} of rank {rank}: {MIXED}"))
-    return notes
+    unlisted = next((name for name in read.state.locals if id(read.entries[name]) not in listed), None)
+    if unlisted is not None:
+        raise _unlisted(rank, path, unlisted)
+    if not beside or any(note.code == BESIDE for note in read.notes):
+        return []
+    return [Note("warning", BESIDE, f"left out, since they are beside the state dict: {few(beside)}")]
 
 
 def _way_to(root: object, nested: NestedPath) -> list[object] | None:
@@ -137,6 +136,10 @@ def _way_to(root: object, nested: NestedPath) -> list[object] | None:
 
 def _lacking(rank: int, path: Path, name: str) -> Inconsistent:
     return Inconsistent(f"{METADATA} says that rank {rank} has this tensor, and its file does not", tensor=name, path=path, hint=MIXED)
+
+
+def _unlisted(rank: int, path: Path, name: str) -> Inconsistent:
+    return Inconsistent(f"{METADATA} does not say that rank {rank} has this tensor", tensor=name, path=path, hint=MIXED)
 
 
 def _agrees(local: Local, sharding: Sharding, alike: dict[tuple[int, int], bool]) -> bool:

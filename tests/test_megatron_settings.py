@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, Inconsistent, Unsupported
-from ckpt_cli.hub.megatron.config import check_config, config_from
+from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.settings import SETTINGS
 from tests.megatron import arguments, write_legacy
 from tests.tensors import differences, load
@@ -233,3 +233,12 @@ def test_commands_refuse_other_ones(command: str, changes: dict[str, Any], folde
 def test_names_of_megatron_are_written_all_the_same(changes: dict[str, Any], folder: Callable[..., Path]) -> None:
     run = folder(**changes)
     ckpt_cli.merge(run, run.parent / "out", names="native")
+
+
+@pytest.mark.parametrize(("tokenizer", "padded", "said"), [("NullTokenizer", 64, True), ("NullTokenizer", 53, False), ("Other", 64, False)])
+def test_the_row_of_the_end_of_a_document_is_not_left_out_without_a_word(tokenizer: str, padded: int, said: bool) -> None:
+    held = vars(arguments(tokenizer_type=tokenizer, padded_vocab_size=padded))
+    made = config_from(held)
+    assert isinstance(made, dict)
+    assert [note.code for note in padding_note(made, held)] == ["end-of-document"] * said
+    assert padding_note({**made, "vocab_size": 54}, held) == []

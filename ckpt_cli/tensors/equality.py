@@ -7,7 +7,7 @@ what the files hold, element by element in the order of the tensor, so different
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from ckpt_cli.boxes import Box
 from ckpt_cli.dtypes import numpy_dtype
@@ -73,6 +73,24 @@ def same_samples(first: Tensor, second: Tensor) -> bool:
     places = [(0, first.numel)] if first.numel <= 3 * count else [(start, count) for start in (0, end // 2, end)]
     indexes = PieceIndex(first.pieces), PieceIndex(second.pieces)
     return all(_same_range(first, second, start, length, indexes) for start, length in places if length)
+
+
+def alike(held: Sequence[Mapping[str, Tensor]]) -> Iterator[tuple[int, int]]:
+    """The numbers of every two of some dicts that hold the same tensors, as far as samples tell."""
+    seen: dict[object, list[int]] = {}
+    for number, tensors in enumerate(held):
+        if not tensors:
+            continue
+        largest = max(tensors.values(), key=lambda tensor: tensor.numel)
+        count = min(SAMPLE, largest.numel)
+        sample = bytearray(count * largest.dtype.itemsize)
+        if count:
+            read_range(largest, (largest.numel - count) // 2, count, sample, PieceIndex(largest.pieces))
+        others = seen.setdefault((*((name, tensor.shape) for name, tensor in tensors.items()), bytes(sample)), [])
+        for other in others:
+            if all(same_samples(tensor, held[other][name]) for name, tensor in tensors.items()):
+                yield other, number
+        others.append(number)
 
 
 def _same_range(source: Tensor, stored: Tensor, start: int, count: int, indexes: tuple[PieceIndex, PieceIndex]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ckpt_cli
-from ckpt_cli.errors import Inconsistent
+from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported
 from tests.conftest import Copy
 from tests.formats.test_megatron_legacy import CASES, LAYERS, model, with_experts
 from tests.megatron import arguments, write_legacy
@@ -148,3 +148,27 @@ class TestAnotherRun:
         result = command(self.changed(tmp_path, data_cache_path="/node7"), tmp_path / "out")
         notes = (*getattr(result, "notes", ()), *result.checkpoint.notes) if hasattr(result, "checkpoint") else result.notes
         assert "data_cache_path" in next(note.text for note in notes if note.code == "arguments-differ")
+
+
+class TestArguments:
+    """What only arguments tell about how tensors were cut."""
+
+    def test_experts_that_every_expert_rank_holds_a_part_of(self, tmp_path: Path) -> None:
+        args = arguments(expert_model_parallel_size=2, num_experts=4, moe_ffn_hidden_size=12, moe_extended_tp=True)
+        step = write_legacy(tmp_path / "run", with_experts(2, 4), args, [[2]], grouped=True)
+        with pytest.raises(Unsupported, match="cut by 2 ranks"):
+            ckpt_cli.merge(step, tmp_path / "out", names="native")
+
+    @pytest.mark.parametrize("name", ["swiglu", "quick_geglu", "gated_linear_unit"])
+    def test_gates_of_every_activation_are_joined_as_gates(self, name: str, tmp_path: Path) -> None:
+        args = arguments(tensor_model_parallel_size=2, num_layers=LAYERS, **{"swiglu": False, name: True})
+        write_legacy(tmp_path / "run", model(), args, [[2], [2]])
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out", names="native")
+        assert differences(load(tmp_path / "out"), model()) == []
+
+    def test_two_models_in_one_file(self, tmp_path: Path) -> None:
+        step = write_legacy(tmp_path / "run", model(), arguments(num_layers=LAYERS), [[LAYERS]])
+        content = torch.load(step / "mp_rank_00" / FILE, weights_only=False)
+        torch.save({"model0": content["model"], **content}, step / "mp_rank_00" / FILE)
+        with pytest.raises(CorruptFile, match="both model and model0"):
+            ckpt_cli.merge(step, tmp_path / "out", names="native")

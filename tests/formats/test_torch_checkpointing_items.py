@@ -257,3 +257,36 @@ def test_two_places_of_one_name_are_refused(save: Callable[[str], Save], tmp_pat
     made.metadata(double)
     with pytest.raises(CkptError, match="two places"):
         ckpt_cli.merge(made.run, tmp_path / "out")
+
+
+# -- files of safetensors, which say no rank ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("case", "first", "second"), [("st-fsdp-4", 0, 1), ("st-tp-4", 0, 3), ("st-tp-4", 1, 2)])
+def test_a_file_that_was_copied_over_that_of_another_rank(
+    save: Callable[[str], Save], tmp_path: Path, case: str, first: int, second: int
+) -> None:
+    made = save(case)
+    # What shows it otherwise: replicas that differ, and parts of other sizes.
+    for file in made.files:
+        made.write(file, {name: tensor for name, tensor in made.content(file).items() if name in ("head.weight", "embed.weight")})
+    made.metadata(
+        lambda held: held["model"].update(
+            nested_path_to_metadata={
+                path: entry
+                for path, entry in held["model"]["nested_path_to_metadata"].items()
+                if json.loads(path)[-1] in ("head.weight", "embed.weight")
+            }
+        )
+    )
+    ckpt_cli.merge(made.run, tmp_path / "whole")
+    shutil.copy(made.files[first], made.files[second])
+    with pytest.raises(Inconsistent) as caught:
+        ckpt_cli.merge(made.run, tmp_path / "out")
+    assert caught.value.path == str(made.files[second])
+
+
+@pytest.mark.parametrize("case", ["hsdp-4", "st-tp-4", "st-boxes-2"])
+def test_replicas_are_no_copies(data: Path, tmp_path: Path, case: str) -> None:
+    ckpt_cli.merge(data / "torch-checkpointing" / case / "run", tmp_path / "out")
+    assert differences(load(tmp_path / "out"), load(data / "torch-checkpointing" / case / "expected.safetensors")) == []

@@ -29,6 +29,9 @@ from ckpt_cli.tensors.tensor import Tensor
 FORMAT = "megatron-legacy"
 LAYERS = "decoder.layers."
 FINAL_NORM = "decoder.final_layernorm.weight"
+GATED = ("swiglu", "quick_geglu", "geglu", "gated_linear_unit")
+"""Arguments with which ``linear_fc1`` holds a gate, whatever its activation is."""
+
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 Ranks = Mapping[tuple[int, int], Tensor]
@@ -97,7 +100,7 @@ def _mesh(sizes: Sizes, common: Common) -> Mesh:
 
 def _tensors(sizes: Sizes, ranks: Sequence[RankFile]) -> dict[str, Tensor]:
     arguments = ranks[0].common.arguments
-    gated = arguments.get("swiglu") is True or arguments.get("gated_linear_unit") is True
+    gated = any(arguments.get(name) is True for name in GATED)
     tied = arguments.get("untie_embeddings_and_output_weights") is False
     found: dict[str, list[Tensor]] = {}
     layers = 0

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.assembly import one_piece
 from ckpt_cli.formats.megatron.common import SCHEDULER, SHOWN, SIZES
-from ckpt_cli.formats.megatron.joining import one_piece
 from ckpt_cli.formats.megatron.ranks import RankFile, Sizes, read_ranks
 from ckpt_cli.formats.sets.recorded import HINT, Recorded, refuse_exchanged
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.equality import same_samples
+from ckpt_cli.tensors.equality import alike
 from ckpt_cli.tensors.plain_values import equal
-from ckpt_cli.tensors.tensor import Tensor
 
 OF_RANK = frozenset({"rank", "local_rank"})
 """Arguments that ranks of one run do not share."""
@@ -65,21 +64,18 @@ def _of_one_run(ranks: Sequence[RankFile]) -> list[Note]:
 
 def _without_copies(ranks: Sequence[RankFile]) -> list[Note]:
     """A warning about expert ranks with equal weights, as after upcycling. Raises Inconsistent for other files with equal weights."""
-    seen: dict[object, list[tuple[RankFile, dict[str, Tensor]]]] = {}
+    held = [
+        {f"{chunk}.{name}": one_piece(name, stored, rank.number) for chunk, part in enumerate(rank.chunks) for name, stored in part.items()}
+        for rank in ranks
+    ]
     equals: list[str] = []
-    for rank in ranks:
-        chunks = enumerate(rank.chunks)
-        tensors = {f"{number}.{name}": one_piece(name, stored, rank.number) for number, chunk in chunks for name, stored in chunk.items()}
-        alike = seen.setdefault(tuple((name, tensor.pieces[0].crc) for name, tensor in tensors.items()), [])
-        for other, held in alike:
-            if not tensors or not all(same_samples(tensor, held[name]) for name, tensor in tensors.items()):
-                continue
-            label, twin = rank.path.parent.name, other.path.parent.name
-            if (rank.tp, rank.pp) != (other.tp, other.pp):
-                raise Inconsistent(f"{twin} and {label} hold the same weights", path=rank.path, expected="a part in each file", hint=HINT)
-            if _recorded(rank) is None or _recorded(rank) == _recorded(other):
-                equals.append(f"{twin} and {label}")
-        alike.append((rank, tensors))
+    for first, second in alike(held):
+        other, rank = ranks[first], ranks[second]
+        label, twin = rank.path.parent.name, other.path.parent.name
+        if (rank.tp, rank.pp) != (other.tp, other.pp):
+            raise Inconsistent(f"{twin} and {label} hold the same weights", path=rank.path, expected="a part in each file", hint=HINT)
+        if _recorded(rank) is None or _recorded(rank) == _recorded(other):
+            equals.append(f"{twin} and {label}")
     if not equals:
         return []
     text = f"{few(equals)} hold equal experts: if the model was not just made from a dense one, a file was copied over another"

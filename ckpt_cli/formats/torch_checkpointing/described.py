@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
-from ckpt_cli.formats.assembly import RankState, stored_entry
+from ckpt_cli.formats.assembly import RankState, one_piece, stored_entry
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, Local, RankMesh, ShardedLocal
-from ckpt_cli.formats.rank_files.reader import RankRead
+from ckpt_cli.formats.rank_files.reader import RankRead, part_coordinates
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.torch_checkpointing.metadata import METADATA, Boxes, NestedPath, Saved, SavedMesh, Sharding, Spread, path_text
 from ckpt_cli.formats.training_state_names import is_state_key
 from ckpt_cli.names import check_name, few, is_extra_state
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.equality import alike
+from ckpt_cli.tensors.tensor import Tensor
 
 MIXED = "files from two saves may be mixed"
 BESIDE = "beside-weights"
@@ -89,6 +91,22 @@ def _mesh(rank: int, mesh: SavedMesh) -> RankMesh:
     return RankMesh(mesh.names, mesh.shape, mesh.ranks, coordinate)
 
 
+def refuse_copies(states: Sequence[RankState]) -> None:
+    """Raise Inconsistent if two files with different parts of tensors have the same bytes: a file of safetensors says no rank."""
+    coordinates = [part_coordinates(state) for state in states]
+    held: list[dict[str, Tensor]] = []
+    for state, parts in zip(states, coordinates, strict=True):
+        cut = {name: state.locals[name] for name, _, _ in parts}
+        stored = {name: local.stored for name, local in cut.items() if isinstance(local, DistributedLocal) and local.stored.numel}
+        # The parts of vectors may be equal, such as ones.
+        matrices = any(len(each.shape) > 1 for each in stored.values())
+        held.append({name: one_piece(name, each, state.rank) for name, each in stored.items()} if matrices else {})
+    for first, second in alike(held):
+        if coordinates[first] != coordinates[second]:
+            text = f"{states[first].path.name} holds the same parts of the tensors: one file was copied over the other"
+            raise Inconsistent(text, path=states[second].path, expected="another part for each rank", hint=MIXED)
+
+
 def check_described(read: RankRead, file: TorchFile, by_path: Mapping[NestedPath, Sharding]) -> list[Note]:
     """What a file of ``torch.save`` says of its tensors must be what the metadata says: else they are of different saves.
 
@@ -98,7 +116,7 @@ def check_described(read: RankRead, file: TorchFile, by_path: Mapping[NestedPath
     rank, path = read.state.rank, read.state.path
     names = {id(node): str(name) for name, node in read.entries.items()}
     told = {id(node) for group in read.groups for node in (*group.entries.values(), group.node) if node is not None}
-    alike: dict[tuple[int, int], bool] = {}
+    meshes: dict[tuple[int, int], bool] = {}
     listed: set[int] = set()
     beside: list[str] = []
     for nested, sharding in by_path.items():
@@ -107,7 +125,7 @@ def check_described(read: RankRead, file: TorchFile, by_path: Mapping[NestedPath
             raise _lacking(rank, path, text)
         listed.add(id(way[-1]))
         local = read.state.locals.get(names.get(id(way[-1]), ""))
-        if local is not None and not _agrees(local, sharding, alike):
+        if local is not None and not _agrees(local, sharding, meshes):
             raise Inconsistent(f"the file of rank {rank} and {METADATA} disagree about this tensor", tensor=text, path=path, hint=MIXED)
         if told.isdisjoint(map(id, way)) and not any(map(is_state_key, nested)):
             beside.append(text)
@@ -142,13 +160,13 @@ def _unlisted(rank: int, path: Path, name: str) -> Inconsistent:
     return Inconsistent(f"{METADATA} does not say that rank {rank} has this tensor", tensor=name, path=path, hint=MIXED)
 
 
-def _agrees(local: Local, sharding: Sharding, alike: dict[tuple[int, int], bool]) -> bool:
-    """Whether a tensor of a file is sharded as the metadata say; ``alike`` has the meshes that were compared before."""
+def _agrees(local: Local, sharding: Sharding, meshes: dict[tuple[int, int], bool]) -> bool:
+    """Whether a tensor of a file is sharded as the metadata say; ``meshes`` has the pairs that were compared before."""
     if local.shape != sharding.shape:
         return False
     if not isinstance(local, DistributedLocal) or not isinstance(sharding, Spread):
         return True
     pair = (id(local.mesh), id(sharding.mesh))
-    if pair not in alike:
-        alike[pair] = (local.mesh.shape, local.mesh.ranks) == (sharding.mesh.shape, sharding.mesh.ranks)
-    return alike[pair] and local.placements == sharding.placements
+    if pair not in meshes:
+        meshes[pair] = (local.mesh.shape, local.mesh.ranks) == (sharding.mesh.shape, sharding.mesh.ranks)
+    return meshes[pair] and local.placements == sharding.placements

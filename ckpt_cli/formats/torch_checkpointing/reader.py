@@ -22,7 +22,7 @@ from ckpt_cli.formats.base import Format, Match, OptimizerOfRanks, RankValues, R
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.formats.rank_files.reader import check_rank_files, largest_mesh, notes_of_ranks, read_rank_file
 from ckpt_cli.formats.sets.parts import refuse_twice, stem_of
-from ckpt_cli.formats.torch_checkpointing.described import check_described, safetensors_state, undescribed
+from ckpt_cli.formats.torch_checkpointing.described import check_described, refuse_copies, safetensors_state, undescribed
 from ckpt_cli.formats.torch_checkpointing.items import (
     MAIN,
     all_items,
@@ -146,6 +146,7 @@ class TorchCheckpointing(Format):
                 states.append(read.state)
                 notes.append([*read.notes, *said])
         check_rank_files(states, saved.world_size)
+        refuse_copies([state for state in states if item.files[state.rank].form == "safetensors"])
         try:
             assembled = assemble(states, saved.world_size, missing, options)
         except MissingShard as error:

@@ -13,6 +13,9 @@ from ckpt_cli.hub.megatron.settings import Arguments, compare, groups, odd_argum
 from ckpt_cli.hub.megatron.sizes import size_of
 from ckpt_cli.tensors.component import Note
 
+WITHOUT_END = ("NullTokenizer", "NullMultimodalTokenizer")
+"""Tokenizers of Megatron that add the end of a document to the tokens of ``vocab_size``."""
+
 
 def config_from(arguments: Arguments) -> dict[str, Any] | str:
     """The config.json of the model that some arguments describe, or why there is none."""
@@ -120,8 +123,17 @@ def vocabulary_size(config: Config) -> int:
 
 
 def padding_note(config: Config, arguments: Arguments) -> list[Note]:
-    """What is said of a vocabulary whose own size nothing tells, so that its padding is written: ``config`` was made of ``arguments``."""
-    if not arguments or size_of(arguments, "vocab_size") is not None or config != config_from(arguments):
+    """What is said of a vocabulary whose own size arguments do not tell, if ``config`` was made of them.
+
+    Without a size the padding is written; the tokens of some tokenizers do not count the end of a document.
+    """
+    if not arguments or config != config_from(arguments):
+        return []
+    count = size_of(arguments, "vocab_size")
+    if count is not None and str(arguments.get("tokenizer_type")) in WITHOUT_END and (size_of(arguments, "padded_vocab_size") or 0) > count:
+        text = f"the {count} tokens in the arguments are those before the end of a document, whose row {count} is left out"
+        return [Note("warning", "end-of-document", f"{text}; --base DIR with a config.json that counts it keeps the row")]
+    if count is not None:
         return []
     text = "the size of the vocabulary is not recorded: the rows that pad it are written too; --base DIR with the base model trims them"
     return [Note("warning", "vocabulary-padded", text)]

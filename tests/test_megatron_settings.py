@@ -58,6 +58,7 @@ GLM = {**CONFIG, "model_type": "glm4"}
 
 FITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (CONFIG, LLAMA),
+    ({**CONFIG, "vocab_size": 64}, {"vocab_size": 53}),
     ({**CONFIG, "rope_parameters": None, "rope_theta": 10000}, LLAMA),
     (
         {**CONFIG, "rope_parameters": None, "rope_theta": 10000, "rope_scaling": {"type": "linear", "factor": 4}},
@@ -108,6 +109,7 @@ DIFFERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (DEEPSEEK, {**DEEP, "rotary_scaling_factor": 40}),
     ({**DEEPSEEK, "rope_parameters": YARN}, DEEP),
     (DEEPSEEK, {**DEEP, "num_attention_heads": 8}),
+    ({**CONFIG, "vocab_size": 53}, {"vocab_size": 60}),
 ]
 UNKNOWN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**CONFIG, "rope_parameters": None}, {"rotary_base": 10000}),

@@ -194,7 +194,7 @@ def compare(config: Config, arguments: Arguments) -> list[Note]:
     """
     if not arguments:
         return []
-    _check_heads(config, arguments)
+    _check_sizes(config, arguments)
     known = {*config, *_rope(config), "rope_parameters"}
     doubts: list[str] = []
     for row in SETTINGS:
@@ -240,8 +240,8 @@ def _fits(arguments: Arguments, row: Setting, allowed: Collection[object]) -> bo
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
 
 
-def _check_heads(config: Config, arguments: Arguments) -> None:
-    """Raise Inconsistent if the config has other heads, by which tensors are cut."""
+def _check_sizes(config: Config, arguments: Arguments) -> None:
+    """Raise Inconsistent if the config has other heads, by which tensors are cut, or fewer tokens than the training had."""
     sizes = sizes_of(config)
     latent = arguments.get("multi_latent_attention") is True
     for symbol, what, said in (
@@ -252,6 +252,13 @@ def _check_heads(config: Config, arguments: Arguments) -> None:
         if said is not None and symbol in sizes and sizes[symbol] != said:
             text = f"config.json says {sizes[symbol]} {what}, the training had {said}"
             raise Inconsistent(text, expected="the config.json of this model", hint="pass the --base of this model")
+
+    tokens, count = size_of(arguments, "vocab_size"), size_of(config, "vocab_size")
+    if tokens is not None and count is not None and tokens > count:
+        text = f"config.json counts {count} tokens, the training had {tokens}: the rows of the others would be left out"
+        raise Inconsistent(
+            text, expected="the config.json of this model", hint="pass a --base whose config.json has the vocab_size of the training"
+        )
 
 
 def groups(arguments: Arguments) -> int | None:

@@ -290,3 +290,27 @@ def test_a_file_that_was_copied_over_that_of_another_rank(
 def test_replicas_are_no_copies(data: Path, tmp_path: Path, case: str) -> None:
     ckpt_cli.merge(data / "torch-checkpointing" / case / "run", tmp_path / "out")
     assert differences(load(tmp_path / "out"), load(data / "torch-checkpointing" / case / "expected.safetensors")) == []
+
+
+def test_boxes_of_another_rank_that_were_copied(save: Callable[[str], Save], tmp_path: Path) -> None:
+    made = save("st-boxes-2")
+    shutil.copy(made.files[0], made.files[1])
+    with pytest.raises(Inconsistent, match="same parts"):
+        ckpt_cli.merge(made.run, tmp_path / "out")
+
+
+@pytest.mark.parametrize("given", ["", "step", "file"])
+def test_safetensors_without_the_metadata_are_parts_of_unknown_places(save: Callable[[str], Save], tmp_path: Path, given: str) -> None:
+    made = save("st-fsdp-4")
+    (made.step / "metadata.pkl").unlink()
+    path = {"": made.run, "step": made.step, "file": made.files[2]}[given]
+    with pytest.raises(CkptError, match=r"metadata\.pkl") as caught:
+        ckpt_cli.merge(path, tmp_path / "out")
+    assert caught.value.exit_code == 4
+
+
+def test_state_beside_an_item_that_was_given_is_no_other_model(data: Path, tmp_path: Path) -> None:
+    case = data / "torch-checkpointing" / "layout-2"
+    result = ckpt_cli.merge(case / "run" / "checkpoint" / "step-3" / "ema_1.pt", tmp_path / "out")
+    assert differences(load(tmp_path / "out"), load(case / "expected-ema.safetensors")) == []
+    assert "other-model" not in codes(result.checkpoint.notes)

@@ -324,12 +324,12 @@ def _copied(states: list[RankState]) -> bool:
         if state.fingerprint is None:
             return True
         other = seen.setdefault(state.fingerprint, state)
-        if other is not state and part_coordinates(other) != part_coordinates(state):
+        if other is not state and _part_coordinates(other) != _part_coordinates(state):
             return True
     return False
 
 
-def part_coordinates(state: RankState) -> list[tuple[str, int, int]]:
+def _part_coordinates(state: RankState) -> list[tuple[str, int, int]]:
     """Tensor, mesh dimension and coordinate of every cut: what makes the part of this rank different from others."""
     return [
         (name, axis, local.mesh.coordinate[axis])

@@ -10,12 +10,12 @@ from typing import Any
 from ckpt_cli.boxes import contiguous_strides
 from ckpt_cli.errors import CorruptFile, Inconsistent, Undecidable, reading
 from ckpt_cli.files.pickle_nodes import as_dict
-from ckpt_cli.files.safetensors_file import Entry, read_header
-from ckpt_cli.files.source import Files, FileSource
+from ckpt_cli.files.safetensors_file import read_header
+from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.assembly import RankState, one_piece, stored_entry
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, Local, RankMesh, ShardedLocal
-from ckpt_cli.formats.rank_files.reader import RankRead, part_coordinates
+from ckpt_cli.formats.rank_files.reader import RankRead
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.torch_checkpointing.metadata import METADATA, Boxes, NestedPath, Saved, SavedMesh, Sharding, Spread, path_text
 from ckpt_cli.formats.training_state_names import is_state_key
@@ -37,7 +37,10 @@ def undescribed(name: str, saved: Saved, path: Path) -> Undecidable:
     )
 
 
-def safetensors_state(rank: int, path: Path, by_path: Mapping[NestedPath, Sharding], files: Files, *, alone: bool) -> RankState:
+def safetensors_state(
+    rank: int, path: Path, by_path: Mapping[NestedPath, Sharding], files: Files, *, alone: bool
+) -> tuple[RankState, dict[str, Tensor]]:
+    """What a file of safetensors holds, placed as the metadata says, and its tensors as they lie in it."""
     source = files.source(path)
     header = read_header(source)
     described = {path_text(nested): sharding for nested, sharding in by_path.items()}
@@ -45,28 +48,30 @@ def safetensors_state(rank: int, path: Path, by_path: Mapping[NestedPath, Shardi
         raise CorruptFile(f"{METADATA} has two places for one tensor of rank {rank}", path=path, expected="a name for each tensor")
     meshes: dict[int, RankMesh] = {}
     held: dict[str, Local] = {}
+    plain: dict[str, Tensor] = {}
     with reading(path):
         for entry in header.entries:
             with reading(path, tensor=entry.name):
-                held[check_name(entry.name)] = _local(rank, entry, source, described, meshes, alone=alone)
+                stored = stored_entry(entry, source)
+                plain[entry.name] = one_piece(entry.name, stored, rank)
+                held[check_name(entry.name)] = _local(rank, stored, path, described, meshes, entry.name, alone=alone)
     lacking = next((text for text in described if text not in held), None)
     if lacking is not None:
         raise _lacking(rank, path, lacking)
     weights = {key: local for key, local in held.items() if not is_extra_state(key)}
     leaves = tuple(entry_leaf(entry) for entry in header.entries if is_extra_state(entry.name))
-    return RankState(rank, path, weights, leaves)
+    return RankState(rank, path, weights, leaves), {key: plain[key] for key in weights}
 
 
 def _local(
-    rank: int, entry: Entry, source: FileSource, described: Mapping[str, Sharding], meshes: dict[int, RankMesh], *, alone: bool
+    rank: int, stored: StoredTensor, path: Path, described: Mapping[str, Sharding], meshes: dict[int, RankMesh], name: str, *, alone: bool
 ) -> Local:
     """A tensor of a file; ``alone``: one rank saved the item, and nothing describes it. ``meshes`` are those that were read before."""
-    stored = stored_entry(entry, source)
-    sharding = described.get(entry.name)
+    sharding = described.get(name)
     if sharding is None:
         if alone:
             return stored
-        raise _unlisted(rank, Path(source.path), entry.name)
+        raise _unlisted(rank, path, name)
     if isinstance(sharding, Boxes):
         return ShardedLocal(sharding.shape, tuple(_parts(stored, sharding)), tuple((rank, box) for box, _ in sharding.boxes))
     if id(sharding.mesh) not in meshes:
@@ -91,20 +96,24 @@ def _mesh(rank: int, mesh: SavedMesh) -> RankMesh:
     return RankMesh(mesh.names, mesh.shape, mesh.ranks, coordinate)
 
 
-def refuse_copies(states: Sequence[RankState]) -> None:
+def refuse_copies(read: Sequence[tuple[RankState, Mapping[str, Tensor]]]) -> None:
     """Raise Inconsistent if two files with different parts of tensors have the same bytes: a file of safetensors says no rank."""
-    coordinates = [part_coordinates(state) for state in states]
-    held: list[dict[str, Tensor]] = []
-    for state, parts in zip(states, coordinates, strict=True):
-        cut = {name: state.locals[name] for name, _, _ in parts}
-        stored = {name: local.stored for name, local in cut.items() if isinstance(local, DistributedLocal) and local.stored.numel}
-        # The parts of vectors may be equal, such as ones.
-        matrices = any(len(each.shape) > 1 for each in stored.values())
-        held.append({name: one_piece(name, each, state.rank) for name, each in stored.items()} if matrices else {})
+    # Files that hold only parts of vectors may be equal, such as ones.
+    held = [stored if any(len(tensor.shape) > 1 and tensor.numel for tensor in stored.values()) else {} for _, stored in read]
     for first, second in alike(held):
-        if coordinates[first] != coordinates[second]:
-            text = f"{states[first].path.name} holds the same parts of the tensors: one file was copied over the other"
-            raise Inconsistent(text, path=states[second].path, expected="another part for each rank", hint=MIXED)
+        one, other = read[first][0], read[second][0]
+        if any(_place(local) != _place(other.locals[name]) for name, local in one.locals.items()):
+            text = f"{one.path.name} holds the same parts of the tensors: one file was copied over the other"
+            raise Inconsistent(text, path=other.path, expected="another part for each rank", hint=MIXED)
+
+
+def _place(local: Local) -> object:
+    """What makes the part of one rank another than that of others: coordinates on the axes that cut it, or boxes."""
+    if isinstance(local, ShardedLocal):
+        return [box for _, box in local.shards]
+    if not isinstance(local, DistributedLocal):
+        return None
+    return [at for at, placement in zip(local.mesh.coordinate, local.placements, strict=False) if placement.kind != "Replicate"]
 
 
 def check_described(read: RankRead, file: TorchFile, by_path: Mapping[NestedPath, Sharding]) -> list[Note]:

@@ -57,12 +57,14 @@ class TorchCheckpointing(Format):
             fields = ITEM_FILE.fullmatch(path.name)
             if path.name == METADATA:
                 return self.recognise(path.parent, there)[:1]
-            if fields is None or is_state_key(fields["item"]) or is_record_key(fields["item"]) or not there.is_file(path.parent / METADATA):
+            if fields is None or is_state_key(fields["item"]) or is_record_key(fields["item"]):
                 return []
+            if not there.is_file(path.parent / METADATA):
+                return [match for match in self._without_metadata(path.parent, there) if path in match.files]
             # The file of an item means this item, whatever else there is.
             return [self._named(fields["item"], path.parent, named_items(path.parent, there))]
         if not there.is_file(path / METADATA):
-            return []
+            return self._without_metadata(path, there)
         items = {name: ranks for name, ranks in named_items(path, there).items() if next(iter(ranks.values())).suffix != ".json"}
         if not items:
             return []
@@ -73,6 +75,22 @@ class TorchCheckpointing(Format):
             return [Match(FORMAT, MAIN, path, files or (path / METADATA,), self.display)]
         names = sorted(filter(is_model_name, items), key=lambda name: (name != MAIN, is_average_name(name), name))
         return [self._named(name, path, items) for name in names]
+
+    def _without_metadata(self, folder: Path, there: Folders) -> list[Match]:
+        """Items in safetensors whose metadata, which alone says what parts the ranks hold, is lost: state of the same ranks shows them."""
+        items = named_items(folder, there)
+        counts = {len(ranks) for name, ranks in items.items() if is_state_key(name) and [*ranks] == [*range(len(ranks))]}
+        lost = MissingShard(
+            f"{METADATA}, which says what part of the tensors each file holds, is missing",
+            path=folder,
+            expected=str(folder / METADATA),
+            hint="copy it from where the save was written",
+        )
+        return [
+            replace(self._named(name, folder, items), trouble=lost)
+            for name, ranks in items.items()
+            if len(ranks) > 1 and len(ranks) in counts and all(path.suffix == ".safetensors" for path in ranks.values())
+        ]
 
     def _named(self, item: str, folder: Path, items: Mapping[str, Mapping[int, Path]]) -> Match:
         """The match of an item that its files name, or of the model that it is a part of."""
@@ -131,6 +149,7 @@ class TorchCheckpointing(Format):
         if not there:
             raise MissingShard(f"no file of item {name} is there", path=match.root, expected=str(first_missing))
         states: list[RankState] = []
+        plain: list[tuple[RankState, dict[str, Tensor]]] = []
         notes: list[list[Note]] = []
         for rank, path in there.items():
             with reading(match.root / METADATA):
@@ -138,7 +157,9 @@ class TorchCheckpointing(Format):
             if item.files[rank].form == "safetensors":
                 if not item.tensors and saved.world_size > 1:
                     raise undescribed(name, saved, path)
-                states.append(safetensors_state(rank, path, described, files, alone=not item.tensors))
+                state, stored = safetensors_state(rank, path, described, files, alone=not item.tensors)
+                states.append(state)
+                plain.append((state, stored))
             else:
                 read = read_rank_file(rank, path, files, MAIN, None, MAIN)
                 # An item that was saved without a resharder is not listed.
@@ -146,7 +167,7 @@ class TorchCheckpointing(Format):
                 states.append(read.state)
                 notes.append([*read.notes, *said])
         check_rank_files(states, saved.world_size)
-        refuse_copies([state for state in states if item.files[state.rank].form == "safetensors"])
+        refuse_copies(plain)
         try:
             assembled = assemble(states, saved.world_size, missing, options)
         except MissingShard as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import ORDERED, formula
 from ckpt_cli.averaging.options import AverageOptions, Method
-from ckpt_cli.averaging.steps import Snapshots
+from ckpt_cli.averaging.steps import Snapshots, same_files_as
 from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base, tied_heads
 from ckpt_cli.base_model.checks import checked_base
 from ckpt_cli.base_model.opened import Base, named_alike
@@ -40,9 +40,13 @@ from ckpt_cli.output.publish import (
 from ckpt_cli.output.select import Selection, select_tensors
 from ckpt_cli.output.target import check_target
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.equality import same_samples
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
 from ckpt_cli.tensors.weighted_sum import Formula
+
+MOST_PAIRED = 32
+"""Checkpoints of which every pair is compared by samples; two steps of one run differ in the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,13 @@ def _job(
     notes += [note for source in sources for note in source.selection.notes]
     notes += [note for c in components for note in partial_notes(c.component, c.made, agreed.tensors)] if not claim.is_whole else []
     notes += [note for source in sources for note in differing_notes(source.selection.differing, agreed.tensors)]
-    notes += [*agreed.notes, *_config_notes(sources), *_tokenizer_notes(sources), *claim.notes]
+    notes += [
+        *agreed.notes,
+        *_same_weights_notes(sources, mixed, agreed),
+        *_config_notes(sources),
+        *_tokenizer_notes(sources),
+        *claim.notes,
+    ]
     notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
     notes += odd_dtypes(agreed.tensors, assets.config, newest.kind)
     notes += lacking_notes(assets, base.folder if base is not None else None)
@@ -286,6 +296,19 @@ def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list
     if steps is not None and len(set(steps)) == len(steps) and len(runs) == 1:
         return [f"step {step}" for step in steps]
     return [os.fspath(component.component.root) for component in components]
+
+
+def _same_weights_notes(sources: Sequence[Source], mixed: Formula, agreed: Agreed) -> list[Note]:
+    """Warnings about checkpoints whose averaged tensors are equal as far as samples tell, however each stores them."""
+    used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
+    notes = []
+    for first, second in itertools.combinations(range(min(len(used), MOST_PAIRED)), 2):
+        held = [combination.tensors for combination in agreed.combinations.values()]
+        other_files = same_files_as(used[first].opened) != same_files_as(used[second].opened)
+        if held and other_files and all(same_samples(tensors[first], tensors[second]) for tensors in held):
+            text = f"{used[first].path} and {used[second].path} hold the same weights (samples of all tensors are equal)"
+            notes.append(Note("warning", "same-twice", text))
+    return notes
 
 
 def _config_notes(sources: Sequence[Source]) -> list[Note]:

@@ -11,11 +11,14 @@ from typing import Any, get_args
 from ckpt_cli.discover.components import expanded
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
-from ckpt_cli.errors import CorruptFile, Unreadable, UsageError
+from ckpt_cli.errors import CkptError, CorruptFile, Unreadable, UsageError
 from ckpt_cli.files.folders import is_there, status_of
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
+from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.megatron.config import check_config
 from ckpt_cli.lora.merge import exported_scales
 from ckpt_cli.merging.job import Part
 from ckpt_cli.merging.options import MergeOptions
@@ -77,6 +80,17 @@ def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Part, al
         for module, scale in theirs.items()
         if module in mine and mine[module] != scale
     ]
+
+
+def different_arguments(config: Config, part: Part) -> list[Finding]:
+    """What the config of an output with the hub's names says otherwise than the arguments of a training with Megatron."""
+    if not config or part.selection.naming != "hub":
+        return []
+    try:
+        check_config(config, part.opened.component.arguments)
+    except CkptError as error:
+        return [finding("other-arguments", error.message, file=CONFIG)]
+    return []
 
 
 def open_source(

@@ -56,8 +56,12 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
     outer = inside_checkpoint(path.parent, there) if matches[0].root == path.parent else None
     if outer is not None:
         found = outer.checkpoints[0]
-        chosen = [place for place in found.places if place.match.component == matches[0].component or len(found.places) == 1]
-        return Target(path, None, (replace(found, places=tuple(chosen or found.places)),))
+        chosen = [
+            place for place in found.places if (place.match.component, place.match.format) == (matches[0].component, matches[0].format)
+        ]
+        # What the folder is taken for may be another component than that of the file.
+        own = [Place(match.component, match, path.parent) for match in matches]
+        return Target(path, None, (replace(found, places=tuple(chosen or own)),))
     places = tuple(Place(match.component, match, path.parent) for match in matches)
     return Target(path, None, (Found(path, None, places),))
 

@@ -7,7 +7,7 @@ what the files hold, element by element in the order of the tensor, so different
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from ckpt_cli.tensors.reading import blocks, element_bytes, elements, stored_bytes, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
@@ -15,6 +15,9 @@ from ckpt_cli.tensors.tensor import Piece, Tensor
 BLOCK = 1 << 20
 SAMPLE = 256
 """Elements of a tensor that are compared as a sample."""
+
+SAMPLE_BYTES = 4096
+"""Bytes that `same_samples` compares at each of three places."""
 
 TRUSTED = 64 << 10
 """Above this many bytes equal checksums are taken for equal bytes; below, reading them costs nothing."""
@@ -49,6 +52,37 @@ def same_sample(source: Tensor, stored: Tensor) -> bool:
     count = min(SAMPLE, source.numel)
     start = (source.numel - count) // 2
     return not count or _same_range(source, stored, start, count)
+
+
+def same_samples(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have one dtype and shape, and the same bytes at their beginning, middle and end, however they are cut.
+
+    What fits in three samples is compared as a whole. False for sources that can only be read from the beginning on.
+    """
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    if any(piece.source.forward_only for tensor in (first, second) for piece in tensor.pieces):
+        return False
+    count = max(SAMPLE_BYTES // first.dtype.itemsize, 1)
+    end = first.numel - count
+    places = [(0, first.numel)] if first.numel <= 3 * count else [(start, count) for start in (0, end // 2, end)]
+    return all(_same_range(first, second, start, length) for start, length in places if length)
+
+
+def alike(held: Sequence[Mapping[str, Tensor]]) -> Iterator[tuple[int, int]]:
+    """The numbers of every two of some dicts that hold the same tensors, as far as samples tell."""
+    seen: dict[object, list[int]] = {}
+    for number, tensors in enumerate(held):
+        if not tensors:
+            continue
+        largest = max(tensors.values(), key=lambda tensor: tensor.numel)
+        count = min(SAMPLE, largest.numel)
+        sample = bytes(element_bytes(largest, (largest.numel - count) // 2, count)) if count else b""
+        others = seen.setdefault((*((name, tensor.shape) for name, tensor in tensors.items()), sample), [])
+        for other in others:
+            if all(same_samples(tensor, held[other][name]) for name, tensor in tensors.items()):
+                yield other, number
+        others.append(number)
 
 
 def _same_range(source: Tensor, stored: Tensor, start: int, count: int) -> bool:

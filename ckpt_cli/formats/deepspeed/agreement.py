@@ -8,7 +8,6 @@ from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Tensor
 
 SAMPLE = 32
-MAX_SAMPLES = 64
 
 
 def agrees(master: Tensor, weights: Tensor) -> bool:
@@ -26,11 +25,10 @@ def agrees(master: Tensor, weights: Tensor) -> bool:
 
 
 def _starts(tensor: Tensor) -> list[int]:
-    """Where samples begin: at the beginning and before the end of every piece, up to a bound."""
+    """Where samples begin: at the beginning and before the end of every piece."""
     strides = contiguous_strides(tensor.shape)
     starts: dict[int, None] = {}
-    step = max(len(tensor.pieces) // MAX_SAMPLES, 1)
-    for piece in tensor.pieces[::step]:
+    for piece in tensor.pieces:
         first = sum(a * stride for a, stride in zip(piece.box.offset, strides, strict=True))
         last = sum((a + n - 1) * stride for a, n, stride in zip(piece.box.offset, piece.box.extent, strides, strict=True))
         starts |= dict.fromkeys((first, max(last - SAMPLE + 1, first)))

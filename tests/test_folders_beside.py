@@ -222,6 +222,35 @@ class TestAGuess:
             shutil.copy(source / f"model_world_size_4_rank_{rank}.pt", folder)
         assert ckpt_cli.detect(step).problem is None
 
+    @pytest.mark.parametrize("beside", ["online.msgpack", "policy.pt", "online/model.gguf", "online/model.safetensors"])
+    @pytest.mark.parametrize("name", ["target_net", "previous", "discriminator"])
+    def test_by_the_name_of_a_file_is_refused_too(self, tmp_path: Path, name: str, beside: str) -> None:
+        for folder in (tmp_path / "run" / STEP, tmp_path / "some"):
+            model(folder).joinpath("model.safetensors").rename(folder / f"{name}.safetensors")
+            ckpt_cli.detect(folder)
+            put(folder / beside)
+            with pytest.raises(Undecidable, match="nothing tells which"):
+                ckpt_cli.merge(folder, tmp_path / "out")
+            ckpt_cli.inspect(folder / f"{name}.safetensors")
+
+    def test_is_not_prevented_by_links_to_the_same_folder(self, tmp_path: Path) -> None:
+        step = tmp_path / "run" / STEP
+        model(step / "net", 4.0)
+        (step / "latest").symlink_to("net")
+        (step / "a_link").symlink_to("net")
+        (step / "itself").symlink_to(".")
+        ckpt_cli.merge(step.parent, tmp_path / "out")
+        assert value_of(tmp_path / "out") == 4.0
+        assert warnings(step) == []
+
+    def test_of_pipelines_of_diffusers_is_refused(self, tmp_path: Path) -> None:
+        for name in ("unet", "vae", "text_encoder"):
+            model(tmp_path / "pipeline" / name)
+        (tmp_path / "pipeline" / "model_index.json").write_text("{}")
+        with pytest.raises(Undecidable, match="unet/, text_encoder/, vae/"):
+            ckpt_cli.merge(tmp_path / "pipeline", tmp_path / "out")
+        ckpt_cli.merge(tmp_path / "pipeline" / "unet", tmp_path / "out")
+
     def test_is_not_said_of_a_file_that_was_given(self, tmp_path: Path) -> None:
         torch.save({"w.weight": torch.ones(4, 4)}, put(tmp_path / "m.pt"))
         torch.save({"w.weight": torch.ones(4, 4)}, put(tmp_path / "n.pt"))

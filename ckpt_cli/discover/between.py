@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.discover.beside.folders import DEPTH, Held, files_with_weights, held_below
+from ckpt_cli.discover.beside.folders import DEPTH, Held, files_with_weights, held_below, kind_of
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import Undecidable, Unreadable, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import recognise
+from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import ROLES, WEIGHTS, form, has_form, place_below
 from ckpt_cli.names import few
@@ -88,6 +88,20 @@ def _refused(folder: Path, there: Folders) -> list[Match]:
             if found:
                 return found
     return []
+
+
+def doubted(match: Match, there: Folders) -> Match:
+    """A match; with a trouble, if it is a file of any name that is called like another model or an older copy, beside other weights."""
+    file = format_of(match).single_file(match)
+    if file is None or match.trouble is not None or not format_of(match).is_loaded or kind_of(file.stem) not in ("copy", "companion"):
+        return match
+    folder = file.parent
+    others = [name for name in files_with_weights(folder, there) if name != file.name]
+    folders = [entry.name + "/" for entry in held_below(folder, there) or () if entry.kind != "apart"]
+    if not others and not folders:
+        return match
+    text = f"nothing tells which of these in {folder.name}/ is the model: {few([file.name, *folders, *others], 6)}"
+    return replace(match, trouble=NoChoice(text, path=folder, expected="one model", hint=f"pass the file, if you mean that: {file}"))
 
 
 def is_chosen(place: Place) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.discover.between import is_chosen, step_above, weights_beneath
+from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
@@ -84,7 +84,7 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
     """The components of a checkpoint folder, the main one first."""
     if not there.is_folder(folder):
         return ()
-    places = [Place(match.component, match, folder) for match in recognise(folder, there)]
+    places = [Place(match.component, doubted(match, there), folder) for match in recognise(folder, there)]
     children = [child.name for child in there.folders(folder, _may_hold_component)]
     for role in ROLES:
         if role in children:

@@ -17,7 +17,7 @@ FORMS = re.compile(
 """What follows the ending belongs to a file that is being written or copied (``.tmp``, ``.incomplete``, ``.part``, ``.XaBc12``)."""
 
 ANY_FORM = re.compile(
-    r"(.*[._-])?(models?|weights|params|net(work)?|policy|actor|generator|state_dict|checkpoint|ckpt|snapshot)([._-].*)?\.(pkl|pickle|params|zip|tar|tgz|zst)",
+    r"(.*[._-])?(models?|weights|params|net(work)?|policy|actor|generator|state_dict|checkpoint|ckpt|snapshot)([._-].*)?\.(pkl|pickle|params|zip|tar|tgz|zst|gz|bz2|xz|7z)",
     re.ASCII | re.IGNORECASE,
 )
 """Endings that say nothing, where the name says model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +64,16 @@ def held_below(top: Path, there: Folders) -> list[Held] | None:
     Those of optimizers, training state and logs are not looked into. One that cannot be looked at may hold anything: raises Unreadable.
     """
     held: list[Held] = []
-    level, seen = [top], 0
+    level, seen = [top], {os.path.realpath(top)}
     for _ in range(DEPTH):
         empty: list[Path] = []
-        for child in (child for folder in level for child in there.folders(folder, _is_searched)):
-            seen += 1
-            if seen > MAX_FOLDERS:
+        below = (child for folder in level for child in there.folders(folder, _is_searched))
+        for child in sorted(below, key=lambda path: path.is_symlink()):
+            real = os.path.realpath(child)
+            if real in seen:
+                continue  # a link to what was seen is no second folder
+            seen.add(real)
+            if len(seen) > MAX_FOLDERS:
                 return None
             found = recognise(child, there)
             read = tuple(match for match in found if is_read(match))

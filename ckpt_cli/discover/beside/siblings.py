@@ -65,9 +65,9 @@ def notes_below(
             notes.append(Note("warning" if told[0] else "info", "other-folders", f"{name} was read; {told[1]}"))
     copies = [f"{entry.name}/" for entry in held if entry.kind == "copy"]
     if others:
-        which = "it is a part" if len(others) == 1 else "they are parts"
-        text = f"{few(others, 4)} {_verb(others)} weights too, and {_was(others)} not read"
-        notes.append(Note("warning", "other-folders", f"{text}: if {which} of the model, {name} is not all of it"))
+        missing = "it belongs to the model, that part is" if len(others) == 1 else "they belong to the model, these parts are"
+        text = f"{few(others, 4)} {_verb(others)} weights too, and {_was(others)} not read: if {missing} missing from {name}"
+        notes.append(Note("warning", "other-folders", text))
     if copies:
         text = f"{few(copies, 4)} {_verb(copies)} weights too, by name those of another model or an older copy, and {_was(copies)} not read"
         notes.append(Note("info", "other-folders", text))

@@ -75,6 +75,7 @@ UNREAD = [
     "new/__0_0.distcp",
     "new/pytorch_model.bin.incomplete",
     "new/deeper/flax_model.msgpack",
+    "a/b/c/d/model.msgpack",
     "new/agent.pt",
     "policy/model.msgpack",
     "policy.msgpack",
@@ -291,6 +292,19 @@ class TestACritic:
             ckpt_cli.merge(folder, tmp_path / "out")
         ckpt_cli.merge(folder / "critic", tmp_path / "out")
 
+    @pytest.mark.parametrize("name", ["ema/model.safetensors", "Model_EMA/model.safetensors", "ema.safetensors"])
+    def test_neither_is_an_average(self, tmp_path: Path, name: str) -> None:
+        step = tmp_path / "run" / STEP
+        (step / name).parent.mkdir(parents=True)
+        save_file({"w.weight": torch.full((4, 4), 5.0)}, step / name)
+        assert [info.name for info in ckpt_cli.detect(step).checkpoint.components] == ["ema"]
+        put(step / "net" / "model.gguf")
+        for path in (step, step.parent):
+            with pytest.raises(Undecidable, match="net/"):
+                ckpt_cli.merge(path, tmp_path / "out")
+        ckpt_cli.merge(step, tmp_path / "out", type="ema")
+        assert value_of(tmp_path / "out") == 5.0
+
     def test_alone_is_read(self, tmp_path: Path) -> None:
         model(tmp_path / "run" / STEP / "critic")
         assert [info.name for info in ckpt_cli.detect(tmp_path / "run").checkpoint.components] == ["critic"]
@@ -407,6 +421,14 @@ class TestFoldersThatAreLeftOut:
         put(step / beside)
         assert told(ckpt_cli.detect(step).checkpoint.notes) == []
 
+    def test_are_a_note_beside_an_adapter_if_called_like_a_reference(self, tmp_path: Path) -> None:
+        step = tmp_path / "run" / "checkpoint-5"
+        model(step / "ref")
+        (step / "adapter_config.json").write_text("{}")
+        factors = {"base_model.model.q.lora_A.weight": torch.ones(2, 3), "base_model.model.q.lora_B.weight": torch.ones(3, 2)}
+        save_file(factors, step / "adapter_model.safetensors")
+        assert [level for level, _ in told(ckpt_cli.detect(step).checkpoint.notes)] == ["info"]
+
     def test_are_none_where_they_are_components_or_adapters(self, tmp_path: Path) -> None:
         step = tmp_path / "run" / "global_step_7"
         for seed, name in enumerate(("weights", "ema_model", "critic")):
@@ -445,6 +467,12 @@ class TestTheHubCache:
         for number, path in enumerate((repository, repository / "snapshots", repository.parent)):
             ckpt_cli.merge(path, tmp_path / f"out-{number}")
             assert value_of(tmp_path / f"out-{number}") == 2.0
+
+    def test_inside_of_a_model_s_folder_is_not_taken_in_its_place(self, tmp_path: Path) -> None:
+        self.repository(tmp_path)
+        model(tmp_path / "hub", 3.0)
+        ckpt_cli.merge(tmp_path / "hub", tmp_path / "out")
+        assert value_of(tmp_path / "out") == 3.0
 
     def test_with_several_models_asks_for_one(self, tmp_path: Path) -> None:
         for name in "mn":

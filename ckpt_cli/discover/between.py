@@ -7,7 +7,7 @@ meant too. What cannot be read could be. Folders whose names say that they hold 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import ROLES, WEIGHTS, form, has_form, place_below
+from ckpt_cli.formats.weight_names import may_hold_weights
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -27,18 +28,18 @@ class NoChoice(Undecidable):
     """Nothing tells which of several folders holds the model."""
 
 
-def weights_beneath(folder: Path, there: Folders, known: Collection[Path] = ()) -> list[Match]:
+def weights_beneath(folder: Path, there: Folders, known: Sequence[Match] = ()) -> list[Match]:
     """What is held by the folder below this one that is meant; if nothing tells which one is, this is the trouble of what is returned.
 
     Below a folder that is neither a step nor a role's, the names of rows mean nothing: there must be only one. Of several that rows name,
     all are given: which goes first, and that others are there, is said where places are chosen. A folder called like an average holds
-    one, and is never taken for the model. ``known`` are folders below that are read as second models, such as a critic: one of these is
-    not the model either if anything else could be.
+    one, and is never taken for the model. ``known`` is what was recognised as second models, such as a critic: none of these is the model
+    if anything else could be.
     """
     found = held_below(folder, there)
     if found is None:
         return []
-    held = [entry for entry in found if not any(entry.path.is_relative_to(other) for other in known if other != folder)]
+    held = [entry for entry in found if not any(entry.path.is_relative_to(match.root) for match in known if match.root != folder)]
     averages = [entry for entry in held if entry.kind == "average" and entry.matches]
     outputs = [entry for entry in held if entry.kind == "output" and entry.matches]
     models = [entry for entry in held if entry.kind == "model" and entry.matches] or outputs
@@ -50,8 +51,12 @@ def weights_beneath(folder: Path, there: Folders, known: Collection[Path] = ()) 
         rivals = [entry for entry in held if entry not in (*averages, *outputs) and entry.kind != "adapter"]
         others = files_with_weights(folder, there)
         readable = models or [entry for entry in rivals if entry.kind in ("companion", "copy") and entry.matches]
-        if not readable and (rivals or others):
-            readable = [entry for entry in found if entry.path in known and entry.matches]
+        seconds = [*known, *(match for entry in averages for match in _as_average(entry))]
+        if seconds and not readable and (rivals or others):
+            # What is not read may be the model, so that a second one is not taken in its place.
+            spots = [match.files[0] if match.root == folder else match.root for match in seconds]
+            shown = [Held(path, path.relative_to(folder).as_posix(), "apart", (match,)) for path, match in zip(spots, seconds, strict=True)]
+            return [replace(seconds[0], component="model", trouble=_no_choice(folder, shown, rivals, others)), *seconds[len(known) :]]
         if readable and (len(models) != 1 or others or any(entry is not models[0] for entry in rivals)):
             trouble = _no_choice(folder, readable, [entry for entry in rivals if entry not in readable], others)
             # An average beside models that are not told apart is none of what is meant either.
@@ -67,7 +72,7 @@ def _as_average(entry: Held) -> list[Match]:
 
 
 def _no_choice(folder: Path, readable: Sequence[Held], others: Sequence[Held], files: Sequence[str]) -> NoChoice:
-    named = [f"{entry.name}/" for entry in (*readable, *others)]
+    named = [f"{entry.name}{'' if entry.path.suffix and may_hold_weights(entry.path.name) else '/'}" for entry in (*readable, *others)]
     several = f"nothing tells which of these in {folder.name}/ is the model: {few([*named, *files], 6)}"
     alone = f"the only weights in {folder.name}/ are in {few(named)}, which by its name is not the model itself"
     whole = [entry for entry in (*readable, *others) if entry.matches and all(match.trouble is None for match in entry.matches)]
@@ -93,7 +98,7 @@ def _refused(folder: Path, there: Folders) -> list[Match]:
 def doubted(match: Match, there: Folders) -> Match:
     """A match; with a trouble, if it is a file of any name that is called like another model or an older copy, beside other weights."""
     file = format_of(match).single_file(match)
-    if file is None or match.trouble is not None or not format_of(match).is_loaded or kind_of(file.stem) not in ("copy", "companion"):
+    if file is None or match.trouble is not None or not format_of(match).is_loaded or kind_of(file.stem) != "copy":
         return match
     folder = file.parent
     others = [name for name in files_with_weights(folder, there) if name != file.name]

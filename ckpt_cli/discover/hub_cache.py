@@ -24,20 +24,12 @@ SNAPSHOTS = "snapshots"
 
 
 def snapshot_of(path: Path, there: Folders) -> Path | None:
-    """The snapshot of a repository's folder, of its folder of snapshots, or of a cache with one model; None for other paths.
+    """The snapshot of a repository's folder, or of its folder of snapshots; None for other paths.
 
     Raises Undecidable if there are several and no reference names one, NotFound if the one that is named holds no weights and another does:
     loaders would not take that one.
     """
-    repositories = there.folders(path, REPOSITORY.fullmatch) if there.is_folder(path) else []
-    if len(repositories) > 1:
-        raise Undecidable(
-            f"there are {len(repositories)} models in this Hub cache: {few([folder.name for folder in repositories], 3)}",
-            path=path,
-            expected="one of them",
-            hint=f"give the folder you mean, such as {repositories[0]}",
-        )
-    repository = repositories[0] if repositories else path.parent if path.name == SNAPSHOTS else path
+    repository = path.parent if path.name == SNAPSHOTS else path
     if not REPOSITORY.fullmatch(repository.name) or not there.is_folder(repository / SNAPSHOTS):
         return None
     snapshots = there.folders(repository / SNAPSHOTS)
@@ -76,6 +68,19 @@ def _named(snapshot: Path, snapshots: Sequence[Path], there: Folders) -> Path | 
 
 def _holds_weights(folder: Path, there: Folders) -> bool:
     return bool(recognise(folder, there) or files_with_weights(folder, there) or held_below(folder, there) != [])
+
+
+def repository_in(cache: Path, there: Folders) -> Path | None:
+    """The repository of a cache that has one model. Raises Undecidable if there are several."""
+    repositories = there.folders(cache, REPOSITORY.fullmatch)
+    if len(repositories) > 1:
+        raise Undecidable(
+            f"there are {len(repositories)} models in this Hub cache: {few([folder.name for folder in repositories], 3)}",
+            path=cache,
+            expected="one of them",
+            hint=f"give the folder you mean, such as {repositories[0]}",
+        )
+    return repositories[0] if repositories else None
 
 
 def cached_model(path: Path) -> str | None:

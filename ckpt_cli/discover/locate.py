@@ -17,7 +17,7 @@ from pathlib import Path
 from ckpt_cli.discover.beside.final_model import stray_files
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.found import Target
-from ckpt_cli.discover.hub_cache import snapshot_of
+from ckpt_cli.discover.hub_cache import repository_in, snapshot_of
 from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_doubtful, all_refused, inside_checkpoint, places_in
 from ckpt_cli.discover.steps import (
@@ -127,6 +127,9 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         raise part_of_stages(stages[0], stages[1:])
     if unchosen is not None:
         return unchosen
+    cached = repository_in(given, there)
+    if cached is not None:
+        return _locate(cached, step, steps_meant, there)
     suggestion = _suggestion(given, there)
     nearby = suggestion is not None and suggestion.startswith("did you mean")
     foreign = foreign_error(given, there, 0) or (None if nearby else foreign_error(given, there))

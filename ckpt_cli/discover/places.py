@@ -95,10 +95,10 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
             places += [_numbered(Place("", match, folder), *of_folder, folder) for match in recognise(folder / child, there)]
     read = {place.name for place in places if not all_refused([place])}
     places = [place for place in places if not all_refused([place]) or place.name not in read]
-    second = [place.match.root for place in places if place.name in SECOND]
-    if all(is_average_name(place.name) or place.name in SECOND for place in places) and (between or second or step_of(folder) is not None):
+    is_known = between or step_of(folder) is not None or any(place.name in SECOND for place in places)
+    if is_known and all(is_average_name(place.name) or place.name in SECOND for place in places):
         # An average or a critic is not what the step is about: Open-Sora keeps ema.pt beside the folder of the model.
-        places += [Place(match.component, match, folder) for match in weights_beneath(folder, there, second)]
+        places += [Place(match.component, match, folder) for match in weights_beneath(folder, there, [place.match for place in places])]
     if not places or there.is_file(folder / TAG_FILE):
         places = _with_tag(places, [Place("model", match, folder) for match in _tags(folder, there)], there)
     return _chosen(places)

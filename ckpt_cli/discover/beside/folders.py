@@ -19,29 +19,30 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.trainers import OPTIMIZERS, ROLES, RUNS, STATES, WEIGHTS, has_form
 from ckpt_cli.formats.training_state_names import is_state_file, is_state_key
 from ckpt_cli.formats.weight_names import may_hold_weights
+from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 
 DEPTH = 3
-"""Levels of folders that are looked at: below a role folder, lerobot and NeMo RL have two."""
+"""Levels of folders in which a model may lie: below a role folder, lerobot and NeMo RL have two."""
+
+DEEPEST = 6
+"""Levels that are looked at."""
 
 MAX_FOLDERS = 256
 
 Kind = Literal["model", "average", "adapter", "output", "companion", "copy", "part", "apart"]
 """What a folder may be, by names.
 
-``companion``: another module of the same training (an encoder, a discriminator); ``copy``: another model or another step of this one (a
+``companion``: another module of the same training (an encoder, a VAE); ``copy``: another model or another step of this one (a critic, a
 reference, a backup); ``part``: what one rank keeps; ``apart``: roles, steps and runs, which have rules of their own; ``output``: of ckpt.
 """
 
 LOGS = re.compile(r"\..*|(eval|logs?|samples?|wandb|tensorboard|runs?|cache)([_-].*)?", re.IGNORECASE)
-COMPANIONS = re.compile(
-    r"vae|.*lora.*|.*adapter.*|.*encoder.*|.*tokenizer.*|(.*[._-])?(discriminator|critic|draft(er)?)([_-]?(net(work)?|model|head))?[0-9]*([._-].*)?",
-    re.IGNORECASE,
-)
+COMPANIONS = re.compile(r"vae|.*lora.*|.*adapter.*|.*encoder.*|.*tokenizer.*", re.IGNORECASE)
 COPIES = re.compile(
     r"(base|init(ial)?|original|best|latest|last)([_-].*)?|"
-    r"(.*[ ._-])?(ref(erence)?|old(er)?|prev(ious)?|back-?ups?|bak|target|teacher|frozen|stale|obsolete|deprecated|archived?|trash|deleted|"
-    r"te?mp|partial|incomplete|unfinished|failed|broken|corrupt(ed)?|copy)([_-]?(net(work)?|model|policy|weights|critic|ckpt|checkpoint|step))?s?[0-9]*"
+    r"(.*[ ._-])?(ref(erence)?|old(er)?|prev(ious)?|back-?ups?|bak|target|teacher|discriminator|critic|draft(er)?|frozen|stale|obsolete|"
+    r"deprecated|archived?|trash|deleted|te?mp|partial|incomplete|unfinished|failed|broken|corrupt(ed)?|copy)([_-]?(net(work)?|model|policy|weights|critic|ckpt|checkpoint|step))?s?[0-9]*"
     r"([ ._(-].*)?",
     re.IGNORECASE,
 )
@@ -65,7 +66,7 @@ def held_below(top: Path, there: Folders) -> list[Held] | None:
     """
     held: list[Held] = []
     level, seen = [top], {os.path.realpath(top)}
-    for _ in range(DEPTH):
+    for depth in range(DEEPEST):
         empty: list[Path] = []
         below = (child for folder in level for child in there.folders(folder, _is_searched))
         for child in sorted(below, key=lambda path: path.is_symlink()):
@@ -74,11 +75,12 @@ def held_below(top: Path, there: Folders) -> list[Held] | None:
                 continue  # a link to what was seen is no second folder
             seen.add(real)
             if len(seen) > MAX_FOLDERS:
-                return None
+                return None if depth < DEPTH else held
             found = recognise(child, there)
             read = tuple(match for match in found if is_read(match))
             if found or files_with_weights(child, there):
-                held.append(Held(child, child.relative_to(top).as_posix(), _kind(child, top, there), read))
+                kind = _kind(child, top, there) if depth < DEPTH else "apart"
+                held.append(Held(child, child.relative_to(top).as_posix(), kind, read))
             if not read:
                 empty.append(child)
         level = empty
@@ -87,7 +89,7 @@ def held_below(top: Path, there: Folders) -> list[Held] | None:
 
 def files_with_weights(folder: Path, there: Folders) -> list[str]:
     """The files of a folder that may hold weights in any form, but for averages."""
-    files = there.files(folder, may_hold_weights)
+    files = there.files(folder, lambda name: name != AUXILIARY and may_hold_weights(name))
     return [path.name for path in files if not is_average_name(path.name.partition(".")[0])]
 
 

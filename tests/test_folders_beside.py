@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,8 @@ class TestAGuess:
             "custom_checkpoint_0.pkl",
             "replay_buffer.pt",
             "meta.pt",
+            "args.pt",
+            "norm_stats.npz",
             "dataloader/rank_0.pt",
             "tokenizer/tokenizer.bin",
             "trainer_state.json",
@@ -233,6 +236,16 @@ class TestAGuess:
             with pytest.raises(Undecidable, match="nothing tells which"):
                 ckpt_cli.merge(folder, tmp_path / "out")
             ckpt_cli.inspect(folder / f"{name}.safetensors")
+
+    def test_by_the_name_of_an_index_is_refused_too(self, tmp_path: Path) -> None:
+        folder = tmp_path / "run" / STEP
+        model(folder).joinpath("model.safetensors").rename(folder / "old-00001-of-00001.safetensors")
+        weights = {"w.weight": "old-00001-of-00001.safetensors", "w.bias": "old-00001-of-00001.safetensors"}
+        (folder / "old.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+        assert ckpt_cli.detect(folder).problem is None
+        put(folder / "online.msgpack")
+        with pytest.raises(Undecidable, match=r"old\.safetensors\.index\.json, online\.msgpack"):
+            ckpt_cli.merge(folder, tmp_path / "out")
 
     def test_is_not_prevented_by_links_to_the_same_folder(self, tmp_path: Path) -> None:
         step = tmp_path / "run" / STEP
@@ -360,6 +373,14 @@ class TestFoldersThatAreLeftOut:
         ):
             ((level, text),) = told(notes)
             assert (level, text.split("/")[0]) == ("warning", "vision_tower")
+
+    def test_beside_a_role_are_named(self, tmp_path: Path) -> None:
+        step = tmp_path / "run" / STEP
+        model(step / "actor")
+        model(step / "projector", name="v")
+        ((level, text),) = told(ckpt_cli.detect(step.parent).checkpoint.notes)
+        assert (level, text.split("/")[0]) == ("warning", "projector")
+        assert told(ckpt_cli.detect(step / "actor").checkpoint.notes) == []
 
     def test_of_a_role_are_named(self, tmp_path: Path) -> None:
         policy = tmp_path / "run" / STEP / "policy"

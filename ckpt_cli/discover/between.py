@@ -17,6 +17,7 @@ from ckpt_cli.errors import Undecidable, Unreadable, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, recognise
+from ckpt_cli.formats.safetensors.folder import safetensors_part
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import ROLES, WEIGHTS, form, has_form, place_below
 from ckpt_cli.formats.weight_names import may_hold_weights
@@ -97,11 +98,11 @@ def _refused(folder: Path, there: Folders) -> list[Match]:
 
 def doubted(match: Match, there: Folders) -> Match:
     """A match; with a trouble, if it is a file of any name that is called like another model or an older copy, beside other weights."""
-    file = format_of(match).single_file(match)
-    if file is None or match.trouble is not None or not format_of(match).is_loaded or kind_of(file.stem) != "copy":
+    file = match.files[0]
+    if match.trouble is not None or not format_of(match).is_loaded or kind_of(file.name.partition(".")[0]) != "copy":
         return match
     folder = file.parent
-    others = [name for name in files_with_weights(folder, there) if name != file.name]
+    others = [name for name in files_with_weights(folder, there) if name != file.name and safetensors_part(name) is None]
     folders = [entry.name + "/" for entry in held_below(folder, there) or () if entry.kind != "apart"]
     if not others and not folders:
         return match

@@ -24,7 +24,10 @@ ANY_FORM = re.compile(
 
 TEXTS = re.compile(r".*\.(json|jsonl|md|txt|ya?ml|toml|csv|log|lock|md5|sha[0-9]*|sig|asc|metadata|py|html|png)", re.ASCII | re.IGNORECASE)
 OTHER = re.compile(
-    r"(.*[._-])?(tokenizer|vocab|replay|buffer|dl_state|custom_checkpoint|meta)([._-].*)?\.[a-z0-9]+", re.ASCII | re.IGNORECASE
+    r"((.*[._-])?(tokenizer|vocab|replay|buffer|dl_state|custom_checkpoint|meta)([._-].*)?"
+    r"|(args|arguments|config|hparams|hyper_?parameters|info|metadata|misc|step|epoch|progress|vec_normali[sz]e|normali[sz](er|ation)|norm_stats))"
+    r"\.[a-z0-9]+",
+    re.ASCII | re.IGNORECASE,
 )
 """Pickles and the like of trainers, beside those of `training_state_names`."""
 

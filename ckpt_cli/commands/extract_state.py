@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.discover.beside.marks import mark_notes
+from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, numbered_notes
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
@@ -163,7 +164,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
         place = found.known_place(names[0])
         trouble = place.match.trouble
-        if isinstance(trouble, (Unreadable, LfsPointer, Unsupported)):
+        if trouble is not None and (isinstance(trouble, (Unreadable, LfsPointer, Unsupported)) or not is_chosen(place)):
             raise trouble
         problem = listed_component(place).problem
         if step is None and target.run is not None:

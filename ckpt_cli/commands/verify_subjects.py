@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.beside.siblings import notes_below
 from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.discover.places import places_in
 from ckpt_cli.errors import NotFound
-from ckpt_cli.files.folders import is_file, is_folder
+from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
@@ -69,7 +71,9 @@ def find_subjects(
 ) -> list[Subject]:
     """The weights that a path refers to, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
     if step is None and is_folder(path) and is_model_folder(path):
-        return _folder_subjects(path, files, type)
+        taken = {place.match.root for place in places_in(path, Folders())}
+        found = _folder_subjects(path, files, type)
+        return [replace(one, notes=tuple(notes_below((path,), path, taken, one.component, one.tensors, {}, files))) for one in found]
     if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)

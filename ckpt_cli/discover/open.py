@@ -15,6 +15,7 @@ from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, homes_of
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.outputs import made_by_ckpt
+from ckpt_cli.discover.beside.siblings import sibling_notes
 from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
@@ -232,12 +233,14 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     component = describe(place.match, files, reading_options(assets.config, shard_order))
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
+    models = model_notes(place, component, assets.config, files)
     notes = (
         *component.notes,
         *made,
         *passed_over_notes(place),
         *left_out_notes(found, place, component, files),
-        *model_notes(place, component, assets.config, files),
+        *models.values(),
+        *sibling_notes(found, place, component, assets.config, files, models),
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
         *unread_notes(found, place),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.discover.between import step_above, weights_beneath
+from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
@@ -23,7 +23,7 @@ from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.names import few, numbered, unnumbered
 from ckpt_cli.tensors.component import Note
 
-MAIN = ("model", *ROLES[:2])
+MAIN, SECOND = ("model", *ROLES[:2]), ROLES[2:]
 MAX_TAGS = 1024
 TAG_FILE = "latest"
 """What DeepSpeed writes beside its saves: the name of the newest one."""
@@ -47,7 +47,7 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
             places = tuple(replace(place, name=name if place.name == "model" else place.name) for place in places)
         elif of_folder is not None:
             places = tuple(_numbered(place, *of_folder, root) for place in places)
-        return Target(path, None, (Found(root, step_of(root), places),))
+        return Target(path, None, (Found(root, step_of(root), places, path),))
     if not there.is_file(path):
         return None
     matches = recognise(path, there)
@@ -67,14 +67,17 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
 
 
 def _of_step_above(path: Path, there: Folders) -> Target | None:
-    """A folder inside of a step, as those components of the step that lie in it."""
+    """A folder inside of a step, as those components of the step that lie in it; by itself, if nothing tells what the step's model is."""
     step = step_above(path, there)
     if step is None:
         return None
     with contextlib.suppress(Unreadable):
-        inside = tuple(place for place in places_in(step, there) if path in (place.match.root, place.home, *place.match.root.parents))
+        of_step = places_in(step, there)
+        inside = tuple(place for place in of_step if path in (place.match.root, place.home, *place.match.root.parents))
+        if not all(map(is_chosen, of_step)):
+            inside = tuple(filter(is_chosen, inside)) or tuple(replace(place, home=path) for place in places_in(path, there)) or inside
         if inside:
-            return Target(path, None, (Found(step, step_of(step), inside),))
+            return Target(path, None, (Found(step, step_of(step), inside, path),))
     return None
 
 
@@ -82,7 +85,7 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
     """The components of a checkpoint folder, the main one first."""
     if not there.is_folder(folder):
         return ()
-    places = [Place(match.component, match, folder) for match in recognise(folder, there)]
+    places = [Place(match.component, doubted(match, there), folder) for match in recognise(folder, there)]
     children = [child.name for child in there.folders(folder, _may_hold_component)]
     for role in ROLES:
         if role in children:
@@ -93,9 +96,10 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
             places += [_numbered(Place("", match, folder), *of_folder, folder) for match in recognise(folder / child, there)]
     read = {place.name for place in places if not all_refused([place])}
     places = [place for place in places if not all_refused([place]) or place.name not in read]
-    if all(is_average_name(place.name) for place in places) and (between or step_of(folder) is not None):
-        # An average alone is not what the step is about: Open-Sora keeps ema.pt beside the folder of the model.
-        places += [Place(match.component, match, folder) for match in weights_beneath(folder, there)]
+    is_known = between or step_of(folder) is not None or any(place.name in SECOND for place in places)
+    if is_known and all(is_average_name(place.name) or place.name in SECOND for place in places):
+        # An average or a critic is not what the step is about: Open-Sora keeps ema.pt beside the folder of the model.
+        places += [Place(match.component, match, folder) for match in weights_beneath(folder, there, [place.match for place in places])]
     if not places or there.is_file(folder / TAG_FILE):
         places = _with_tag(places, [Place("model", match, folder) for match in _tags(folder, there)], there)
     return _chosen(places)
@@ -127,14 +131,9 @@ def _tags(folder: Path, there: Folders) -> list[Match]:
     Of a folder that is no step, step folders are its steps and not this. Of several the one that ``latest`` names is taken.
     """
     is_step = step_of(folder) is not None
-    found: dict[str, list[Match]] = {}
-    for child in there.entries(folder)[:MAX_TAGS]:
-        if not is_step and step_of(child) is not None:
-            return []
-        # What cannot be looked at beside it may be anything, and no weights are taken from it in any case.
-        with contextlib.suppress(Unreadable):
-            if there.is_folder(child) and (matches := tags_in(child, there)):
-                found[child.name] = matches
+    if not is_step and any(step_of(child) is not None for child in there.entries(folder)):
+        return []
+    found = {child.name: matches for child, matches in _tags_below(folder, there).items()}
     if len(found) < 2:
         return next(iter(found.values()), [])
     said = _latest(folder, there)
@@ -148,6 +147,20 @@ def _tags(folder: Path, there: Folders) -> list[Match]:
         hint=f"pass {folder / next(reversed(found))}, or another of them",
     )
     return [replace(match, trouble=trouble) for match in first]
+
+
+def _tags_below(folder: Path, there: Folders) -> dict[Path, list[Match]]:
+    """The folders below a checkpoint's that hold a save of DeepSpeed, whatever their names."""
+    found: dict[Path, list[Match]] = {}
+    seen = 0
+    for child in there.entries(folder):
+        # What cannot be looked at beside it may be anything, and no weights are taken from it in any case.
+        with contextlib.suppress(Unreadable):
+            if there.is_folder(child) and seen < MAX_TAGS:
+                seen += 1
+                if matches := tags_in(child, there):
+                    found[child] = matches
+    return found
 
 
 def _latest(folder: Path, there: Folders) -> str | None:
@@ -173,12 +186,8 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
         if not there.is_folder(folder):
             continue
         is_step = step_of(folder) is not None
-        for child in there.entries(folder)[:MAX_TAGS]:
-            if is_step or step_of(child) is None:
-                with contextlib.suppress(Unreadable):
-                    if not there.is_folder(child):
-                        continue
-                    told |= dict.fromkeys(f"{child.name} ({match.evidence})" for match in tags_in(child, there) if child not in taken)
+        saves = {child: matches for child, matches in _tags_below(folder, there).items() if is_step or step_of(child) is None}
+        told |= dict.fromkeys(f"{child.name} ({match.evidence})" for child in saves if child not in taken for match in saves[child])
     if not told:
         return []
     were = "was" if len(told) == 1 else "were"

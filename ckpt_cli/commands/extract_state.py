@@ -10,7 +10,6 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, numbered_notes
@@ -31,6 +30,7 @@ from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.options import check_writing
 from ckpt_cli.output.publish import Order, SideFiles, Target, publish
+from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress

@@ -29,6 +29,7 @@ from ckpt_cli.commands.verify_source import (
 from ckpt_cli.commands.verify_subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
@@ -37,7 +38,6 @@ from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.merging.job import Part
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -149,7 +149,7 @@ def verify(
 
 
 def verify_written(
-    folder: Path, parts: Sequence[Part], source: Path, *, jobs: int | None = None, progress: Progress | None = None
+    folder: Path, parts: Sequence[Draft], source: Path, *, jobs: int | None = None, progress: Progress | None = None
 ) -> tuple[VerifyResult, ...]:
     """Check a folder just written from planned components: headers, config, and every byte against the source."""
     results = []

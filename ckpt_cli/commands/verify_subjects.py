@@ -9,6 +9,7 @@ from pathlib import Path
 from ckpt_cli.discover.beside.siblings import notes_below
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.discover.places import places_in
+from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import NotFound
 from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
@@ -19,9 +20,8 @@ from ckpt_cli.formats.safetensors.folder import FORMAT, INDEX_SUFFIX
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone
-from ckpt_cli.merging.job import Part
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.merging.plan import planned_parts
+from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -109,11 +109,11 @@ def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[st
     return {output.name: output.tensor for output in _merged_part(opened, files, alpha).plan.tensors}
 
 
-def _merged_part(opened: Opened, files: Files, alpha: float | None) -> Part:
+def _merged_part(opened: Opened, files: Files, alpha: float | None) -> Draft:
     tensors = opened.components[0].component.tensors
     alone, adapted = adapters_alone(tensors), has_adapters(tensors)
     options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None, lora_alpha=alpha if adapted and not alone else None)
-    return planned_parts(opened, None, options, files)[0]
+    return planned_drafts(opened, None, options, files)[0]
 
 
 def _file_subject(path: Path, files: Files) -> Subject:

@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import ClassVar, TypedDict
 
+from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.names import Naming, ShardOrder
@@ -20,6 +21,8 @@ class WritingOptions:
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
     of folder decides, otherwise "keep", 5 GB and "model.safetensors".
     """
+
+    NEEDING_BASE: ClassVar[tuple[str, ...]] = ("carry_from_base",)
 
     dtype: str | None = None
     names: Naming = "hub"
@@ -38,6 +41,29 @@ class WritingOptions:
     allow_unequal_replicas: bool = False
     shard_order: ShardOrder = "auto"
     strict: bool = False
+
+    @property
+    def fills_from_base(self) -> bool:
+        """Whether the output may get tensors of the base."""
+        return bool(self.carry_from_base)
+
+    @property
+    def takes_from_base(self) -> bool:
+        """Whether the output may get anything of the base, by name."""
+        return self.fills_from_base or self.dtype == BASE
+
+    @property
+    def needs_base_weights(self) -> bool:
+        """Whether the weights of the base are asked for, so that one without any will not do."""
+        return self.takes_from_base
+
+    def check(self, base: object) -> None:
+        """Raise UsageError for options out of range, or that need the ``base`` which is not there."""
+        check_writing(self.weights_name, self.jobs, self.max_shard_size)
+        wanting = ["--dtype base"] if self.dtype == BASE else []
+        wanting += [f"--{name.replace('_', '-')}" for name in self.NEEDING_BASE if getattr(self, name)]
+        if wanting and base is None:
+            raise UsageError(f"{wanting[0]} needs a base", hint="pass --base with the folder of the base model")
 
 
 class WritingKeywords(TypedDict, total=False):

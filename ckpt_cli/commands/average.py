@@ -85,7 +85,14 @@ def average(
 
 def _run(jobs: Sequence[AverageJob], options: AverageOptions, progress: Progress | None) -> list[AveragedComponent]:
     orders = [job.order("average", options) for job in jobs]
-    published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
+    published = publish(
+        orders,
+        dry_run=options.dry_run,
+        jobs=options.jobs,
+        checksum=options.checksum,
+        progress=progress,
+        part=options.chosen_part,
+    )
     return [_result(job, options, done) for job, done in zip(jobs, published, strict=True)]
 
 

@@ -73,7 +73,7 @@ def merge(
         )
         reference = open_base(home, files, needed=chosen.needs_base_weights) if home is not None else None
         jobs = planned_jobs(opened, target, reference, rules, chosen)
-        if chosen.with_state:
+        if chosen.with_state and _is_first(chosen):
             jobs = [_with_state(job, opened, files, chosen.dry_run) for job in jobs]
         checkpoint = describe_checkpoint(opened)
         if chosen.strict:
@@ -86,8 +86,15 @@ def merge(
 def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> list[MergedComponent]:
     orders = [job.order("merge", options, in_place=options.in_place, passing=("verify", "strict")) for job in jobs]
     # Before anything is written: what fails later would leave outputs beside an error.
-    comparisons = [_comparison(job, base, options, progress) for job in jobs]
-    published = publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=options.checksum, progress=progress)
+    comparisons = [_comparison(job, base, options, progress) if _is_first(options) else None for job in jobs]
+    published = publish(
+        orders,
+        dry_run=options.dry_run,
+        jobs=options.jobs,
+        checksum=options.checksum,
+        progress=progress,
+        part=options.chosen_part,
+    )
     results = [_result(job, options, done, compared) for job, done, compared in zip(jobs, published, comparisons, strict=True)]
     if not options.verify or options.dry_run:
         return results
@@ -97,6 +104,11 @@ def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeO
         )
         for job, result in zip(jobs, results, strict=True)
     ]
+
+
+def _is_first(options: MergeOptions) -> bool:
+    """Whether this process does what is done once for an output: all of it, or its first part."""
+    return options.chosen_part is None or options.chosen_part.number == 0
 
 
 def _comparison(job: Job, base: Base | None, options: MergeOptions, progress: Progress | None) -> BaseComparison | None:

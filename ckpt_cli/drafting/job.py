@@ -37,7 +37,7 @@ from ckpt_cli.output.writer import Written
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.tensors.component import Note
 
-PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum"})
+PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part"})
 """Options that do not change what is written."""
 
 

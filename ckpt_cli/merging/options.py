@@ -50,6 +50,11 @@ class MergeOptions(WritingOptions):
         if self.in_place and self.overwrite:
             raise UsageError("--in-place never replaces a file, so --overwrite does not apply", hint="leave out one of them")
         WritingOptions.check(self, base)
+        if self.part is not None and self.in_place:
+            raise UsageError("--in-place adds files to the checkpoint, so --part does not apply", hint="pass -o instead of --in-place")
+        if self.part is not None and self.verify:
+            hint = "leave out --verify, and run `ckpt verify` on the output when it is published"
+            raise UsageError("--verify needs the whole output, so --part does not apply", hint=hint)
         if self.in_place and self.lora == "both":
             raise UsageError("--in-place writes one folder, but --lora both makes two", hint="export the adapter on its own")
         if (self.fill_missing_from_base or self.drop_extra) and not self.match_base:

@@ -162,7 +162,11 @@ def published(target: Path, *, overwrite: bool = False) -> Published:
         again = _is_published(target)
         if again is not None:
             return again
-        raise NotFound("no part of this output was written", path=target, hint="run its parts first, each with --part K/N and this -o")
+        raise NotFound(
+            "no part of this output was written",
+            path=target,
+            hint="run all parts first: `ckpt merge` or `ckpt average`, as many times as there are parts, with this output",
+        )
     with _alone(shared.root):
         return _published(shared, overwrite=overwrite) if shared.root.is_dir() else published(target, overwrite=overwrite)
 
@@ -236,7 +240,7 @@ def _records(shared: PartsFolder) -> list[dict[str, Any]]:
     if missing or not count:
         named = ", ".join(map(str, missing[:12])) + (f" and {len(missing) - 12} more" if len(missing) > 12 else "")
         text = f"{len(missing)} of {count} parts are not written yet: {named}" if count else "no part is written yet"
-        raise MissingParts(text, path=shared.target, hint="run each again with --part K/N; then publish again")
+        raise MissingParts(text, path=shared.target, hint="run each of them (again), as the others were run; then publish again")
     return [records[count, number] for number in range(count)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Source
@@ -20,10 +20,11 @@ LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_CO
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part ``number`` of ``count``, counted from 0."""
+    """Part ``number`` of ``count``, counted from 0. ``launched``: of one run, so that the part which is done last publishes."""
 
     number: int
     count: int
+    launched: bool = False
 
     @classmethod
     def of(cls, text: str) -> Part:
@@ -41,7 +42,7 @@ class Part:
         for number, count in LAUNCHERS:
             if number in environment and count in environment:
                 try:
-                    return cls.of(f"{environment[number]}/{environment[count]}")
+                    return replace(cls.of(f"{environment[number]}/{environment[count]}"), launched=True)
                 except UsageError as error:
                     raise UsageError(f"{number} is {environment[number][:40]}, {count} is {environment[count][:40]}") from error
         listed = ", ".join(f"{number} and {count}" for number, count in LAUNCHERS)

@@ -66,7 +66,7 @@ def copies(options: argparse.Namespace) -> Iterator[merge_against_cp.Row]:
 
 def measured(part: str, options: argparse.Namespace, stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A part after each of its rows, with when it ran and how busy the machine was; with ``--peer`` the rows of others stay as stored."""
-    before = os.getloadavg()[0]
+    before = stored["load"][0] if options.peer and stored else round(os.getloadavg()[0], 1)
     names = [peer.name for peer in against_peers.PEERS]
     rows = [row for row in stored.get("rows", ()) if part == "peers" and options.peer and row["peer"] != options.peer]
     found: Iterator[Any] = {
@@ -78,7 +78,7 @@ def measured(part: str, options: argparse.Namespace, stored: Mapping[str, Any]) 
         print(part, row, file=sys.stderr, flush=True)
         rows.append(asdict(row))
         rows.sort(key=lambda row: names.index(row["peer"]) if part == "peers" else 0)
-        yield {"when": time.strftime("%Y-%m-%d", time.gmtime()), "load": [round(before, 1), round(os.getloadavg()[0], 1)], "rows": rows}
+        yield {"when": time.strftime("%Y-%m-%d", time.gmtime()), "load": [before, round(os.getloadavg()[0], 1)], "rows": rows}
 
 
 def sizes(text: str) -> list[tuple[float, int]]:

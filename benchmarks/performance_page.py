@@ -98,6 +98,7 @@ def _copies(part: Record) -> list[str]:
 
 
 def _peers(part: Record) -> list[str]:
+    asked = any(row["ours"]["peak"] > 3e8 for row in part["rows"])
     head = (
         "program",
         "parameters",
@@ -141,6 +142,11 @@ def _peers(part: Record) -> list[str]:
         "Megatron's torch_dist in bf16; mergekit and `ckpt average` take the mean of two fp32 models. accelerate's merger,",
         "`dcp_to_torch_save` and torch's consolidation write neither config nor tokenizer.",
         "",
+        *(
+            ["A peak of `ckpt` above 0.3 GB was measured without a plan before the rounds: it is that of the child process.", ""]
+            if asked
+            else []
+        ),
         "Not measured: lmms-engine's merger (0.1.4). It imports all models of lmms-engine, which want an older transformers (below 5.9)",
         "than the others ran with, and torchvision. What reads Megatron's checkpoints only with Megatron or a GPU is named in",
         "[megatron.md](megatron.md#beside-other-tools).",
@@ -175,4 +181,6 @@ def _growth(part: Record) -> list[str]:
         f"Memory is about {model.base / 1e6:.0f} MB + {model.tensor / 1e3:.2f} KB a tensor + {model.piece / 1e3:.2f} KB a piece",
         "(what one file holds of a tensor). This is fitted to the smaller checkpoints of each kind and checked with the largest. The",
         "buffers of a merge come on top.",
+        "",
+        f"The smallest plan takes {min(row.cpu for row in found):.1f} s of CPU: the start of `ckpt`, which shows where little is copied.",
     ]

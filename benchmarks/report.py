@@ -1,10 +1,10 @@
 """All benchmarks in one run: docs/performance.json and the tables of docs/performance.md.
 
-    python benchmarks/report.py FOLDER [--peers PYTHON] [--sizes 1.1:5,4.4:3,16:1] [--only copies,peers,growth]
+    python benchmarks/report.py FOLDER [--peers PYTHON] [--sizes 1.1:3,4.4:3,16:1] [--only copies,peers,growth]
     python benchmarks/report.py --render      # docs/performance.md from docs/performance.json alone
 
-FOLDER is scratch space; what is written there is removed again, and a size that does not fit into it twice is left out. Parts that
-`--only` leaves out keep the rows of the last run. `--tiny` measures small things only, to see that all works; give `--output` then.
+FOLDER is scratch space; what is written there is removed again, and a size that does not fit into it nearly three times is left out.
+Parts that `--only` leaves out keep the rows of the last run. `--tiny` measures small things, to see that all works; give `--output` then.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def machine(folder: Path) -> dict[str, Any]:
 def copies(options: argparse.Namespace) -> Iterator[merge_against_cp.Row]:
     """Rows per size: all dtypes from the page cache, and the smallest size from the disk too."""
     for number, (gigabytes, pairs) in enumerate(options.sizes):
-        if shutil.disk_usage(options.folder).free < 2.2e9 * gigabytes:
+        if shutil.disk_usage(options.folder).free < 2.8e9 * gigabytes:
             print(f"{gigabytes} GB: no space", file=sys.stderr)
             continue
         source = options.folder / "rank-files"
@@ -64,11 +64,11 @@ def copies(options: argparse.Namespace) -> Iterator[merge_against_cp.Row]:
         shutil.rmtree(source)
 
 
-def measured(part: str, options: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of a part, with when it ran and how busy the machine was; with ``--peer`` the rows of others stay as they were stored."""
-    before = os.getloadavg()[0]
-    rows = [row for row in stored.get("rows", ()) if part == "peers" and options.peer and row["peer"] != options.peer]
+def measured(part: str, options: argparse.Namespace, stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A part after each of its rows, with when it ran and how busy the machine was; with ``--peer`` the rows of others stay as stored."""
+    before = stored["load"][0] if options.peer and stored else round(os.getloadavg()[0], 1)
     names = [peer.name for peer in against_peers.PEERS]
+    rows = [row for row in stored.get("rows", ()) if part == "peers" and options.peer and row["peer"] != options.peer]
     found: Iterator[Any] = {
         "copies": lambda: copies(options),
         "peers": lambda: against_peers.rows(options),
@@ -77,8 +77,8 @@ def measured(part: str, options: argparse.Namespace, stored: Mapping[str, Any]) 
     for row in found:
         print(part, row, file=sys.stderr, flush=True)
         rows.append(asdict(row))
-    rows.sort(key=lambda row: names.index(row["peer"]) if part == "peers" else 0)
-    return {"when": time.strftime("%Y-%m-%d", time.gmtime()), "load": [round(before, 1), round(os.getloadavg()[0], 1)], "rows": rows}
+        rows.sort(key=lambda row: names.index(row["peer"]) if part == "peers" else 0)
+        yield {"when": time.strftime("%Y-%m-%d", time.gmtime()), "load": [before, round(os.getloadavg()[0], 1)], "rows": rows}
 
 
 def sizes(text: str) -> list[tuple[float, int]]:
@@ -89,7 +89,7 @@ def sizes(text: str) -> list[tuple[float, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     against_peers.add_options(parser)
-    parser.add_argument("--sizes", type=sizes, default="1.1:5,4.4:3,16:1", help="gigabytes and pairs for cp")
+    parser.add_argument("--sizes", type=sizes, default="1.1:3,4.4:3,16:1", help="gigabytes and pairs for cp")
     parser.add_argument("--only", default=",".join(PARTS), help="parts to measure, by commas")
     parser.add_argument("--output", type=Path, default=DOCS, help="where performance.json and performance.md are; default: docs")
     parser.add_argument("--render", action="store_true")
@@ -105,8 +105,10 @@ def main() -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
         options.output.mkdir(parents=True, exist_ok=True)
         for part in options.only.split(","):
-            report |= {"machine": machine(options.folder), part: measured(part, options, report.get(part, {}))}
-            stored.write_text(json.dumps(report, indent=1) + "\n")
+            report["machine"] = machine(options.folder)
+            for so_far in measured(part, options, report.get(part, {})):
+                report[part] = so_far
+                stored.write_text(json.dumps(report, indent=1) + "\n")
     (options.output / "performance.md").write_text(page(report))
 
 

@@ -23,11 +23,6 @@ TILE = 4 << 20
 """Bytes that are read at a time."""
 
 
-def can_cast(source: Dtype, target: Dtype) -> bool:
-    """Whether elements can be made those of another dtype: floats of 16 bits and more can, anything else only stays as it is."""
-    return source == target or (source.kind == target.kind == "float")
-
-
 def read_box(tensor: Tensor, box: Box, dtype: Dtype) -> Iterator[tuple[Box, bytearray, int]]:
     """The elements of a box of the tensor's shape, tile by tile: the box of the tile, its bytes in C order, how many overflowed."""
     for part in tiles(box.extent, tensor.dtype.itemsize, TILE):

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.errors import CkptError, DifferentTensors, MissingTensors
-from ckpt_cli.loading.elements import can_cast
 from ckpt_cli.loading.live import elements_of
 from ckpt_cli.names import Naming, printable
 from ckpt_cli.output.select import is_wanted
+from ckpt_cli.tensors.casting import can_cast
 from ckpt_cli.tensors.tensor import Tensor
 
 

@@ -16,6 +16,7 @@ from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.names import few, printable
 from ckpt_cli.output.select import Selection, is_wanted
+from ckpt_cli.tensors.casting import can_cast
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.views import merged, permuted, unfolded
@@ -74,7 +75,7 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
             matched[name] = target
             continue
         fitted = _fit(name, tensors[name], target.shape)
-        if fitted is None or not _castable(fitted.dtype, target.dtype):
+        if fitted is None or not can_cast(fitted.dtype, target.dtype):
             wrong.append(f"{printable(name)}: {tensors[name].dtype} {list(tensors[name].shape)}, base {target.dtype} {list(target.shape)}")
         else:
             matched[name] = fitted
@@ -102,10 +103,6 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
         notes.append(Note("warning", "filled", f"{len(missing)} tensors were taken from the base: {few(missing)}"))
     dropped = dict.fromkeys(extra, "not in the base")
     return Matched(matched, {name: tensor.dtype for name, tensor in base.items()}, dropped, (*notes, *_qk_norm_notes(tensors, base)))
-
-
-def _castable(dtype: Dtype, target: Dtype) -> bool:
-    return dtype == target or dtype.kind == target.kind == "float"
 
 
 def _fit(name: str, tensor: Tensor, shape: Shape) -> Tensor | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, range_boxes
@@ -30,21 +29,6 @@ SMALL = 64 << 10
 
 WASTE = 4
 """A scattered region is read in one go if the bytes from its first to its last element are at most this many times its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A box inside a piece: ``offset`` and ``extent`` count elements from the first element of the piece."""
-
-    piece: Piece
-    offset: Shape
-    extent: Shape
-    itemsize: int
-
-    @property
-    def start(self) -> int:
-        """Byte offset of its first element in the source."""
-        return self.piece.offset + self.itemsize * sum(i * stride for i, stride in zip(self.offset, self.piece.strides, strict=True))
 
 
 def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
@@ -114,25 +98,25 @@ def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview) -> None
     strides = contiguous_strides(tile.extent)
     for piece, common in tensor.meeting(tile):
         inside = tuple(a - b for a, b in zip(common.offset, tile.offset, strict=True))
-        region = Region(piece, tuple(a - b for a, b in zip(common.offset, piece.box.offset, strict=True)), common.extent, itemsize)
+        region = Box(tuple(a - b for a, b in zip(common.offset, piece.box.offset, strict=True)), common.extent)
         first = sum(i * stride for i, stride in zip(inside, strides, strict=True)) * itemsize
         if piece.verbatim and is_run(common.extent, strides) and is_run(common.extent, piece.strides):
-            piece.source.read_at(region.start, view[first : first + common.numel * itemsize])
+            piece.source.read_at(piece.place_of(region.offset, itemsize), view[first : first + common.numel * itemsize])
         else:
             # The ellipsis makes it a view where there are no dimensions, too.
             place: tuple[Any, ...] = (*(slice(i, i + n) for i, n in zip(inside, common.extent, strict=True)), ...)
             target = _as_array(view, tile.extent, itemsize)[place]
-            _gather(region, target)
+            _gather(piece, region, target)
             _adjust(piece, target, tensor.dtype)
 
 
 def stored_bytes(piece: Piece, box: Box, itemsize: int) -> bytearray:
     """The stored elements of a box inside a piece (relative to it) in C order, without undoing byte order or flags."""
-    region, buffer = Region(piece, box.offset, box.extent, itemsize), bytearray(box.numel * itemsize)
+    buffer = bytearray(box.numel * itemsize)
     if is_run(box.extent, piece.strides):
-        piece.source.read_at(region.start, memoryview(buffer))
+        piece.source.read_at(piece.place_of(box.offset, itemsize), memoryview(buffer))
     else:
-        _gather(region, _as_array(memoryview(buffer), box.extent, itemsize))
+        _gather(piece, box, _as_array(memoryview(buffer), box.extent, itemsize))
     return buffer
 
 
@@ -158,16 +142,16 @@ def _raw(itemsize: int) -> str:
     return f"u{itemsize}" if itemsize <= 8 else f"V{itemsize}"
 
 
-def _gather(region: Region, target: Array) -> None:
-    """Copy a strided region of a source into ``target``, with reads of at most `SLAB` bytes."""
+def _gather(piece: Piece, box: Box, target: Array) -> None:
+    """Copy a strided box inside a piece into ``target``, with reads of at most `SLAB` bytes."""
     import numpy
 
-    piece, itemsize, extent = region.piece, region.itemsize, region.extent
+    extent, itemsize = box.extent, target.itemsize
     reach = sum((n - 1) * stride for n, stride in zip(extent, piece.strides, strict=True))
-    span, wanted = (reach + 1) * itemsize, math.prod(extent) * itemsize
+    span, wanted = (reach + 1) * itemsize, box.numel * itemsize
     if span <= SMALL or (span <= SLAB and span <= WASTE * wanted):
         slab = bytearray(span)
-        piece.source.read_at(region.start, memoryview(slab))
+        piece.source.read_at(piece.place_of(box.offset, itemsize), memoryview(slab))
         stored = numpy.frombuffer(slab, dtype=_raw(itemsize))
         strides = tuple(stride * itemsize for stride in piece.strides)
         target[...] = numpy.lib.stride_tricks.as_strided(stored, extent, strides, writeable=False)
@@ -175,13 +159,9 @@ def _gather(region: Region, target: Array) -> None:
     widest = max((d for d in range(len(extent)) if extent[d] > 1), key=lambda d: (extent[d] - 1) * piece.strides[d])
     half = extent[widest] // 2
     for start, count in ((0, half), (half, extent[widest] - half)):
-        part = Region(
-            piece,
-            tuple(o + start if d == widest else o for d, o in enumerate(region.offset)),
-            tuple(count if d == widest else n for d, n in enumerate(extent)),
-            itemsize,
-        )
-        _gather(part, target[tuple(slice(start, start + count) if d == widest else slice(None) for d in range(len(extent)))])
+        offset = (*box.offset[:widest], box.offset[widest] + start, *box.offset[widest + 1 :])
+        part = Box(offset, (*extent[:widest], count, *extent[widest + 1 :]))
+        _gather(piece, part, target[(*(slice(None),) * widest, slice(start, start + count))])
 
 
 def _adjust(piece: Piece, target: Array, dtype: Dtype) -> None:

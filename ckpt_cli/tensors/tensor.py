@@ -42,6 +42,15 @@ class Piece:
         """Whether the stored bytes are the wanted bytes (only their order may differ)."""
         return not (self.swapped or self.conj or self.neg)
 
+    def place_of(self, index: Shape, itemsize: int) -> int:
+        """Where the element at an index relative to the box begins in the source, in bytes."""
+        return self.offset + itemsize * sum(i * stride for i, stride in zip(index, self.strides, strict=True))
+
+    def span(self, itemsize: int) -> tuple[int, int]:
+        """Where its bytes begin and end in the source."""
+        last = tuple(n - 1 for n in self.box.extent)
+        return self.offset, self.place_of(last, itemsize) + itemsize if self.box.numel else self.offset
+
     @property
     def same_bytes_as(self) -> tuple[object, ...]:
         """Equal for two pieces that read the same bytes of the same source in the same way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, range_boxes
@@ -54,12 +54,10 @@ def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
     def turned(values: Shape) -> Shape:
         return tuple(values[i] for i in order)
 
-    def piece(old: Piece) -> Piece:
-        return replace(old, strides=turned(old.strides), box=Box(turned(old.box.offset), turned(old.box.extent)), crc=None)
+    def pieces(old: Piece) -> Iterator[Piece]:
+        yield replace(old, strides=turned(old.strides), box=Box(turned(old.box.offset), turned(old.box.extent)), crc=None)
 
-    return replace(
-        tensor, shape=turned(tensor.shape), pieces=tuple(map(piece, tensor.pieces)), copies=tuple(map(piece, tensor.copies)), alias_of=None
-    )
+    return _cut(tensor, turned(tensor.shape), pieces)
 
 
 def sliced(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
@@ -69,22 +67,21 @@ def sliced(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> T
         text = f"elements {start} to {stop} lie outside of dimension {axis} of shape {list(tensor.shape)}"
         raise Inconsistent(text, tensor=tensor.name)
 
-    def piece(old: Piece) -> Piece | None:
+    def pieces(old: Piece) -> Iterator[Piece]:
         low, count = old.box.offset[axis], old.box.extent[axis]
         # The first element of the slice that this piece holds, and how many more.
         first = start + -(-max(low - start, 0) // step) * step
         last = min(low + count, stop)
         if first >= last:
-            return None
+            return
         offset = old.offset + (first - low) * old.strides[axis] * tensor.dtype.itemsize
         place, length = (first - start) // step, -(-(last - first) // step)
         box = Box(_with(old.box.offset, axis, place), _with(old.box.extent, axis, length))
         strides = _with(old.strides, axis, old.strides[axis] * step)
         whole = (length, step) == (count, 1)
-        return replace(old, offset=offset, strides=strides, box=box, crc=old.crc if whole else None)
+        yield replace(old, offset=offset, strides=strides, box=box, crc=old.crc if whole else None)
 
-    shape = _with(tensor.shape, axis, max(0, -(-(stop - start) // step)))
-    return _rebuilt(tensor, shape, [tensor], piece)
+    return _cut(tensor, _with(tensor.shape, axis, max(0, -(-(stop - start) // step))), pieces)
 
 
 def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
@@ -127,10 +124,10 @@ def selected(tensor: Tensor, axis: int, index: int) -> Tensor:
     def without(values: Shape) -> Shape:
         return (*values[:axis], *values[axis + 1 :])
 
-    def piece(old: Piece) -> Piece:
-        return replace(old, strides=without(old.strides), box=Box(without(old.box.offset), without(old.box.extent)))
+    def pieces(old: Piece) -> Iterator[Piece]:
+        yield replace(old, strides=without(old.strides), box=Box(without(old.box.offset), without(old.box.extent)))
 
-    return _rebuilt(row, without(row.shape), [row], piece)
+    return _cut(row, without(row.shape), pieces)
 
 
 def unstacked(tensor: Tensor, axis: int) -> list[Tensor]:
@@ -186,13 +183,7 @@ def merged(tensor: Tensor, axis: int) -> Tensor:
             for row in range(rows):
                 yield _joined(old, axis, begin + row * inner, columns, inner_stride, row * outer_stride, tensor.dtype.itemsize)
 
-    return replace(
-        tensor,
-        shape=(*tensor.shape[:axis], tensor.shape[axis] * inner, *tensor.shape[axis + 2 :]),
-        pieces=tuple(new for old in tensor.pieces for new in pieces(old)),
-        copies=tuple(new for old in tensor.copies for new in pieces(old)),
-        alias_of=None,
-    )
+    return _cut(tensor, (*tensor.shape[:axis], tensor.shape[axis] * inner, *tensor.shape[axis + 2 :]), pieces)
 
 
 def _joined(old: Piece, axis: int, start: int, length: int, stride: int, skipped: int, itemsize: int) -> Piece:
@@ -212,21 +203,19 @@ def _inserted(tensor: Tensor, axis: int) -> Tensor:
     def spread(values: Shape, value: int) -> Shape:
         return (*values[:axis], value, *values[axis:])
 
-    def piece(old: Piece) -> Piece:
-        return replace(old, strides=spread(old.strides, 1), box=Box(spread(old.box.offset, 0), spread(old.box.extent, 1)))
+    def pieces(old: Piece) -> Iterator[Piece]:
+        yield replace(old, strides=spread(old.strides, 1), box=Box(spread(old.box.offset, 0), spread(old.box.extent, 1)))
 
-    return _rebuilt(tensor, spread(tensor.shape, 1), [tensor], piece)
+    return _cut(tensor, spread(tensor.shape, 1), pieces)
 
 
-def _rebuilt(tensor: Tensor, shape: Shape, origins: Sequence[Tensor], piece: Callable[[Piece], Piece | None]) -> Tensor:
-    """The tensor with another shape, and pieces and copies as ``piece`` makes them (None: it holds nothing of the result)."""
-    pieces = (piece(old) for origin in origins for old in origin.pieces)
-    copies = (piece(old) for origin in origins for old in origin.copies)
+def _cut(tensor: Tensor, shape: Shape, pieces: Callable[[Piece], Iterable[Piece]]) -> Tensor:
+    """The tensor with another shape, and pieces and copies as ``pieces`` makes them of each (of none that holds nothing of the result)."""
     return replace(
         tensor,
         shape=shape,
-        pieces=tuple(new for new in pieces if new is not None),
-        copies=tuple(new for new in copies if new is not None),
+        pieces=tuple(new for old in tensor.pieces for new in pieces(old)),
+        copies=tuple(new for old in tensor.copies for new in pieces(old)),
         alias_of=None,
     )
 
@@ -253,10 +242,4 @@ def unfolded(tensor: Tensor, axis: int, sizes: Shape) -> Tensor:
             yield replace(old, offset=offset, strides=strides, box=box, crc=crc)
             offset += part.numel * stride * tensor.dtype.itemsize
 
-    return replace(
-        tensor,
-        shape=spread(tensor.shape, sizes),
-        pieces=tuple(new for old in tensor.pieces for new in pieces(old)),
-        copies=tuple(new for old in tensor.copies for new in pieces(old)),
-        alias_of=None,
-    )
+    return _cut(tensor, spread(tensor.shape, sizes), pieces)

@@ -213,11 +213,11 @@ def damaged_records(
         for piece in tensor.pieces:
             for origin in piece.source.origins:
                 plain = origin.identity == piece.source.identity
-                used.setdefault(origin.path, []).append(_span(tensor, piece) if plain else (0, origin.size))
+                used.setdefault(origin.path, []).append(piece.span(tensor.dtype.itemsize) if plain else (0, origin.size))
     ranges = {path: _joined(spans) for path, spans in used.items()}
     for tensor in (*(item.tensor for item in wanted.values()), *stored):
         for piece in tensor.pieces:
-            if piece.crc is not None and _meets(ranges.get(piece.source.path, []), _span(tensor, piece)):
+            if piece.crc is not None and _meets(ranges.get(piece.source.path, []), piece.span(tensor.dtype.itemsize)):
                 read.setdefault((piece.source.path, piece.offset), (tensor, piece))
 
     def check(item: tuple[Tensor, Piece], advance: Advance) -> Finding | None:
@@ -237,12 +237,6 @@ def damaged_records(
 
 def _length(tensor: Tensor, piece: Piece) -> int:
     return piece.box.numel * tensor.dtype.itemsize
-
-
-def _span(tensor: Tensor, piece: Piece) -> tuple[int, int]:
-    """Where the bytes of a piece begin and end in its source."""
-    last = sum((n - 1) * stride for n, stride in zip(piece.box.extent, piece.strides, strict=True)) if piece.box.numel else -1
-    return piece.offset, piece.offset + (last + 1) * tensor.dtype.itemsize
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -156,7 +156,8 @@ def _drift(pair: Pair, share: float, advance: Advance) -> TensorDrift:
                 raw = [element_bytes(tensor, start, count) for tensor in (pair.mine, pair.base)]
                 changed += count if pair.mine.dtype != pair.base.dtype else _changed_bytes(raw, count)
             else:
-                apart.add(elements(pair.mine, start, count, pair.dtype), elements(pair.base, start, count))
+                ours = elements(pair.mine, start, count, pair.dtype)
+                apart.add(ours, elements(pair.base, start, count))
             compared += count
             advance(count * pair.nbytes // numel, LABEL)
     if any(packed):

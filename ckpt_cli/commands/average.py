@@ -66,7 +66,7 @@ def average(
         )
         method = chosen.implied_method
         mixed = formula_of(snapshots, method, chosen)
-        reference = open_base(folder, files, needed=chosen.needs_base_weights) if folder is not None else None
+        reference = open_base(folder, files, needed=chosen.takes_from_base) if folder is not None else None
         jobs = planned_jobs(snapshots, mixed, method, Path(os.path.abspath(target)), reference, rules, chosen)
         newest = describe_checkpoint(snapshots.opened[-1]).without_tensors()
         if chosen.strict:

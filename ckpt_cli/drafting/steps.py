@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base, tied_heads
+from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
 from ckpt_cli.base_model.opened import named_alike
 from ckpt_cli.discover.beside.outputs import partial_notes
@@ -80,8 +80,7 @@ def _carried(draft: Draft, setting: Setting[Options]) -> Draft:
     if held is None or not globs:
         return draft
     alike = named_alike(held, selection.kind, selection.naming, config)
-    there = {*selection.tensors, *selection.on_purpose}
-    carried, notes = carried_tensors(there, alike, globs, tied_heads(selection.tensors, alike, config))
+    carried, notes = carried_tensors(selection.tensors, selection.on_purpose, alike, globs, config)
     selection = replace(selection, tensors={**selection.tensors, **carried})
     notes += copies_compared(carried.values(), setting)
     return noted(replace(draft, selection=selection, carried=tuple(carried)), notes)

@@ -16,8 +16,8 @@ from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
-from ckpt_cli.drafting.job import Job, check_output, check_read, refuse_drafts
-from ckpt_cli.drafting.steps import finished, selected
+from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
+from ckpt_cli.drafting.steps import finished
 from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
@@ -28,7 +28,7 @@ from ckpt_cli.lora.merge import check_adapter_files
 from ckpt_cli.names import few
 from ckpt_cli.output.key_map import Rule
 from ckpt_cli.output.options import WritingOptions
-from ckpt_cli.output.select import Selection
+from ckpt_cli.output.select import Selection, select_tensors
 from ckpt_cli.output.writer import Written
 from ckpt_cli.results.written import AverageSource
 from ckpt_cli.tensors.component import Note
@@ -52,16 +52,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageJob(Job):
-    """One output folder: the same component of all checkpoints, each multiplied by its weight in ``formula``."""
+    """One output folder: the same component of all checkpoints. ``used`` are the labels of those that enter the sum."""
 
-    sources: tuple[Source, ...]
-    formula: Formula
+    sources: tuple[AverageSource, ...]
+    used: tuple[str, ...]
     allow_non_finite: bool
-
-    @property
-    def used(self) -> list[Source]:
-        """The sources that enter the sum: those with weight zero are only compared."""
-        return [source for source, weight in zip(self.sources, self.formula.weights, strict=True) if weight]
 
     def met(self, written: Written) -> list[Note]:
         lines = self._non_finite(written)
@@ -72,7 +67,7 @@ class AverageJob(Job):
         if written.non_finite and not self.allow_non_finite:
             where = sorted({place for counts in written.non_finite.values() for place in counts})
             raise NonFinite(
-                f"NaN or infinite values in {len(written.non_finite)} tensors of {few([self.used[place].label for place in where])}",
+                f"NaN or infinite values in {len(written.non_finite)} tensors of {few([self.used[place] for place in where])}",
                 details=self._non_finite(written),
                 hint="leave out these checkpoints or tensors (--exclude), or pass --allow-non-finite to average them anyway",
             )
@@ -80,23 +75,7 @@ class AverageJob(Job):
 
     def _non_finite(self, written: Written) -> list[str]:
         found = [(name, self.used[place], count) for name, counts in written.non_finite.items() for place, count in counts.items()]
-        return [f"{name}: {count} in {source.label}" for name, source, count in found]
-
-
-def source_facts(sources: Sequence[Source], mixed: Formula) -> list[AverageSource]:
-    """The checkpoints of an average, for its manifest and its result."""
-    return [
-        AverageSource(
-            path=str(source.path),
-            step=source.step,
-            component=source.opened.name,
-            format=source.opened.component.format,
-            weight=weight,
-            coefficient=weight / mixed.divisor,
-            bytes=sum(tensor.nbytes for tensor in source.selection.tensors.values()),
-        )
-        for source, weight in zip(sources, mixed.weights, strict=True)
-    ]
+        return [f"{name}: {count} in {label}" for name, label, count in found]
 
 
 def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) -> Formula:
@@ -151,15 +130,15 @@ def _job(
     options, name = setting.options, components[-1].name
     notes: list[Note] = []
     _check_components(snapshots, components, method, notes)
-    check_output(target, [opened.found.path for opened in snapshots.opened], components, setting)
+    paths = [opened.found.path for opened in snapshots.opened]
+    check_output(target, paths, components, setting)
     for component in components:
         check_adapter_files(component, keep=False)
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), _made_assets(components))
     labels = _labels(snapshots, components)
-    configs = [assets.config if component.assets.made else component.assets.config or assets.config for component in components]
     sources = tuple(
-        Source(label, opened.found.path, opened.found.step, component, selected(component, config, setting, averaging=True))
-        for label, opened, component, config in zip(labels, snapshots.opened, components, configs, strict=True)
+        Source(label, opened.found.path, opened.found.step, component, _selected(component, assets, setting))
+        for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
     sources = _with_heads(sources)
     agreed = agree(
@@ -171,6 +150,8 @@ def _job(
         quantised="quantization_config" in assets.config,
     )
     newest = sources[-1].selection
+    # Those with weight zero are only compared.
+    used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
     notes += [note for source in sources for note in source.selection.notes]
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
@@ -182,29 +163,48 @@ def _job(
         tuple(notes),
         agreed.combinations,
         frozenset(agreed.dropped),
-        fused=_fused(sources, mixed),
+        fused=tuple(digest for source in used if (made := source.opened.made) is not None for digest in made.fused_adapters),
     )
     draft = finished(draft, setting, options.weights_name or setting.style.weights_name(name, [name]))
     refuse_drafts([draft], setting)
-    check_read(target, draft.plan, setting)
+    check_output(target, paths, components, setting, draft.plan)
+    told = _told(sources, mixed)
     facts = {
         "method": method,
         "divisor": mixed.divisor,
         "averaged": [
             {**source.model_dump(include={"step", "component", "weight", "coefficient"}), "path": os.path.abspath(source.path)}
-            for source in source_facts(sources, mixed)
+            for source in told
         ],
         "component": name,
     }
+    labels = [source.label for source in used]
     return AverageJob.of(
-        [draft], target, draft.plan, setting, facts, sources=sources, formula=mixed, allow_non_finite=options.allow_non_finite
+        [draft], target, draft.plan, setting, facts, sources=told, used=tuple(labels), allow_non_finite=options.allow_non_finite
     )
 
 
-def _fused(sources: Sequence[Source], mixed: Formula) -> tuple[str, ...]:
-    """The checksums of the adapters that are in the weights of the sources which enter the sum."""
-    used = [source.opened.made for source, weight in zip(sources, mixed.weights, strict=True) if weight]
-    return tuple(digest for made in used if made is not None for digest in made.fused_adapters)
+def _selected(component: OpenedComponent, assets: Assets, setting: Setting[AverageOptions]) -> Selection:
+    """The tensors of a checkpoint under their names; ``assets`` are those of the average."""
+    config = assets.config if component.assets.made else component.assets.config or assets.config
+    whole, live, lacking = component.component, component.live, component.lacking
+    return select_tensors(whole, config, setting.options, setting.rules, averaging=True, live=live, lacking=lacking)
+
+
+def _told(sources: Sequence[Source], mixed: Formula) -> tuple[AverageSource, ...]:
+    """The checkpoints of an average, for its manifest and its result."""
+    return tuple(
+        AverageSource(
+            path=str(source.path),
+            step=source.step,
+            component=source.opened.name,
+            format=source.opened.component.format,
+            weight=weight,
+            coefficient=weight / mixed.divisor,
+            bytes=sum(tensor.nbytes for tensor in source.selection.tensors.values()),
+        )
+        for source, weight in zip(sources, mixed.weights, strict=True)
+    )
 
 
 def _made_assets(components: Sequence[OpenedComponent]) -> Assets:

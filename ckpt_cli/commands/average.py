@@ -10,7 +10,7 @@ from pathlib import Path
 from typing_extensions import Unpack
 
 from ckpt_cli.averaging.options import AverageKeywords, AverageOptions
-from ckpt_cli.averaging.plan import AverageJob, formula_of, planned_jobs, source_facts
+from ckpt_cli.averaging.plan import AverageJob, formula_of, planned_jobs
 from ckpt_cli.averaging.steps import StepChoice, open_snapshots
 from ckpt_cli.base_model.opened import open_base
 from ckpt_cli.discover.open import describe_checkpoint
@@ -19,7 +19,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.output.key_map import read_key_map
-from ckpt_cli.output.publish import Publication, publish
+from ckpt_cli.output.publish import publish
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -66,7 +66,7 @@ def average(
         )
         method = chosen.implied_method
         mixed = formula_of(snapshots, method, chosen)
-        reference = open_base(folder, files, needed=chosen.needs_base_weights) if folder is not None else None
+        reference = open_base(folder, files, needed=chosen.takes_from_base) if folder is not None else None
         jobs = planned_jobs(snapshots, mixed, method, Path(os.path.abspath(target)), reference, rules, chosen)
         newest = describe_checkpoint(snapshots.opened[-1])
         if chosen.strict:
@@ -93,14 +93,8 @@ def _run(jobs: Sequence[AverageJob], options: AverageOptions, progress: Progress
         progress=progress,
         part=options.chosen_part,
     )
-    return [_result(job, options, done) for job, done in zip(jobs, published, strict=True)]
-
-
-def _result(job: AverageJob, options: AverageOptions, published: Publication) -> AveragedComponent:
-    averaged = len(job.drafts[0].combinations)
-    return AveragedComponent(
-        **job.result(options, published),
-        sources=tuple(source_facts(job.sources, job.formula)),
-        averaged=averaged,
-        copied=len(job.plan.tensors) - averaged,
-    )
+    averaged = [len(job.drafts[0].combinations) for job in jobs]
+    return [
+        AveragedComponent(**job.result(options, done), sources=job.sources, averaged=count, copied=len(job.plan.tensors) - count)
+        for job, done, count in zip(jobs, published, averaged, strict=True)
+    ]

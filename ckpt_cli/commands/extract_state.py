@@ -86,9 +86,7 @@ def extract_state(
         target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
-        check_target(target, sources, overwrite=chosen.overwrite)
-        read = [*state.sources, *state.copies.values()]
-        check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
+        check_target(target, sources, overwrite=chosen.overwrite, read=[*state.sources, *state.copies.values()])
         if optimizer is not None:
             state.lost += optimizer.lost
             notes = [*notes, *optimizer_notes(found, place, files, component is not None)]

@@ -56,7 +56,7 @@ def merge(
     path, target = path_of(path), optional_path(output, "--output", output=True)
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     folder = path_text(base, "--base") if base is not None else None
-    chosen.check(folder, target)
+    chosen.check_with(folder, target)
     started = time.monotonic()
     rules = read_key_map(chosen.key_map)
     home = resolve_base(folder) if folder is not None else None

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import Self
 
 from ckpt_cli.discover.open import OpenedComponent
-from ckpt_cli.drafting.draft import Draft, Options, Setting
+from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
 from ckpt_cli.files.manifest import FUSED, LEFT_OUT
 from ckpt_cli.hub.assets import lacking_notes
 from ckpt_cli.hub.classes.claims import refuse_lacking
@@ -146,14 +146,11 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
         refuse_lacking(draft.claim, draft.tensors, setting.of_base, setting.options.names)
 
 
-def check_output(target: Path, paths: Iterable[Path], components: Iterable[OpenedComponent], setting: Setting[Options]) -> None:
-    """Raise OutputError for a folder that exists, or that is in or around the input: checkpoints, all their nodes, the base."""
+def check_output(
+    target: Path, paths: Iterable[Path], components: Iterable[OpenedComponent], setting: Setting[Options], whole: Plan = UNPLANNED
+) -> None:
+    """Raise OutputError for a folder that exists, or in or around the input: checkpoints, all their nodes, the base, what is read."""
     roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
     base = [setting.base.folder] if setting.base is not None else []
-    check_target(target, [*paths, *roots, *base], overwrite=setting.options.overwrite)
-
-
-def check_read(target: Path, whole: Plan, setting: Setting[Options]) -> None:
-    """Raise OutputError for a folder that holds what is read for it."""
     read = [Path(source.path) for source in whole.sources]
-    check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=setting.options.overwrite)
+    check_target(target, [*paths, *roots, *base], overwrite=setting.options.overwrite, read=read)

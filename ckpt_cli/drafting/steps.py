@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base, tied_heads
+from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
 from ckpt_cli.base_model.opened import named_alike
 from ckpt_cli.discover.beside.outputs import partial_notes
-from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Options, Setting
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.hub.assets import CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
-from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.hub.tokenizer import vocabulary_notes
@@ -23,8 +21,8 @@ from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.names import few
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE
-from ckpt_cli.output.select import Selection, compare_copies, select_tensors
-from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.output.select import compare_copies
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
 
@@ -44,32 +42,6 @@ def finished(draft: Draft, setting: Setting[Options], weights_name: str, matched
     draft = _claimed(draft, setting)
     draft = _planned(draft, setting, weights_name)
     return _noted(draft, setting, weights_name)
-
-
-def selected(
-    component: OpenedComponent,
-    config: Config,
-    setting: Setting[Options],
-    chosen: Component | None = None,
-    *,
-    adapters: bool = False,
-    averaging: bool = False,
-) -> Selection:
-    """The tensors of a component (``chosen``: with adapters in its weights) that the options select, under their names."""
-    options = setting.options
-    return select_tensors(
-        chosen or component.component,
-        config,
-        names=options.names,
-        rules=setting.rules,
-        include=options.include,
-        exclude=options.exclude,
-        allow_unequal_replicas=options.allow_unequal_replicas,
-        adapters=adapters,
-        averaging=averaging,
-        live=component.live,
-        lacking=component.lacking,
-    )
 
 
 def noted(draft: Draft, notes: Iterable[Note]) -> Draft:
@@ -108,8 +80,7 @@ def _carried(draft: Draft, setting: Setting[Options]) -> Draft:
     if held is None or not globs:
         return draft
     alike = named_alike(held, selection.kind, selection.naming, config)
-    there = {*selection.tensors, *selection.on_purpose}
-    carried, notes = carried_tensors(there, alike, globs, tied_heads(selection.tensors, alike, config))
+    carried, notes = carried_tensors(selection.tensors, selection.on_purpose, alike, globs, config)
     selection = replace(selection, tensors={**selection.tensors, **carried})
     notes += copies_compared(carried.values(), setting)
     return noted(replace(draft, selection=selection, carried=tuple(carried)), notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
@@ -17,8 +16,6 @@ class MergeOptions(WritingOptions):
 
     ``lora`` None fuses adapters where there are any, and exports those that are alone, without a base.
     """
-
-    NEEDING_BASE: ClassVar[tuple[str, ...]] = ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare")
 
     match_base: bool = False
     fill_missing_from_base: bool = False
@@ -41,15 +38,16 @@ class MergeOptions(WritingOptions):
 
     @property
     def needs_base_weights(self) -> bool:
+        """Whether the weights of the base are asked for, so that one without any will not do."""
         return self.takes_from_base or self.compare
 
-    def check(self, base: object, output: object = None) -> None:
+    def check_with(self, base: object, output: object) -> None:
         """Raise UsageError for options that contradict each other, or that need a base."""
         if self.in_place and output is not None:
             raise UsageError("--in-place writes into the checkpoint, so --output does not apply", hint="leave out one of them")
         if self.in_place and self.overwrite:
             raise UsageError("--in-place never replaces a file, so --overwrite does not apply", hint="leave out one of them")
-        WritingOptions.check(self, base)
+        self.check(base, ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare"))
         if self.part is not None and self.in_place:
             raise UsageError("--in-place adds files to the checkpoint, so --part does not apply", hint="pass -o instead of --in-place")
         if self.part is not None and self.verify:

@@ -10,8 +10,8 @@ from ckpt_cli.base_model.opened import Base, open_base
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.open import Opened, OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
-from ckpt_cli.drafting.job import Job, check_output, check_read, refuse_drafts
-from ckpt_cli.drafting.steps import finished, selected
+from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
+from ckpt_cli.drafting.steps import finished
 from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.safetensors.folder import INDEX
@@ -23,6 +23,7 @@ from ckpt_cli.merging.match_base import matched_with_base
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
+from ckpt_cli.output.select import select_tensors
 from ckpt_cli.results.lora import LoraInfo
 from ckpt_cli.tensors.component import Note
 
@@ -100,7 +101,8 @@ def _model_job(opened: Opened, group: Group, target: Path, setting: Setting[Merg
     names = [file.name for file in whole.files]
     if len(set(names)) < len(names):
         raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
-    _check_place(opened, group, target, whole, setting)
+    if not options.in_place:
+        check_output(target, [opened.found.path], group, setting, whole)
     return Job.of(drafts, target, whole, setting, _facts(opened, drafts, setting))
 
 
@@ -113,14 +115,9 @@ def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, setti
         check_adapters_fit(component, setting.base.component, setting.base.folder)
     draft, config = adapter_draft(component, setting)
     whole = plan.united([draft.plan], None, None)
-    _check_place(opened, (component,), target, whole, setting)
-    return Job.of([draft], target, whole, setting, _facts(opened, [draft], setting), adapter_files(component, config))
-
-
-def _check_place(opened: Opened, group: Group, target: Path, whole: plan.Plan, setting: Setting[MergeOptions]) -> None:
     if not setting.options.in_place:
-        check_output(target, [opened.found.path], group, setting)
-        check_read(target, whole, setting)
+        check_output(target, [opened.found.path], [component], setting, whole)
+    return Job.of([draft], target, whole, setting, _facts(opened, [draft], setting), adapter_files(component, config))
 
 
 def _facts(opened: Opened, drafts: Sequence[Draft], setting: Setting[MergeOptions]) -> dict[str, object]:
@@ -171,5 +168,6 @@ def _fused(component: OpenedComponent, setting: Setting[MergeOptions]) -> Draft:
             component, reference, options.lora_alpha, cast=options.dtype not in (None, "keep"), allow_overflow=options.allow_overflow
         )
         notes = (*notes, *more)
-    selection = selected(component, component.assets.config, setting, chosen, adapters=keep)
+    config, live, lacking = component.assets.config, component.live, component.lacking
+    selection = select_tensors(chosen, config, options, setting.rules, adapters=keep, live=live, lacking=lacking)
     return Draft((component,), component.assets, chosen.tensors, selection, (*notes, *selection.notes), fused=fused, lora=lora)

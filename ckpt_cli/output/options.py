@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypedDict
+from typing import TypedDict
 
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
@@ -22,8 +22,6 @@ class WritingOptions:
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
     of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``part`` is "K/N", or "auto" for what a launcher says.
     """
-
-    NEEDING_BASE: ClassVar[tuple[str, ...]] = ("carry_from_base",)
 
     dtype: str | None = None
     names: Naming = "hub"
@@ -61,18 +59,13 @@ class WritingOptions:
         """Whether the output may get anything of the base, by name."""
         return self.fills_from_base or self.dtype == BASE
 
-    @property
-    def needs_base_weights(self) -> bool:
-        """Whether the weights of the base are asked for, so that one without any will not do."""
-        return self.takes_from_base
-
-    def check(self, base: object) -> None:
-        """Raise UsageError for options out of range, or that need the ``base`` which is not there."""
+    def check(self, base: object, needing: Sequence[str] = ("carry_from_base",)) -> None:
+        """Raise UsageError for options out of range, and for those ``needing`` a base without one."""
         check_writing(self.weights_name, self.jobs, self.max_shard_size)
         if self.chosen_part is not None and self.checksum:
             raise UsageError("--checksum reads the whole output again, so --part does not apply", hint="leave out --checksum")
         wanting = ["--dtype base"] if self.dtype == BASE else []
-        wanting += [f"--{name.replace('_', '-')}" for name in self.NEEDING_BASE if getattr(self, name)]
+        wanting += [f"--{name.replace('_', '-')}" for name in needing if getattr(self, name)]
         if wanting and base is None:
             raise UsageError(f"{wanting[0]} needs a base", hint="pass --base with the folder of the base model")
 

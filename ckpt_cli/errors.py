@@ -57,6 +57,11 @@ INTERRUPTED = "the save or the copy may have been interrupted: get the file agai
 """The hint for truncated files."""
 
 
+def install(extra: str) -> str:
+    """How to install what an extra of this distribution brings; it is not on PyPI yet, so a clone is what one has."""
+    return f"in a clone of the repository of ckpt: pip install '.[{extra}]'"
+
+
 OPTION = re.compile(r"(?<![\w-])(--(?P<long>[a-z][a-z-]*[a-z])|-o)(?![\w-])")
 KEYWORDS = {"help": "help()", "all": "everything", "from": "begin", "to": "end", "no-normalize": "normalize"}
 """Options whose keyword in Python is another word."""

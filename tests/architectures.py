@@ -214,9 +214,9 @@ def build(kind: str, model_type: str, options: Mapping[str, Any]) -> Any:
 
 def answered_here(question: str, text: str) -> dict[str, Any]:
     """What the child process that asks transformers would answer, in this process, which has transformers already."""
-    from ckpt_cli.hub.classes.compile import ANSWERS, versioned
+    from ckpt_cli.hub.classes.compile import ANSWERS, reason_of, versioned
 
     try:
         return versioned(ANSWERS[f"--{question}"](json.loads(text)))
     except Exception as error:  # noqa: BLE001 - as the child process does
-        return versioned({"error": type(error).__name__})
+        return versioned({"error": type(error).__name__, "reason": reason_of(error)})

@@ -229,7 +229,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
         "except UsageError as error: print(error.message, '|', error.advice)"
     )
     told = in_a_fresh_process(code, tmp_path / "a.png")
-    assert told == "drawing needs matplotlib, which is not installed | pip install matplotlib\n"
+    assert told == "drawing needs matplotlib, which is not installed | in a clone of the repository of ckpt: pip install '.[plot]'\n"
 
 
 def test_pyplot_and_its_global_figures_stay_out(tmp_path: Path) -> None:

@@ -74,3 +74,39 @@ def test_it_works_where_torch_and_transformers_are_not_installed(run: Path, tmp_
 @pytest.mark.parametrize("name", [name for name in ckpt_cli.__all__ if not name.startswith("__")])
 def test_every_public_name_is_there_at_first_use(run: Path, tmp_path: Path, name: str) -> None:
     in_a_fresh_process(f"assert getattr(ckpt_cli, {name!r}) is ckpt_cli.{name}", run, tmp_path / "out")
+
+
+EXTRAS = {
+    "torch to load": ("torch", "torch", "ckpt_cli.load_state_dict(run)"),
+    "torch to write": ("torch", "torch", "ckpt_cli.extract_state(run, out)"),
+    "plot of a diff": ("matplotlib", "plot", "ckpt_cli.diff(run, steps=(100, 200), plot='drift.svg')"),
+    "zstd": ("zstandard", "zstd", "from ckpt_cli.files.compressed import inflated; inflated(None, 0, 0, ['stream.zstd/1'], None)"),
+}
+
+
+@pytest.mark.parametrize("case", EXTRAS)
+def test_what_needs_an_extra_says_how_to_install_it(run: Path, tmp_path: Path, case: str) -> None:
+    package, extra, call = EXTRAS[case]
+    lines = [
+        f"sys.modules[{package!r}] = None",
+        "try:",
+        *(f"    {part}" for part in call.split("; ")),
+        "except ckpt_cli.CkptError as error:",
+    ]
+    wanted = f"in a clone of the repository of ckpt: pip install '.[{extra}]'"
+    in_a_fresh_process(
+        "\n".join([*lines, f"    assert error.hint == {wanted!r}, error", "else: raise AssertionError"]), run, tmp_path / "out"
+    )
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    """No place advises a package by itself, and each extra that the code names is one of pyproject.toml."""
+    import re
+
+    root = Path(ckpt_cli.__file__).parent
+    texts = {path: path.read_text() for path in root.rglob("*.py")}
+    named = {extra for text in texts.values() for extra in re.findall(r"""install\("(\w+)"\)""", text)}
+    assert named == {extra for _, extra, _ in EXTRAS.values()}
+    project = (root.parent / "pyproject.toml").read_text()
+    assert all(f"\n{extra} = [" in project for extra in named)
+    assert [path for path, text in texts.items() if "pip install" in text and path.name != "errors.py"] == []

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -216,6 +217,132 @@ class TestWhatDoesNotFit:
         taken.a.ds_id = 0
         with pytest.raises(Unsupported, match="ZeRO-3"):
             ckpt_cli.load_into(taken, path)
+
+
+class Gated(nn.Module):
+    """A model with two matrices of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.full((4, 2), 7.0))
+        self.b = nn.Parameter(torch.full((4, 2), 7.0))
+
+
+class Doubling(Gated):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(double)
+
+
+class Reading(Gated):
+    def _load_from_state_dict(self, state: Any, *arguments: Any) -> None:
+        super()._load_from_state_dict(state, *arguments)  # type: ignore[no-untyped-call]
+
+
+class Scaled(Gated):
+    def get_extra_state(self) -> dict[str, float]:
+        return {"scale": 1.0}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        raise AssertionError
+
+
+def double(module: nn.Module, state: Any, prefix: str, *others: Any) -> None:
+    state[f"{prefix}a"] = state[f"{prefix}a"] * 2
+
+
+class TestMemoryAndHooks:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        save_file({"a": torch.ones(4, 2), "b": torch.zeros(4, 2)}, tmp_path / "model.safetensors")
+        return tmp_path / "model.safetensors"
+
+    def test_names_that_share_all_memory_are_tied(self, path: Path, tmp_path: Path) -> None:
+        """By ``.data``, as if they were one parameter: other values are refused, equal ones fill both."""
+        model = Gated()
+        model.b.data = model.a.data
+        with pytest.raises(Inconsistent, match="the model ties it to b"):
+            ckpt_cli.load_into(model, path)
+        assert model.a.sum() == 56
+        save_file({"a": torch.ones(4, 2), "b": torch.ones(4, 2)}, tmp_path / "equal.safetensors")
+        ckpt_cli.load_into(model, tmp_path / "equal.safetensors")
+        assert model.a.sum() == model.b.sum() == 8
+
+    @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+    @pytest.mark.parametrize("way", ["rows", "turned", "other dtype", "expanded", "protected"])
+    def test_memory_that_cannot_be_filled_is_refused_before_anything_is_written(self, way: str, path: Path, tmp_path: Path) -> None:
+        model, memory = Gated(), torch.full((6, 2), 7.0)
+        said = "shares a part of its memory with a"
+        if way == "rows":
+            model.a, model.b = nn.Parameter(memory[:4]), nn.Parameter(memory[2:])
+        elif way == "turned":
+            model.b = nn.Parameter(model.a.data.view(2, 4).t())
+        elif way == "other dtype":
+            model.b = nn.Parameter(model.a.data.view(torch.bfloat16)[:, 1:3])
+        elif way == "expanded":
+            model.b, said = nn.Parameter(torch.full((1, 2), 7.0).expand(4, 2)), "one place in memory"
+        else:
+            numpy.full((4, 2), 7, dtype=numpy.float32).tofile(tmp_path / "values")
+            mapped = numpy.memmap(tmp_path / "values", dtype=numpy.float32, shape=(4, 2), mode="r")
+            model.b, said = nn.Parameter(torch.from_numpy(mapped)), "may only be read"
+        before = model.a.detach().clone()
+        with pytest.raises(Unsupported, match=said) as caught:
+            ckpt_cli.load_into(model, path)
+        assert caught.value.hint is not None
+        assert caught.value.tensor == "b"
+        assert torch.equal(model.a, before)
+        model.b.data = model.b.data.clone()  # what the hint says
+        if way != "other dtype":
+            ckpt_cli.load_into(model, path)
+            assert (model.a.sum(), model.b.sum()) == (8, 0)
+
+    def test_columns_of_one_matrix_share_nothing(self, path: Path) -> None:
+        model, memory = Gated(), torch.full((4, 4), 7.0)
+        model.a, model.b = nn.Parameter(memory[:, :2]), nn.Parameter(memory[:, 2:])
+        ckpt_cli.load_into(model, path)
+        assert memory.tolist() == [[1, 1, 0, 0]] * 4
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("kind", ["sparse", "quantized"])
+    def test_tensors_that_are_not_dense(self, kind: str, path: Path) -> None:
+        model = Gated()
+        del model.b
+        values = torch.ones(4, 2)
+        model.register_buffer("b", values.to_sparse() if kind == "sparse" else torch.quantize_per_tensor(values, 0.1, 0, torch.qint8))
+        with pytest.raises(Unsupported, match="cannot be filled"):
+            ckpt_cli.load_into(model, path)
+        assert model.a.sum() == 56
+
+    def test_made_under_inference_mode_are_filled(self, path: Path) -> None:
+        with torch.inference_mode():
+            model = Gated()
+        ckpt_cli.load_into(model, path)
+        assert (model.a.sum(), model.b.sum()) == (8, 0)
+
+    @pytest.mark.parametrize(
+        ("kind", "line"),
+        [
+            (Doubling, "inner (Doubling): the hook double"),
+            (Reading, "inner (Reading): _load_from_state_dict"),
+            (Scaled, "inner (Scaled): set_extra_state"),
+        ],
+    )
+    def test_what_load_state_dict_would_run_is_named(self, kind: type[Gated], line: str, tmp_path: Path) -> None:
+        save_file({"inner.a": torch.ones(4, 2), "inner.b": torch.zeros(4, 2)}, tmp_path / "model.safetensors")
+        model = nn.Module()
+        model.inner = kind()
+        with pytest.raises(Unsupported, match="a way of its own") as caught:
+            ckpt_cli.load_into(model, tmp_path / "model.safetensors")
+        assert caught.value.details == (line,)
+        assert model.inner.a.sum() == 56
+        result = ckpt_cli.load_into(model, tmp_path / "model.safetensors", strict=False)
+        assert [note.text for note in result.notes if note.code == "load-hooks"] == [f"not run: {line}"]
+        assert model.inner.a.sum() == 8
+
+    def test_modules_of_torch_load_as_ever(self, tmp_path: Path) -> None:
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.LSTM(4, 4))
+        save_file({name: values.clone() for name, values in model.state_dict().items()}, tmp_path / "model.safetensors")
+        assert "load-hooks" not in [note.code for note in ckpt_cli.load_into(model, tmp_path / "model.safetensors").notes]
 
 
 @pytest.mark.parametrize("world", [4, pytest.param(6, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])

@@ -23,6 +23,7 @@ from ckpt_cli.loading.elements import target_dtype, torch_module
 from ckpt_cli.loading.fill import fill
 from ckpt_cli.loading.lazy import LazyCheckpoint, LazyTensor
 from ckpt_cli.loading.live import describe_model
+from ckpt_cli.loading.load_hooks import not_run
 from ckpt_cli.loading.match import Matched, best_match, matched
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.lora.merge import adapters_alone
@@ -149,6 +150,7 @@ def load_into(
         raise UsageError("jobs is out of range", expected="1 to 256")
     started = time.monotonic()
     live = describe_model(model)
+    ignored = not_run(model, strict=chosen.strict)
     with Files() as files:
         opened, home = opened_component(path, files, type, step, base, also, chosen)
         found, named = _matched(opened, home, files, chosen, live)
@@ -168,7 +170,7 @@ def load_into(
         missing=found.missing,
         unexpected=found.unexpected,
         overflowed=sum(done.overflowed.values()),
-        notes=(*(NoteInfo.of(note) for note in opened.notes), *named.notes),
+        notes=(*(NoteInfo.of(note) for note in opened.notes), *named.notes, *ignored),
         seconds=time.monotonic() - started,
     )
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ckpt_cli.errors import CorruptFile, Unsupported
+from ckpt_cli.errors import CorruptFile, Unsupported, install
 from ckpt_cli.files.source import Identity, Source
 
 CHUNK = 1 << 20
@@ -47,9 +47,7 @@ def inflated(source: Source, start: int, length: int, transforms: Sequence[str],
     try:
         import zstandard
     except ImportError:
-        raise Unsupported(
-            "the items are compressed with zstd", expected="the Python package zstandard", hint="pip install zstandard"
-        ) from None
+        raise Unsupported("the items are compressed with zstd", expected="the Python package zstandard", hint=install("zstd")) from None
 
     def fresh() -> Inflater:
         compressed: Any = _Compressed(source, start, length)

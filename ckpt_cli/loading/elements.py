@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.boxes import Box, whole
 from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, Dtype, numpy_dtype
-from ckpt_cli.errors import CastOverflow, Unsupported, UsageError, reading
+from ckpt_cli.errors import CastOverflow, Unsupported, UsageError, install, reading
 from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.reading import element_bytes, read_tile, tiles
 from ckpt_cli.tensors.tensor import Tensor
@@ -93,7 +93,7 @@ def torch_module() -> Any:
         import torch
     except ImportError as error:
         if error.name == "torch":
-            raise Unsupported("this needs torch, which is not installed", hint="install torch; its CPU build is enough") from None
+            raise Unsupported("this needs torch, which is not installed", hint=install("torch")) from None
         raise Unsupported(f"this needs torch, which cannot be imported: {error}", hint="install torch again") from None
     return torch
 

@@ -47,7 +47,8 @@ def fill(pairs: Sequence[Pair], *, jobs: int | None, progress: Progress | None, 
 
 def _fill(pair: Pair, advance: Advance) -> int:
     torch, infinite = torch_module(), 0
-    with torch.no_grad():
+    inference = any(cast("Memory", piece.source).local.is_inference() for piece in pair.target.pieces)
+    with torch.inference_mode() if inference else torch.no_grad():
         for place, values, overflowed, nbytes in _parts(pair.source, pair.target):
             place.copy_(values)
             infinite += overflowed

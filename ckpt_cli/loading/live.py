@@ -14,6 +14,7 @@ from ckpt_cli.errors import Unsupported, UsageError
 from ckpt_cli.files.source import Identity, Source
 from ckpt_cli.loading.elements import torch_module
 from ckpt_cli.loading.local_boxes import local_boxes
+from ckpt_cli.loading.shared_memory import refuse_read_only, refuse_shared, region
 from ckpt_cli.names import stripped_names
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
@@ -77,12 +78,17 @@ def describe_model(model: Any) -> dict[str, Tensor]:
             module.reshard()
     found = dict(_state(model))
     stripped = stripped_names(found)
-    described: dict[int, Tensor] = {}
+    locals_of = {stripped[name]: _local(stripped[name], values) for name, values in found.items()}
+    refuse_shared(locals_of)
+    refuse_read_only(locals_of)
+    described: dict[tuple[object, ...], Tensor] = {}
     tensors: dict[str, Tensor] = {}
     for name, values in found.items():
-        if id(values) not in described:
-            described[id(values)] = _describe(stripped[name], values)
-        tensors[stripped[name]] = described[id(values)]
+        local = locals_of[stripped[name]]
+        same = (tuple(values.shape), *(region(local) if local.numel() else (id(values),)))
+        if same not in described:
+            described[same] = _describe(stripped[name], values, local)
+        tensors[stripped[name]] = described[same]
     return tensors
 
 
@@ -96,21 +102,35 @@ def _state(model: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{prefix}.{name}" if prefix else name, values
 
 
-def _describe(name: str, values: Any) -> Tensor:
+def _is_distributed(values: Any) -> bool:
+    return hasattr(values, "device_mesh") and hasattr(values, "to_local")
+
+
+def _local(name: str, values: Any) -> Any:
+    """What this process holds of a tensor. Raises UsageError and Unsupported if that cannot be filled."""
     torch = torch_module()
-    distributed = hasattr(values, "device_mesh") and hasattr(values, "to_local")
-    if not distributed and type(values) not in (torch.Tensor, torch.nn.Parameter):
+    if not _is_distributed(values) and type(values) not in (torch.Tensor, torch.nn.Parameter):
         raise Unsupported(f"a {type(values).__name__} cannot be filled, only tensors and DTensors", tensor=name)
     if hasattr(values, "ds_id"):
         hint = "load before deepspeed.initialize, or inside of deepspeed.zero.GatheredParameters"
         raise Unsupported("DeepSpeed ZeRO-3 has taken the parameter apart", tensor=name, hint=hint)
     with torch.no_grad():
-        local = values.to_local() if distributed else values.detach()
-        parts = local_boxes(name, values) if distributed else [(whole(tuple(values.shape)), (0,) * values.dim())]
+        local = values.to_local() if _is_distributed(values) else values.detach()
     if local.is_meta:
         raise UsageError("the parameter is on the meta device, where it has no memory", tensor=name, hint=META)
-    if local.layout != torch.strided or local.is_quantized:
-        raise Unsupported("sparse and quantised parameters cannot be filled", tensor=name)
+    known = str(values.dtype).removeprefix("torch.") in BY_TORCH
+    if local.layout != torch.strided or local.is_quantized or not known:
+        kind = f"a tensor of {values.dtype}" if local.layout == torch.strided else f"a tensor with the layout {local.layout}"
+        raise Unsupported(
+            f"{kind} cannot be filled", tensor=name, expected="a dense, unquantised tensor", hint="load before it is converted"
+        )
+    return local
+
+
+def _describe(name: str, values: Any, local: Any) -> Tensor:
+    with torch_module().no_grad():
+        whole_box = [(whole(tuple(values.shape)), (0,) * values.dim())]
+        parts = local_boxes(name, values) if _is_distributed(values) else whole_box
     dtype, shape = BY_TORCH[str(values.dtype).removeprefix("torch.")], tuple(values.shape)
     memory = Memory(name, local)
     strides = tuple(local.stride())

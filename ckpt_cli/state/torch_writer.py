@@ -6,7 +6,7 @@ import importlib.util
 import io
 from typing import Any
 
-from ckpt_cli.errors import Unsupported
+from ckpt_cli.errors import Unsupported, install
 from ckpt_cli.tensors.plain_values import TensorValue, TorchName
 
 OVERHEAD, PER_TENSOR, ALIGNMENT = 1300, 350, 64
@@ -26,8 +26,7 @@ def torch_bytes(value: Any) -> bytes:
         if importlib.util.find_spec("torch") is not None:
             text = f"writing .pt files needs torch, which cannot be imported: {error}"
             raise Unsupported(text, hint="install torch again; its CPU build is enough") from None
-        hint = "install torch; its CPU build is enough"
-        raise Unsupported("writing .pt files needs torch, which is not installed", hint=hint) from None
+        raise Unsupported("writing .pt files needs torch, which is not installed", hint=install("torch")) from None
     buffer = io.BytesIO()
     torch.save(_with_tensors(value, torch), buffer)
     return buffer.getvalue()

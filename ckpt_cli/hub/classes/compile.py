@@ -249,8 +249,15 @@ def main(arguments: list[str]) -> None:
             if memory_limits():
                 # Lack of memory has many names in compiled code.
                 raise
-            content = {"error": type(error).__name__}
+            content = {"error": type(error).__name__, "reason": reason_of(error)}
         sys.stdout.write(json.dumps(versioned(content)) + "\n")
+
+
+def reason_of(error: Exception) -> str:
+    """The last line of an exception's text, trimmed: the lines above it introduce it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+    return line if len(line) <= 160 else line[:157] + "..."
 
 
 if __name__ == "__main__":

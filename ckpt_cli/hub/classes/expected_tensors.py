@@ -10,7 +10,7 @@ from ckpt_cli.hub.classes.transformers_child import asked_child, installed_versi
 from ckpt_cli.hub.config import Config, architecture, huge_number
 from ckpt_cli.names import printable
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ def expected_tensors(config: Config) -> Expected | str:
     if answer is None:
         return f"transformers {version} could not be asked about {printable(kind)}: its process failed"
     if not answer.get("native"):
-        return f"transformers {version} cannot build {printable(kind)} from this config"
+        reason = f": {printable(answer['reason'])}" if answer.get("reason") else ""
+        return f"transformers {version} cannot build {printable(kind)} from this config{reason}"
     return Expected(
         f"transformers {answer['transformers']}",
         str(answer.get("prefix") or ""),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt_cli.errors import UsageError
+from ckpt_cli.errors import UsageError, install
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import BaseComparison, DriftGroup, Heatmap, HeatmapRow
 from ckpt_cli.verifying.drift.groups import Scale, largest_rows, scale_of
@@ -67,7 +67,7 @@ def check_plot(path: str | os.PathLike[str], *, overwrite: bool = False) -> str:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError("drawing needs matplotlib, which is not installed", hint="pip install matplotlib") from None
+        raise UsageError("drawing needs matplotlib, which is not installed", hint=install("plot")) from None
     check_place(path, "plot", overwrite=overwrite)
     return suffix
 

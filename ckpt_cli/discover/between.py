@@ -55,7 +55,7 @@ def weights_beneath(folder: Path, there: Folders, known: Sequence[Match] = ()) -
         seconds = [*known, *(match for entry in averages for match in _as_average(entry))]
         if seconds and not readable and (rivals or others):
             # What is not read may be the model, so that a second one is not taken in its place.
-            spots = [match.files[0] if match.root == folder else match.root for match in seconds]
+            spots = [match.first if match.root == folder else match.root for match in seconds]
             shown = [Held(path, path.relative_to(folder).as_posix(), "apart", (match,)) for path, match in zip(spots, seconds, strict=True)]
             return [replace(seconds[0], component="model", trouble=_no_choice(folder, shown, rivals, others)), *seconds[len(known) :]]
         if readable and (len(models) != 1 or others or any(entry is not models[0] for entry in rivals)):
@@ -98,7 +98,7 @@ def _refused(folder: Path, there: Folders) -> list[Match]:
 
 def doubted(match: Match, there: Folders) -> Match:
     """A match; with a trouble, if it is a file of any name that is called like another model or an older copy, beside other weights."""
-    file = match.files[0]
+    file = match.first
     if match.trouble is not None or not format_of(match).is_loaded or kind_of(file.name.partition(".")[0]) != "copy":
         return match
     folder = file.parent

@@ -112,4 +112,4 @@ def _was_given(target: Target, found: Found) -> bool:
 
 def _told(place: Place) -> str:
     """A component by its folder, or by its first file where these lie in the checkpoint's own folder."""
-    return place.match.files[0].name if place.match.root in (place.home, place.match.files[0]) else f"{place.match.root.name}/"
+    return place.match.first.name if place.match.root in (place.home, place.match.first) else f"{place.match.root.name}/"

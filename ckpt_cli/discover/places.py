@@ -199,7 +199,7 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
 
 def _saved_together(found: Found, place: Place) -> bool:
     """Whether the weights are as old as the Trainer's own state: with ZeRO it writes gathered weights beside DeepSpeed's folder."""
-    state, weights = (status_of(path) for path in (found.path / "trainer_state.json", place.match.files[0]))
+    state, weights = (status_of(path) for path in (found.path / "trainer_state.json", place.match.first))
     return state is not None and weights is not None and abs(state.st_mtime - weights.st_mtime) < MAX_HOURS * 3600
 
 

@@ -52,6 +52,11 @@ class Match:
     number: int = 0
 
     @property
+    def first(self) -> Path:
+        """The first file, or the folder of a save that has none of the files that it should have."""
+        return self.files[0] if self.files else self.root
+
+    @property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks whose file is not there."""
         return missing_of(self.world_size or max(self.ranks, default=-1) + 1, self.ranks)

@@ -30,10 +30,10 @@ def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | Non
     Trainers write the last model with its config beside the step folders. A file without a config, or without the layers that
     the config counts, is something else: whoever passes the folder means the steps.
     """
-    if not matches or any(format_of(match).is_sharded or match.files[0].parent != folder for match in matches):
+    if not matches or any(format_of(match).is_sharded or match.first.parent != folder for match in matches):
         return None
     main = matches[0]
-    name = main.files[0].name
+    name = main.first.name
     if name.startswith("adapter_model."):
         return None if is_file(folder / ADAPTER_CONFIG) else (name, f"there is no {ADAPTER_CONFIG} beside it")
     if not is_file(folder / CONFIG):

@@ -95,7 +95,7 @@ def files_with_weights(folder: Path, there: Folders) -> list[str]:
 
 def is_read(match: Match) -> bool:
     """Whether a match is a model that can be read: not an adapter, and no form that is refused by its name."""
-    adapter = match.files[0].name.startswith("adapter_model.")
+    adapter = match.first.name.startswith("adapter_model.")
     return not (adapter or format_of(match).is_refused or isinstance(match.trouble, Unsupported))
 
 

@@ -214,7 +214,7 @@ class TestNothingIsPublished:
             published(shared.target)
         assert len(caught.value.details) == 2
 
-    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"schema": 99}', b"null"])
+    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"schema_version": 99}', b"null", b"\xff", b"[" * 100_000])
     def test_with_a_damaged_record(self, shared: PartsFolder, content: bytes) -> None:
         shared.record(Part(1, 3)).write_bytes(content)
         with pytest.raises(CorruptFile):
@@ -223,8 +223,34 @@ class TestNothingIsPublished:
     def test_with_a_record_of_another_plan(self, shared: PartsFolder) -> None:
         path = shared.record(Part(1, 3))
         path.write_text(json.dumps({**json.loads(path.read_text()), "plan_digest": "0" * 64}))
-        with pytest.raises(CorruptFile):
+        with pytest.raises(Inconsistent, match="another plan"):
             published(shared.target)
+
+    def test_with_the_record_of_one_part_under_the_name_of_another(self, shared: PartsFolder) -> None:
+        shared.record(Part(2, 3)).write_bytes(shared.record(Part(1, 3)).read_bytes())
+        with pytest.raises(Inconsistent, match="name of this record"):
+            published(shared.target)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"tiles": 5},
+            {"tiles": {"model.safetensors": {"w": [[1, 2]]}}},
+            {"part": "x"},
+            {"parts": 0},
+            {"parts": 10**12},
+            {"whole": None},
+            {"whole": {"manifest": {}, "headers": {}, "overwrite": False, "tensors": 1}},
+            {"whole": {"manifest": {"checksums": []}, "headers": {}, "overwrite": False, "tensors": 1}},
+            {"more": 1},
+        ],
+    )
+    def test_with_a_record_of_another_form(self, shared: PartsFolder, change: dict[str, object]) -> None:
+        path = shared.record(Part(0, 3))
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+        with pytest.raises((CorruptFile, Inconsistent)) as caught:
+            published(shared.target)
+        assert caught.value.advice
 
     def test_with_a_file_that_was_cut(self, shared: PartsFolder) -> None:
         path = next(iter(sorted(shared.output.glob("*.safetensors"))))

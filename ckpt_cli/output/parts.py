@@ -16,14 +16,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, reading
 from ckpt_cli.files.crc32 import combined
 from ckpt_cli.files.folders import entries_in, is_file
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
-from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small, size_of
 from ckpt_cli.output.plan import Plan, known_checksum
 from ckpt_cli.output.share import MAX_PARTS, Part, share_of
@@ -32,9 +31,10 @@ from ckpt_cli.output.staging import Staging, sync_folder
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written, write_bytes, write_share
 from ckpt_cli.progress import Progress
+from ckpt_cli.results.checkpoint import Frozen
 
 MARK = ".ckpt-parts-"
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 DIGITS = 16
 MAX_RECORD = 1 << 30
 
@@ -61,6 +61,26 @@ class PartsFolder:
     def done(self, count: int) -> list[int]:
         """The parts, of so many, that are written."""
         return [number for number in range(count) if is_file(self.record(Part(number, count)))]
+
+
+class Whole(Frozen):
+    """What part 0 knows of the whole output: its manifest so far, and size, length and CRC-32 of the header of each file."""
+
+    manifest: dict[str, Any]
+    headers: dict[str, tuple[int, int, int]]
+    overwrite: bool
+    tensors: int
+
+
+class Record(Frozen):
+    """What a part leaves when it is done; ``tiles`` are (position, CRC-32, length in bytes), by file and tensor."""
+
+    schema_version: Literal[1]
+    plan_digest: str
+    part: int
+    parts: int
+    tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
+    whole: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +111,16 @@ def write_part(
     done = write_share(share_of(plan, part), shared.output, jobs=jobs, progress=progress)
     if approve is not None:
         approve(done.written)
-    record: dict[str, Any] = {"schema": SCHEMA, "plan_digest": plan.digest, "part": part.number, "parts": part.count, "tiles": done.tiles}
-    if part.number == 0:
-        record |= _whole(plan, shared, side_files, manifest, overwrite=overwrite)
+    whole = _whole(plan, shared, side_files, manifest, overwrite=overwrite) if part.number == 0 else None
     sync_folder(shared.output)
-    _replace(shared.record(part), json.dumps(record).encode())
+    record = Record(schema_version=SCHEMA, plan_digest=plan.digest, part=part.number, parts=part.count, tiles=done.tiles, whole=whole)
+    _replace(shared.record(part), record.model_dump_json().encode())
     return done.written, shared.done(part.count)
 
 
 def _whole(
     plan: Plan, shared: PartsFolder, side_files: Mapping[str, bytes | Path], manifest: Callable[[Written], bytes], *, overwrite: bool
-) -> dict[str, Any]:
+) -> Whole:
     """What part 0 does beside its share: the files beside the weights, and all that publishing needs to know of the plan."""
     written = Written({file.name: file.size for file in plan.files}, {})
     if plan.index is not None and plan.index_name is not None:
@@ -111,8 +130,8 @@ def _whole(
     for file in plan.files:
         known = {output.name: known_checksum(output) for output in file.tensors}
         written.checksums[file.name] = {name: crc for name, crc in known.items() if crc is not None}
-    headers = {file.name: [len(file.header), zlib.crc32(file.header)] for file in plan.files}
-    return {"manifest": json.loads(manifest(written)), "headers": headers, "overwrite": overwrite, "tensors": len(plan.tensors)}
+    headers = {file.name: (file.size, len(file.header), zlib.crc32(file.header)) for file in plan.files}
+    return Whole(manifest=json.loads(manifest(written)), headers=headers, overwrite=overwrite, tensors=len(plan.tensors))
 
 
 def _side_file(path: Path, content: bytes | Path) -> int:
@@ -172,20 +191,23 @@ def published(target: Path, *, overwrite: bool = False) -> Published:
 
 
 def _published(shared: PartsFolder, *, overwrite: bool) -> Published:
-    target, records = shared.target, _records(shared)
-    first = records[0]
-    manifest = first["manifest"]
-    files = {str(name): int(size) for name, size in manifest["outputs"].items()}
-    _check_files(shared, files, first["headers"])
-    manifest["checksums"]["files"] = _checksums(manifest["checksums"]["files"], records)
+    target, (whole, records) = shared.target, _records(shared)
+    _check_files(shared, whole)
+    manifest = dict(whole.manifest)
+    with reading(shared.record(Part(0, len(records)))):
+        try:
+            known = manifest["checksums"]
+            manifest["checksums"] = {**known, "files": _checksums(known["files"], records)}
+        except (KeyError, TypeError, AttributeError):
+            raise CorruptFile("the manifest in the record of part 0 is damaged", hint="run part 0 again") from None
     _replace(shared.output / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    check_target(target, (), overwrite=overwrite or bool(first["overwrite"]))
+    check_target(target, (), overwrite=overwrite or whole.overwrite)
     sync_folder(shared.output)
     with Staging.of(shared.output, target) as staging:
         staging.publish(replace=os.path.isdir(target))
     with contextlib.suppress(OSError):
         shutil.rmtree(shared.root)
-    return Published(target, len(records), files, int(first["tensors"]))
+    return Published(target, len(records), {name: size for name, (size, _, _) in whole.headers.items()}, whole.tensors)
 
 
 @contextlib.contextmanager
@@ -218,16 +240,13 @@ def _shared(target: Path) -> PartsFolder | None:
     return PartsFolder(target, found[0].name.removeprefix(start)) if found else None
 
 
-def _records(shared: PartsFolder) -> list[dict[str, Any]]:
-    """The records of all parts in order. Raises MissingParts, Inconsistent, CorruptFile."""
+def _records(shared: PartsFolder) -> tuple[Whole, list[Record]]:
+    """What part 0 knows, and the records of all parts in order. Raises MissingParts, Inconsistent, CorruptFile."""
     listed = [entry for entry in entries_in(shared.root) if entry.name.startswith("part-") and entry.suffix == ".json"]
     records = {}
     for path in listed:
-        with reading(path):
-            record = parse_json(read_small(path, MAX_RECORD), "the record of a part")
-            if not isinstance(record, dict) or record.get("schema") != SCHEMA or not _is_part(record, shared.digest):
-                raise CorruptFile("the record of a part was not written by this version of ckpt", hint="remove it and run the part again")
-            records[record["parts"], record["part"]] = record
+        record = _record(path, shared)
+        records[record.parts, record.part] = record
     counts = sorted({count for count, _ in records})
     if len(counts) > 1:
         raise Inconsistent(
@@ -241,24 +260,38 @@ def _records(shared: PartsFolder) -> list[dict[str, Any]]:
         named = ", ".join(map(str, missing[:12])) + (f" and {len(missing) - 12} more" if len(missing) > 12 else "")
         text = f"{len(missing)} of {count} parts are not written yet: {named}" if count else "no part is written yet"
         raise MissingParts(text, path=shared.target, hint="run each of them (again), as the others were run; then publish again")
-    return [records[count, number] for number in range(count)]
+    whole = records[count, 0].whole
+    if whole is None:
+        raise CorruptFile("the record of part 0 lacks the manifest", path=shared.record(Part(0, count)), hint="run part 0 again")
+    return whole, [records[count, number] for number in range(count)]
 
 
-def _is_part(record: Mapping[str, Any], digest: str) -> bool:
-    number, count, whole = record.get("part"), record.get("parts"), record.get("plan_digest")
-    numbers = type(number) is int and type(count) is int and 0 <= number < count <= MAX_PARTS
-    return numbers and isinstance(whole, str) and whole.startswith(digest) and (number != 0 or isinstance(record.get("manifest"), dict))
+def _record(path: Path, shared: PartsFolder) -> Record:
+    """The record of a part. Raises CorruptFile, Inconsistent."""
+    from pydantic import ValidationError
+
+    with reading(path):
+        again = "remove it and run the part again"
+        try:
+            record = Record.model_validate_json(read_small(path, MAX_RECORD))
+        except ValidationError:
+            raise CorruptFile("the record of a part is damaged, or of another version of ckpt", hint=again) from None
+        if not record.plan_digest.startswith(shared.digest):
+            raise Inconsistent("this is the record of a part of another plan", hint=again)
+        named = 0 <= record.part < record.parts <= MAX_PARTS and shared.record(Part(record.part, record.parts)).name == path.name
+        if not named:
+            raise Inconsistent("the name of this record is that of another part", hint=again)
+        return record
 
 
-def _check_files(shared: PartsFolder, files: Mapping[str, int], headers: Mapping[str, list[int]]) -> None:
+def _check_files(shared: PartsFolder, whole: Whole) -> None:
     """The files have the sizes and headers of the plan, on this machine too. Raises Inconsistent."""
     with Files() as opened:
-        for name, size in files.items():
+        for name, (size, length, crc) in whole.headers.items():
             path = shared.output / name
             try:
-                length, crc = headers[name]
                 right = size_of(path) == size and zlib.crc32(opened.source(path).read(0, length)) == crc
-            except (CkptError, KeyError, ValueError):
+            except CkptError:
                 right = False
             if not right:
                 raise Inconsistent(
@@ -269,14 +302,14 @@ def _check_files(shared: PartsFolder, files: Mapping[str, int], headers: Mapping
                 )
 
 
-def _checksums(known: Mapping[str, Mapping[str, str]], records: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+def _checksums(known: Mapping[str, Mapping[str, str]], records: list[Record]) -> dict[str, dict[str, str]]:
     """The CRC-32 of every tensor, by file and name, from the tiles of all parts."""
     whole: dict[str, dict[str, str]] = {}
     for file, crcs in known.items():
         tiles: dict[str, list[tuple[int, int, int]]] = {}
         for record in records:
-            for name, parts in record["tiles"].get(file, {}).items():
-                tiles.setdefault(name, []).extend(tuple(part) for part in parts)
+            for name, parts in record.tiles.get(file, {}).items():
+                tiles.setdefault(name, []).extend(parts)
         found = {name: f"{combined((crc, length) for _, crc, length in sorted(parts)):08x}" for name, parts in tiles.items()}
         whole[file] = dict(sorted({**crcs, **found}.items()))
     return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -13,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, NotFound, OutputExists, UsageError
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, NoSpace, NotFound, OutputExists, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.output import manifest
-from ckpt_cli.output.parts import MARK, PartsFolder, published, write_part
+from ckpt_cli.output.parts import MARK, PartsFolder, Published, publish_parts, write_part
 from ckpt_cli.output.plan import Plan, make_plan, work_of
 from ckpt_cli.output.publish import Order, Target, publish
 from ckpt_cli.output.share import Part, share_of
@@ -44,6 +45,10 @@ def at_once(plan: Plan, target: Path) -> dict[str, bytes]:
     return contents(target)
 
 
+def published(target: Path, *, overwrite: bool = False) -> Published:
+    return publish_parts([target], overwrite=overwrite)[0]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
@@ -62,6 +67,8 @@ class TestWhatAPartIs:
         headers = [portion.file.name for share in shares for portion in share.files if portion.with_header]
         assert sorted(headers) == sorted(file.name for file in plan.files)
         assert sum(share.nbytes for share in shares) == plan.bytes_read
+        wrote = {file.name: sum(share.wrote.get(file.name, 0) for share in shares) for file in plan.files}
+        assert wrote == {file.name: file.size for file in plan.files}
 
     def test_parts_are_of_one_size_as_far_as_work_allows(self, plan: Plan) -> None:
         sizes = [share_of(plan, Part(number, 4)).nbytes for number in range(4)]
@@ -156,11 +163,69 @@ class TestTheOutput:
         expected = at_once(plan, tmp_path / "one")
         for number in range(4):
             run_part(plan, f"{number}/4", tmp_path / "parts")
-        program = "import sys; from pathlib import Path; from ckpt_cli.output.parts import published; published(Path(sys.argv[1]))"
+        program = (
+            "import sys; from pathlib import Path; from ckpt_cli.output.parts import publish_parts; publish_parts([Path(sys.argv[1])])"
+        )
         command = [sys.executable, "-c", program, str(tmp_path / "parts")]
         processes = [subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) for _ in range(4)]
         assert [process.wait() for process in processes] == [0] * 4
         assert contents(tmp_path / "parts") == expected
+
+    @pytest.mark.parametrize("how", ["nothing removed", "half removed"])
+    def test_a_publisher_that_was_killed_right_after_renaming(
+        self,
+        plan: Plan,
+        sources: Sources,  # noqa: F811
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        how: str,
+    ) -> None:
+        """What stays behind is the older output; it must never get the name back."""
+        at_once(make_plan(sources.tensors, max_shard_size=299_000), tmp_path / "out")
+        expected = at_once(plan, tmp_path / "one")
+        for number in range(2):
+            run_part(plan, f"{number}/2", tmp_path / "out")
+        shared = PartsFolder(tmp_path / "out", plan.digest)
+        with monkeypatch.context() as patch:
+            patch.setattr(PartsFolder, "remove", lambda _: None)
+            published(tmp_path / "out", overwrite=True)
+        assert shared.output.is_dir()
+        if how == "half removed":
+            shared.record(Part(1, 2)).unlink()
+        again = published(tmp_path / "out", overwrite=True)
+        assert again.tensors == len(plan.tensors)
+        assert contents(tmp_path / "out") == expected
+        assert not shared.root.exists()
+
+    def test_a_publisher_that_was_killed_right_before_renaming(self, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        expected = at_once(plan, tmp_path / "one")
+        run_part(plan, "0/1", tmp_path / "out")
+        with monkeypatch.context() as patch:
+            patch.setattr("ckpt_cli.output.staging.Staging.publish", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                published(tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        published(tmp_path / "out")
+        assert contents(tmp_path / "out") == expected
+
+    def test_several_outputs_appear_together_or_not_at_all(self, plan: Plan, sources: Sources, tmp_path: Path) -> None:  # noqa: F811
+        other = make_plan(sources.tensors, dtype="bf16")
+        for number in range(2):
+            run_part(plan, f"{number}/2", tmp_path / "a")
+        run_part(other, "0/2", tmp_path / "b")
+        with pytest.raises(MissingParts):
+            publish_parts([tmp_path / "a", tmp_path / "b"])
+        assert not (tmp_path / "a").exists()
+        run_part(other, "1/2", tmp_path / "b")
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "mine.txt").write_text("mine")
+        with pytest.raises(OutputExists):
+            publish_parts([tmp_path / "a", tmp_path / "b"])
+        assert not (tmp_path / "a").exists()
+        (tmp_path / "b" / "mine.txt").unlink()
+        assert [each.folder.name for each in publish_parts([tmp_path / "a", tmp_path / "b"])] == ["a", "b"]
+        assert contents(tmp_path / "a") == at_once(plan, tmp_path / "one")
+        assert contents(tmp_path / "b") == at_once(other, tmp_path / "two")
 
     def test_an_older_output_is_replaced_only_if_that_was_asked_for(self, plan: Plan, tmp_path: Path) -> None:
         before = at_once(plan, tmp_path / "out")
@@ -240,8 +305,8 @@ class TestNothingIsPublished:
             {"parts": 0},
             {"parts": 10**12},
             {"whole": None},
-            {"whole": {"manifest": {}, "headers": {}, "overwrite": False, "tensors": 1}},
-            {"whole": {"manifest": {"checksums": []}, "headers": {}, "overwrite": False, "tensors": 1}},
+            {"whole": {"manifest": {}, "headers": {}, "side_files": {}, "overwrite": False, "tensors": 1}},
+            {"whole": {"manifest": {"checksums": []}, "headers": {}, "side_files": {}, "overwrite": False, "tensors": 1}},
             {"more": 1},
         ],
     )
@@ -252,6 +317,22 @@ class TestNothingIsPublished:
             published(shared.target)
         assert caught.value.advice
 
+    def test_with_parts_of_two_versions(self, shared: PartsFolder) -> None:
+        """Which may cut an output in other places, so that the parts leave holes."""
+        path = shared.record(Part(1, 3))
+        path.write_text(json.dumps({**json.loads(path.read_text()), "cutting": "0.0.1/1/1/1"}))
+        with pytest.raises(Inconsistent, match="several versions"):
+            published(shared.target)
+
+    def test_with_parts_that_wrote_less_than_the_files_have(self, shared: PartsFolder) -> None:
+        path = shared.record(Part(1, 3))
+        record = json.loads(path.read_text())
+        name = next(iter(record["wrote"]))
+        record["wrote"][name] -= 1
+        path.write_text(json.dumps(record))
+        with pytest.raises(Inconsistent, match="the parts wrote"):
+            published(shared.target)
+
     def test_with_a_file_that_was_cut(self, shared: PartsFolder) -> None:
         path = next(iter(sorted(shared.output.glob("*.safetensors"))))
         path.write_bytes(path.read_bytes()[:-1])
@@ -261,6 +342,15 @@ class TestNothingIsPublished:
     def test_with_a_file_that_is_gone(self, shared: PartsFolder) -> None:
         next(iter(sorted(shared.output.glob("*.safetensors")))).unlink()
         with pytest.raises(Inconsistent, match="not what the parts wrote"):
+            published(shared.target)
+
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+    @pytest.mark.parametrize("content", [None, b"", b"{ }"])
+    def test_with_a_side_file_that_changed(self, shared: PartsFolder, name: str, content: bytes | None) -> None:
+        (shared.output / name).unlink()
+        if content is not None:
+            (shared.output / name).write_bytes(content)
+        with pytest.raises(Inconsistent, match="not what part 0 wrote"):
             published(shared.target)
 
     def test_with_a_header_of_zeros(self, shared: PartsFolder) -> None:
@@ -277,6 +367,15 @@ class TestNothingIsPublished:
             published(shared.target)
         (shared.target / "mine.txt").unlink()
         shared.target.rmdir()
+
+
+def test_a_full_disk_is_an_error_of_the_project(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ckpt_cli.output.parts.write_bytes", full)
+    with pytest.raises(NoSpace):
+        run_part(plan, "0/1", tmp_path / "out")
 
 
 def test_values_that_overflow_refuse_the_part(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,7 @@ class TestMerge:
         again = ckpt("publish", tmp_path / "out", "--json")
         assert again.code == 0
         assert json.loads(again.out)["data"]["outputs"][0]["parts"] == 0
+        assert "was there before" in ckpt("publish", tmp_path / "out").err
 
     @pytest.mark.parametrize(
         ("options", "said"),
@@ -98,6 +100,18 @@ class TestMerge:
         names = [path.name for path in (tmp_path / "one").iterdir()]
         assert ckpt("publish", *(tmp_path / "parts" / name for name in names)).code == 0
         assert {name: contents(tmp_path / "parts" / name) for name in names} == {name: contents(tmp_path / "one" / name) for name in names}
+
+    def test_files_of_another_step_with_the_same_sizes_and_times_make_another_plan(self, tmp_path: Path) -> None:
+        """As copies that keep, or archives that set, the times of files: what torch noted of their contents tells."""
+        source = tmp_path / "step"
+        for number, step in enumerate(("checkpoint-100", "checkpoint-200")):
+            shutil.copytree(RUN / step, source, dirs_exist_ok=True)
+            for path in source.rglob("*"):
+                os.utime(path, ns=(10**18, 10**18))
+            assert ckpt("merge", source, "-o", tmp_path / "out", "--part", f"{number}/2").code == 0
+        done = ckpt("publish", tmp_path / "out")
+        assert done.code == 4
+        assert "2 different plans" in done.err
 
     def test_other_options_make_another_plan(self, tmp_path: Path) -> None:
         ckpt("merge", RUN, "-o", tmp_path / "out", "--part", "0/2")

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from ckpt_cli.errors import UsageError, within_memory
 from ckpt_cli.given import PathLike, boundary, paths_of
-from ckpt_cli.output.parts import published
+from ckpt_cli.output.parts import publish_parts
+from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.written import FileInfo, PublishedFolder, PublishResult
 
 
 @boundary
 @within_memory
 def publish(outputs: PathLike | Sequence[PathLike], *, overwrite: bool = False) -> PublishResult:
-    """Publish outputs once all of their parts are written. It is no error if that was done before.
+    """Publish outputs once all parts of all of them are written. It is no error if that was done before, which a note says.
 
     ``outputs`` are the folders that the parts were given with ``-o``. Raises NotFound, MissingParts, Inconsistent,
     CorruptFile, OutputError.
@@ -23,7 +24,7 @@ def publish(outputs: PathLike | Sequence[PathLike], *, overwrite: bool = False) 
     folders = [Path(os.path.abspath(path)) for path in paths_of(outputs, "OUTPUT")]
     if not folders:
         raise UsageError("there is no output to publish", expected="the folders that the parts were given with -o")
-    done = [published(folder, overwrite=overwrite) for folder in folders]
+    done = publish_parts(folders, overwrite=overwrite)
     return PublishResult(
         outputs=tuple(
             PublishedFolder(
@@ -33,5 +34,10 @@ def publish(outputs: PathLike | Sequence[PathLike], *, overwrite: bool = False) 
                 tensors=each.tensors,
             )
             for each in done
-        )
+        ),
+        notes=tuple(
+            NoteInfo(level="warning", code="no-parts", text=f"no parts of {each.folder} are waiting: it was there before")
+            for each in done
+            if not each.parts
+        ),
     )

@@ -32,7 +32,7 @@ Step = Callable[[Draft, Setting[Options]], Draft]
 def finished(draft: Draft, setting: Setting[Options], weights_name: str, matched: Step[Options] | None = None) -> Draft:
     """A draft whose tensors were selected, taken through all further steps; ``matched`` gives it the form of the base.
 
-    Nothing is refused here that `verify` and `open` can still look at: see `ckpt_cli.drafting.job.job_of`.
+    Nothing is refused here that `verify` and `open` can still look at: see `ckpt_cli.drafting.job.refuse_drafts`.
     """
     draft = _checked_with_base(draft, setting)
     draft = _carried(draft, setting)

@@ -7,7 +7,10 @@ from types import TracebackType
 
 
 class Uncollected:
-    """Pauses the cyclic garbage collector; references are counted all the same. May be nested."""
+    """Pauses the cyclic garbage collector of the process; references are counted all the same. May be nested.
+
+    Of two threads, the first to leave lets it run again for both, which costs time and nothing else.
+    """
 
     __slots__ = ("_before",)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
+MOST = 4096
 SEEKING = threading.Lock()
 """Where the system has no positioned reads (Windows), one thread at a time seeks and reads."""
 
@@ -22,16 +23,17 @@ def pread(fd: int, buffer: memoryview, offset: int) -> int:
 
 
 def descriptor_budget() -> int:
-    """Half of what the process may open, at most 4096; the soft limit is raised to the hard one where that is allowed."""
+    """Half of what the process may open, at most `MOST`; the soft limit is raised to twice that where the hard one allows it."""
     try:
         import resource
     except ImportError:
         return 128
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
+    soft, hard = (MOST * 2 if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    wanted = min(hard, MOST * 2)
+    if soft < wanted:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+            soft = wanted
         except (OSError, ValueError):
             pass
-    return max(8, min(soft // 2, 4096))
+    return max(8, min(soft // 2, MOST))

@@ -26,7 +26,7 @@ LEAST, MOST = 1 << 12, 4 << 20
 MAX_TEMPLATES = 4
 MAX_PLANS = 4
 FEW = 64
-"""Values in which a pickle differs from a template that fits well; if it is more, the pickle becomes a template itself."""
+"""A pickle that differs from every template in more values than this becomes a template itself, while there is room."""
 
 HEAD = 16
 
@@ -177,7 +177,8 @@ class Template:
 
     def _plan(self, changed: frozenset[int]) -> list[Step]:
         """The steps of all values that depend on these slots, in their order."""
-        if changed not in self._plans:
+        plan = self._plans.get(changed)
+        if plan is None:
             users: dict[int, list[int]] = {}
             for step in self._steps:
                 for slot in step.inputs:
@@ -188,14 +189,15 @@ class Template:
                     if slot not in anew:
                         anew.add(slot)
                         pending.append(slot)
-            if len(self._plans) == MAX_PLANS:
-                self._plans.clear()
-            self._plans[changed] = [step for step in self._steps if step.slot in anew]
-        return self._plans[changed]
+            plan = [step for step in self._steps if step.slot in anew]
+            # A new dict, which is complete at any time: other threads may read it.
+            kept = self._plans if len(self._plans) < MAX_PLANS else {}
+            self._plans = {**kept, changed: plan}
+        return plan
 
 
 class Templates:
-    """Reads the pickles of many files: the first that resembles the one before becomes a template for the next ones. Thread-safe."""
+    """Reads the pickles of many files. One that has the size and the beginning of the pickle before it becomes a template. Thread-safe."""
 
     def __init__(self, least: int = LEAST) -> None:
         self._least = least

@@ -2,7 +2,12 @@
 
 The parts of an output share a folder beside it, which is named after the digest of the plan: whoever plans the same output from the
 same files finds the same folder. It holds the output as it grows, and a record per part that is done; part 0 also leaves the side files
-and the manifest, without the checksums that only the others know. `published` proves from the records that all is there, and renames.
+and the manifest, without the checksums that only the others know. `publish_parts` proves from the records that all is there, and renames.
+
+1. `write_part`: `share_of` says what belongs to the part, `writer.write_share` writes it, the record comes last.
+2. `publish_parts`: the records are those of one plan, one division and all parts; their bytes add up to the files; the files have the sizes
+   and headers of the plan, the side files the bytes that part 0 wrote. Weights are not read again, which is for `verify`. The manifest is
+   completed, the folder claimed (`PartsFolder.claim`), renamed, and the records removed.
 """
 
 from __future__ import annotations
@@ -13,23 +18,24 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, reading
-from ckpt_cli.files.crc32 import combined
-from ckpt_cli.files.folders import entries_in, is_file
+from ckpt_cli.files.crc32 import combined, crc_of
+from ckpt_cli.files.folders import entries_in
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
-from ckpt_cli.files.source import Files, read_small, size_of
-from ckpt_cli.output.plan import Plan, known_checksum
-from ckpt_cli.output.share import MAX_PARTS, Part, share_of
+from ckpt_cli.files.safetensors_file import read_header
+from ckpt_cli.files.source import Files, Source, read_small, size_of
+from ckpt_cli.output.plan import Plan, known_checksums
+from ckpt_cli.output.share import CUTTING, MAX_PARTS, Part, share_of
 from ckpt_cli.output.staging import MARK as STAGED
 from ckpt_cli.output.staging import Staging, sync_folder
 from ckpt_cli.output.target import check_target
-from ckpt_cli.output.writer import Written, write_bytes, write_share
+from ckpt_cli.output.writer import Written, copy_side_file, output_errors, write_bytes, write_share
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import Frozen
 
@@ -37,6 +43,46 @@ MARK = ".ckpt-parts-"
 SCHEMA: Literal[1] = 1
 DIGITS = 16
 MAX_RECORD = 1 << 30
+AGAIN = "remove it and run the part again"
+
+
+class Whole(Frozen):
+    """What part 0 knows of the whole output: its manifest so far; size, length and CRC-32 of the header of each file.
+
+    ``side_files`` are CRC-32 of whole files, those beside the weights and the index.
+    """
+
+    manifest: dict[str, Any]
+    headers: dict[str, tuple[int, int, int]]
+    side_files: dict[str, int]
+    overwrite: bool
+    tensors: int
+
+
+class Record(Frozen):
+    """What a part leaves when it is done: ``wrote`` bytes by file, and ``tiles`` (position, CRC-32, length), by file and tensor.
+
+    ``cutting`` is the rule by which the plan was cut into parts.
+    """
+
+    schema_version: Literal[1]
+    plan_digest: str
+    part: int
+    parts: int
+    cutting: str
+    wrote: dict[str, int]
+    tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
+    whole: Whole | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """An output that has its name: its files of weights with their sizes in bytes; ``parts`` is 0 if it was there before."""
+
+    folder: Path
+    parts: int
+    files: Mapping[str, int]
+    tensors: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +94,7 @@ class PartsFolder:
 
     @property
     def root(self) -> Path:
+        """The folder, beside the output."""
         return self.target.parent / f".{self.target.name}{MARK}{self.digest[:DIGITS]}"
 
     @property
@@ -55,42 +102,51 @@ class PartsFolder:
         """What will be the output: a name that `Staging` knows."""
         return self.root / f".{self.target.name}{STAGED}whole"
 
+    @property
+    def claimed(self) -> Path:
+        """Tells which folder was about to be renamed."""
+        return self.root / "claimed"
+
     def record(self, part: Part) -> Path:
+        """The record of a part, which is there when the part is done."""
         return self.root / f"part-{part.number}-of-{part.count}.json"
 
     def done(self, count: int) -> list[int]:
         """The parts, of so many, that are written."""
-        return [number for number in range(count) if is_file(self.record(Part(number, count)))]
+        names = {entry.name for entry in entries_in(self.root)}
+        return [number for number in range(count) if self.record(Part(number, count)).name in names]
 
+    def replace(self, path: Path, content: bytes | Path) -> int:
+        """Give a file this content in one step, whether another process does the same or not; returns the CRC-32 of its bytes."""
+        temporary = self.root / f".{uuid.uuid4().hex[:12]}"
+        if isinstance(content, Path):
+            crc = copy_side_file(content, temporary)
+        else:
+            write_bytes(temporary, content)
+            crc = zlib.crc32(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+        return crc
 
-class Whole(Frozen):
-    """What part 0 knows of the whole output: its manifest so far, and size, length and CRC-32 of the header of each file."""
+    def claim(self) -> None:
+        """Note which folder is about to get the name: should this process end right after that, it is known that it has it."""
+        self.replace(self.claimed, _inode(self.output).encode())
 
-    manifest: dict[str, Any]
-    headers: dict[str, tuple[int, int, int]]
-    overwrite: bool
-    tensors: int
+    @property
+    def has_its_name(self) -> bool:
+        """Whether the output was renamed, and only what stays behind was not removed."""
+        try:
+            return read_small(self.claimed).decode("ascii", "replace") == _inode(self.target)
+        except (CkptError, OSError):
+            return False
 
-
-class Record(Frozen):
-    """What a part leaves when it is done; ``tiles`` are (position, CRC-32, length in bytes), by file and tensor."""
-
-    schema_version: Literal[1]
-    plan_digest: str
-    part: int
-    parts: int
-    tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
-    whole: Whole | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """An output that was published: its files of weights with their sizes in bytes, and how many parts wrote it."""
-
-    folder: Path
-    parts: int
-    files: Mapping[str, int]
-    tensors: int
+    def remove(self) -> None:
+        """Remove the folder: the records first, so that nothing takes what is left for parts of an output."""
+        with contextlib.suppress(OSError):
+            for path in self.root.glob("part-*.json"):
+                path.unlink()
+            shutil.rmtree(self.root)
 
 
 def write_part(
@@ -101,21 +157,32 @@ def write_part(
     manifest: Callable[[Written], bytes],
     *,
     approve: Callable[[Written], None] | None = None,
+    watched: Sequence[Source] = (),
     overwrite: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Written, list[int]]:
     """Write one part; returns what it wrote, and the parts that are done by now. Raises what `write_share` and ``approve`` raise."""
-    shared = PartsFolder(target, plan.digest)
-    shared.output.mkdir(parents=True, exist_ok=True)
-    done = write_share(share_of(plan, part), shared.output, jobs=jobs, progress=progress)
-    if approve is not None:
-        approve(done.written)
-    whole = _whole(plan, shared, side_files, manifest, overwrite=overwrite) if part.number == 0 else None
-    sync_folder(shared.output)
-    record = Record(schema_version=SCHEMA, plan_digest=plan.digest, part=part.number, parts=part.count, tiles=done.tiles, whole=whole)
-    _replace(shared.record(part), record.model_dump_json().encode())
-    return done.written, shared.done(part.count)
+    shared, share = PartsFolder(target, plan.digest), share_of(plan, part)
+    with output_errors(target):
+        shared.output.mkdir(parents=True, exist_ok=True)
+        done = write_share(share, shared.output, jobs=jobs, progress=progress, watched=watched)
+        if approve is not None:
+            approve(done.written)
+        whole = _whole(plan, shared, side_files, manifest, overwrite=overwrite) if part.number == 0 else None
+        sync_folder(shared.output)
+        record = Record(
+            schema_version=SCHEMA,
+            plan_digest=plan.digest,
+            part=part.number,
+            parts=part.count,
+            cutting=CUTTING,
+            wrote=share.wrote,
+            tiles=done.tiles,
+            whole=whole,
+        )
+        shared.replace(shared.record(part), record.model_dump_json().encode())
+        return done.written, shared.done(part.count)
 
 
 def _whole(
@@ -123,75 +190,59 @@ def _whole(
 ) -> Whole:
     """What part 0 does beside its share: the files beside the weights, and all that publishing needs to know of the plan."""
     written = Written({file.name: file.size for file in plan.files}, {})
+    beside: dict[str, int] = {}
     if plan.index is not None and plan.index_name is not None:
-        _replace(shared.output / plan.index_name, plan.index)
+        beside[plan.index_name] = shared.replace(shared.output / plan.index_name, plan.index)
     for name, content in side_files.items():
-        written.side_files[name] = _side_file(shared.output / name, content)
-    for file in plan.files:
-        known = {output.name: known_checksum(output) for output in file.tensors}
-        written.checksums[file.name] = {name: crc for name, crc in known.items() if crc is not None}
+        written.side_files[name] = shared.replace(shared.output / name, content)
+    written.checksums.update({file.name: known_checksums(file) for file in plan.files})
     headers = {file.name: (file.size, len(file.header), zlib.crc32(file.header)) for file in plan.files}
-    return Whole(manifest=json.loads(manifest(written)), headers=headers, overwrite=overwrite, tensors=len(plan.tensors))
-
-
-def _side_file(path: Path, content: bytes | Path) -> int:
-    """Write or copy a small file as a whole; returns the CRC-32 of its bytes."""
-    if isinstance(content, bytes):
-        _replace(path, content)
-        return zlib.crc32(content)
-    temporary, crc = _beside(path), 0
-    with Files() as files, temporary.open("xb") as copy:
-        source = files.source(content)
-        for start in range(0, source.size, 1 << 20):
-            block = source.read(start, min(1 << 20, source.size - start))
-            crc = zlib.crc32(block, crc)
-            copy.write(block)
-        copy.flush()
-        os.fsync(copy.fileno())
-        source.check_unchanged()
-    os.replace(temporary, path)
-    return crc
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Give a file this content in one step, whether another process does the same or not."""
-    temporary = _beside(path)
-    write_bytes(temporary, content)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-def _beside(path: Path) -> Path:
-    """A name for the unfinished form of a file, outside of what will be the output."""
-    folder = path.parent if MARK in path.parent.name else path.parent.parent
-    return folder / f".{uuid.uuid4().hex[:12]}"
+    beside |= written.side_files
+    return Whole(manifest=json.loads(manifest(written)), headers=headers, side_files=beside, overwrite=overwrite, tensors=len(plan.tensors))
 
 
 # -- publishing ------------------------------------------------------------------------------------------------------
 
 
-def published(target: Path, *, overwrite: bool = False) -> Published:
-    """Rename what all parts wrote to ``target``, once it is proved to be whole.
+def publish_parts(targets: Sequence[Path], *, digests: Sequence[str] = (), overwrite: bool = False) -> list[Published]:
+    """Give outputs their names, once all parts of all of them are proved to be written: all outputs appear, or none.
 
-    Raises NotFound if no part was written, MissingParts (naming them), Inconsistent if parts of different plans are there or the files
-    are not those that the parts wrote, and OutputError. Nothing is lost then.
+    ``digests`` are those of the plans, where they are known; otherwise each output must have parts of one plan only. Raises NotFound if no
+    part was written, MissingParts (naming them), Inconsistent if parts of different plans are there or the files are not those that the
+    parts wrote, CorruptFile, and OutputError. Nothing is lost then. It is no error if an output has its name already.
     """
-    shared = _shared(target)
-    if shared is None:
-        again = _is_published(target)
-        if again is not None:
-            return again
-        raise NotFound(
-            "no part of this output was written",
-            path=target,
-            hint="run all parts first: `ckpt merge` or `ckpt average`, as many times as there are parts, with this output",
-        )
-    with _alone(shared.root):
-        return _published(shared, overwrite=overwrite) if shared.root.is_dir() else published(target, overwrite=overwrite)
+    found = [PartsFolder(target, digests[i]) if digests else _shared(target) for i, target in enumerate(targets)]
+    with contextlib.ExitStack() as stack:
+        for root in sorted({shared.root for shared in found if shared is not None}):
+            stack.enter_context(_alone(root))
+        waiting: list[tuple[PartsFolder, Staging]] = []
+        outputs: list[Published] = []
+        for target, shared in zip(targets, found, strict=True):
+            if shared is not None and shared.has_its_name:
+                shared.remove()
+            if shared is None or not shared.root.is_dir():
+                outputs.append(_there_before(target))
+                continue
+            with output_errors(target):
+                outputs.append(_completed(shared, overwrite=overwrite))
+            waiting.append((shared, stack.enter_context(Staging.of(shared.output, target))))
+        try:
+            for shared, staging in waiting:
+                with output_errors(shared.target):
+                    shared.claim()
+                    staging.publish(replace=os.path.isdir(shared.target))
+        except BaseException:
+            for _, staging in reversed(waiting):
+                staging.withdraw()
+            raise
+        for shared, _ in waiting:
+            shared.remove()
+    return outputs
 
 
-def _published(shared: PartsFolder, *, overwrite: bool) -> Published:
-    target, (whole, records) = shared.target, _records(shared)
+def _completed(shared: PartsFolder, *, overwrite: bool) -> Published:
+    """An output that is proved to be whole, with its manifest."""
+    whole, records = _records(shared)
     _check_files(shared, whole)
     manifest = dict(whole.manifest)
     with reading(shared.record(Part(0, len(records)))):
@@ -200,14 +251,9 @@ def _published(shared: PartsFolder, *, overwrite: bool) -> Published:
             manifest["checksums"] = {**known, "files": _checksums(known["files"], records)}
         except (KeyError, TypeError, AttributeError):
             raise CorruptFile("the manifest in the record of part 0 is damaged", hint="run part 0 again") from None
-    _replace(shared.output / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    check_target(target, (), overwrite=overwrite or whole.overwrite)
-    sync_folder(shared.output)
-    with Staging.of(shared.output, target) as staging:
-        staging.publish(replace=os.path.isdir(target))
-    with contextlib.suppress(OSError):
-        shutil.rmtree(shared.root)
-    return Published(target, len(records), {name: size for name, (size, _, _) in whole.headers.items()}, whole.tensors)
+    shared.replace(shared.output / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    check_target(shared.target, (), overwrite=overwrite or whole.overwrite)
+    return Published(shared.target, len(records), {name: size for name, (size, _, _) in whole.headers.items()}, whole.tensors)
 
 
 @contextlib.contextmanager
@@ -224,6 +270,11 @@ def _alone(folder: Path) -> Iterator[None]:
     finally:
         if fd >= 0:
             os.close(fd)
+
+
+def _inode(folder: Path) -> str:
+    status = os.stat(folder, follow_symlinks=False)
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _shared(target: Path) -> PartsFolder | None:
@@ -243,10 +294,7 @@ def _shared(target: Path) -> PartsFolder | None:
 def _records(shared: PartsFolder) -> tuple[Whole, list[Record]]:
     """What part 0 knows, and the records of all parts in order. Raises MissingParts, Inconsistent, CorruptFile."""
     listed = [entry for entry in entries_in(shared.root) if entry.name.startswith("part-") and entry.suffix == ".json"]
-    records = {}
-    for path in listed:
-        record = _record(path, shared)
-        records[record.parts, record.part] = record
+    records = {(record.parts, record.part): record for record in (_record(path, shared) for path in listed)}
     counts = sorted({count for count, _ in records})
     if len(counts) > 1:
         raise Inconsistent(
@@ -260,9 +308,19 @@ def _records(shared: PartsFolder) -> tuple[Whole, list[Record]]:
         named = ", ".join(map(str, missing[:12])) + (f" and {len(missing) - 12} more" if len(missing) > 12 else "")
         text = f"{len(missing)} of {count} parts are not written yet: {named}" if count else "no part is written yet"
         raise MissingParts(text, path=shared.target, hint="run each of them (again), as the others were run; then publish again")
+    if len({record.cutting for record in records.values()}) > 1:
+        hint = f"remove {shared.root} and run all parts with one version"
+        raise Inconsistent(
+            "the parts were written by several versions of ckpt, which cut outputs in other ways", path=shared.root, hint=hint
+        )
     whole = records[count, 0].whole
     if whole is None:
         raise CorruptFile("the record of part 0 lacks the manifest", path=shared.record(Part(0, count)), hint="run part 0 again")
+    for name, (size, _, _) in whole.headers.items():
+        wrote = sum(record.wrote.get(name, 0) for record in records.values())
+        if wrote != size:
+            hint = f"remove {shared.root} and run all parts again"
+            raise Inconsistent(f"the parts wrote {wrote} bytes of {name}", path=shared.root, expected=f"{size} bytes", hint=hint)
     return whole, [records[count, number] for number in range(count)]
 
 
@@ -271,16 +329,14 @@ def _record(path: Path, shared: PartsFolder) -> Record:
     from pydantic import ValidationError
 
     with reading(path):
-        again = "remove it and run the part again"
         try:
             record = Record.model_validate_json(read_small(path, MAX_RECORD))
         except ValidationError:
-            raise CorruptFile("the record of a part is damaged, or of another version of ckpt", hint=again) from None
-        if not record.plan_digest.startswith(shared.digest):
-            raise Inconsistent("this is the record of a part of another plan", hint=again)
-        named = 0 <= record.part < record.parts <= MAX_PARTS and shared.record(Part(record.part, record.parts)).name == path.name
-        if not named:
-            raise Inconsistent("the name of this record is that of another part", hint=again)
+            raise CorruptFile("the record of a part is damaged, or of another version of ckpt", hint=AGAIN) from None
+        if not record.plan_digest.startswith(shared.digest[:DIGITS]):
+            raise Inconsistent("this is the record of a part of another plan", hint=AGAIN)
+        if not 0 <= record.part < record.parts <= MAX_PARTS or shared.record(Part(record.part, record.parts)).name != path.name:
+            raise Inconsistent("the name of this record is that of another part", hint=AGAIN)
         return record
 
 
@@ -300,6 +356,14 @@ def _check_files(shared: PartsFolder, whole: Whole) -> None:
                     expected=f"{size} bytes with the header of the plan",
                     hint="if another machine wrote it, its file system may not be shared, or not show it yet; or run the parts again",
                 )
+        for name, crc in whole.side_files.items():
+            path = shared.output / name
+            try:
+                right = crc_of(source := opened.source(path), 0, source.size) == crc
+            except CkptError:
+                right = False
+            if not right:
+                raise Inconsistent("this file is not what part 0 wrote", path=path, hint="run part 0 again")
 
 
 def _checksums(known: Mapping[str, Mapping[str, str]], records: list[Record]) -> dict[str, dict[str, str]]:
@@ -315,10 +379,13 @@ def _checksums(known: Mapping[str, Mapping[str, str]], records: list[Record]) ->
     return whole
 
 
-def _is_published(target: Path) -> Published | None:
-    """An output that was published before, which is no error: a job may run again."""
+def _there_before(target: Path) -> Published:
+    """An output that is there without any parts, so that it was published before: a job may run again. Raises NotFound if there is none."""
     with contextlib.suppress(CkptError):
         manifest = read_manifest(target)
         if manifest is not None:
-            return Published(target, 0, manifest.outputs, sum(len(known) for known in manifest.checksums.values()))
-    return None
+            with Files() as files:
+                tensors = sum(len(read_header(files.source(target / name)).entries) for name in manifest.outputs)
+            return Published(target, 0, manifest.outputs, tensors)
+    hint = "run all parts first: `ckpt merge` or `ckpt average`, as many times as there are parts, with this output"
+    raise NotFound("no part of this output was written", path=target, hint=hint)

@@ -131,7 +131,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of names, dtypes, shapes, layout of the output and of where every byte comes from."""
+        """SHA-256 of names, dtypes, shapes, layout of the output, of where every byte comes from, and of its CRC-32 where that is known."""
         state = hashlib.sha256()
         for file in self.files:
             state.update(file.name.encode() + file.header)
@@ -142,7 +142,7 @@ class Plan:
                     identity = piece.source.identity
                     state.update(
                         f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box}"
-                        f":{piece.swapped}:{piece.conj}:{piece.neg}".encode("utf-8", "surrogateescape")
+                        f":{piece.swapped}:{piece.conj}:{piece.neg}:{piece.crc}".encode("utf-8", "surrogateescape")
                     )
         return state.hexdigest()
 
@@ -260,6 +260,12 @@ def known_checksum(output: OutputTensor) -> int | None:
     pieces = sorted(output.tensor.pieces, key=lambda piece: piece.box.offset)
     crcs = [(piece.crc, piece.box.numel * output.dtype.itemsize) for piece in pieces]
     return combined((crc, length) for crc, length in crcs if crc is not None) if all(crc is not None for crc, _ in crcs) else None
+
+
+def known_checksums(file: OutputFile) -> dict[str, int]:
+    """The CRC-32 of those tensors of a file of which it is known. Nothing is read."""
+    known = {output.name: known_checksum(output) for output in file.tensors}
+    return {name: crc for name, crc in known.items() if crc is not None}
 
 
 def _is_copy(output: OutputTensor) -> bool:

@@ -21,7 +21,7 @@ from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import printable
 from ckpt_cli.output import plan
-from ckpt_cli.output.parts import published, write_part
+from ckpt_cli.output.parts import publish_parts, write_part
 from ckpt_cli.output.share import Part
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
@@ -115,7 +115,7 @@ def publish(
     """
     orders = [_checked(order) for order in orders]
     if part is not None and not dry_run:
-        return [_part(order, part, jobs, progress) for order in orders]
+        return _parts(orders, part, jobs, progress)
     free = check_space({order.target.folder: order.bytes_written for order in orders}, _space_hint(orders))
     if dry_run:
         planned = [Written({file.name: file.size for file in order.plan.files}, {}) for order in orders]
@@ -130,27 +130,38 @@ def publish(
     return [Publication(written, free[order.target.folder], order.side_files) for order, written in zip(orders, planned, strict=True)]
 
 
-def _part(order: Order, part: Part, jobs: int | None, progress: Progress | None) -> Publication:
-    """Write one part of an order."""
-    target = order.target
-    make_parents(target.folder)
-    free = check_space({target.folder: order.bytes_written // part.count}, _space_hint([order]))
-    written, done = write_part(
-        order.plan,
-        part,
-        target.folder,
-        order.side_files,
-        order.manifest,
-        approve=order.approve,
-        overwrite=target.overwrite,
-        jobs=jobs,
-        progress=progress,
-    )
-    complete = part.launched and len(done) == part.count
+def _parts(orders: Sequence[Order], part: Part, jobs: int | None, progress: Progress | None) -> list[Publication]:
+    """Write one part of each order; the last part of a launched run publishes all of them."""
+    for order in orders:
+        make_parents(order.target.folder)
+    free = check_space({order.target.folder: order.bytes_written // part.count for order in orders}, _space_hint(orders))
+    written = [
+        write_part(
+            order.plan,
+            part,
+            order.target.folder,
+            order.side_files,
+            order.manifest,
+            approve=order.approve,
+            watched=order.watched,
+            overwrite=order.target.overwrite,
+            jobs=jobs,
+            progress=progress,
+        )
+        for order in orders
+    ]
+    complete = part.launched and all(len(done) == part.count for _, done in written)
     if complete:
-        published(target.folder, overwrite=target.overwrite)
-    facts = PartDone(number=part.number, count=part.count, done=tuple(done), launched=part.launched, published=complete)
-    return Publication(written, free[target.folder], order.side_files, facts)
+        publish_parts([order.target.folder for order in orders], digests=[order.plan.digest for order in orders])
+    return [
+        Publication(
+            made,
+            free[order.target.folder],
+            order.side_files,
+            PartDone(number=part.number, count=part.count, done=tuple(done), launched=part.launched, published=complete),
+        )
+        for order, (made, done) in zip(orders, written, strict=True)
+    ]
 
 
 def _checked(order: Order) -> Order:

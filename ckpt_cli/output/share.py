@@ -6,11 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ckpt_cli import __version__
 from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Source
+from ckpt_cli.output import plan
 from ckpt_cli.output.plan import CopyWork, OutputFile, Plan, TileWork, work_of
 
 MAX_PARTS = 100_000
+CUTTING = f"{__version__}/{plan.TILE}/{plan.COPY_STEP}/{plan.SUM_ELEMENTS}"
+"""What decides where a plan is cut, besides the plan: parts are put together only if they agree on it."""
+
 TEXT = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 
 
@@ -67,46 +72,49 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one part writes; ``nbytes`` is how much it reads for that, ``sources`` from where."""
+    """What one part writes: ``wrote`` bytes by file; ``nbytes`` is how much it reads for that, ``sources`` from where."""
 
     part: Part
     files: tuple[Portion, ...]
+    wrote: dict[str, int]
     nbytes: int
     sources: tuple[Source, ...]
 
 
-def share_of(plan: Plan, part: Part) -> Share:
+def share_of(whole: Plan, part: Part) -> Share:
     """The part of a plan: every piece of work belongs to one part, by where its bytes lie among all that are written.
 
-    The header of a file belongs to the part with its first byte, which has the header of an empty file as well.
+    The header of a file belongs to the part that has its first byte.
     """
-    total = sum(file.size for file in plan.files)
+    total = sum(file.size for file in whole.files)
     first, last = part.number * total // part.count, (part.number + 1) * total // part.count
-    portions, nbytes, begin = [], 0, 0
-    for file in plan.files:
+    portions, wrote, nbytes, begin = [], {}, 0, 0
+    for file in whole.files:
         end = begin + file.size
         if begin < last and end > first:
             work = tuple(each for each in work_of(file) if first <= begin + each.target_offset < last)
             with_header = first <= begin < last
             if work or with_header:
                 portions.append(Portion(file, work, with_header))
-                nbytes += sum(_nbytes(each) for each in work)
+                wrote[file.name] = with_header * len(file.header) + sum(_written(each) for each in work)
+                nbytes += sum(_read(each) for each in work)
         begin = end
-    return Share(part, tuple(portions), nbytes, tuple(_sources(portions)))
+    return Share(part, tuple(portions), wrote, nbytes, tuple(_sources(portions)))
 
 
-def _nbytes(work: CopyWork | TileWork) -> int:
+def _written(work: CopyWork | TileWork) -> int:
+    return work.nbytes if isinstance(work, CopyWork) else work.tile.numel * work.output.dtype.itemsize
+
+
+def _read(work: CopyWork | TileWork) -> int:
     if isinstance(work, CopyWork):
         return work.nbytes
     return work.tile.numel * sum(tensor.dtype.itemsize for tensor in work.output.origins)
 
 
 def _sources(portions: list[Portion]) -> list[Source]:
-    found = {}
-    for portion in portions:
-        for work in portion.work:
-            tensors = () if isinstance(work, CopyWork) else work.output.origins
-            pieces = [work.piece] if isinstance(work, CopyWork) else [piece for tensor in tensors for piece in tensor.pieces]
-            for piece in pieces:
-                found.update({origin.identity.path: origin for origin in piece.source.origins})
-    return list(found.values())
+    work = [each for portion in portions for each in portion.work]
+    pieces = [each.piece for each in work if isinstance(each, CopyWork)]
+    outputs = {each.output.name: each.output for each in work if isinstance(each, TileWork)}
+    pieces += [piece for output in outputs.values() for tensor in output.origins for piece in tensor.pieces]
+    return list({origin.identity.path: origin for piece in pieces for origin in piece.source.origins}.values())

@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files.crc32 import combined, crc_of
 from ckpt_cli.files.source import Files, FileSource, Source
-from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksum, work_of
+from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksums, work_of
 from ckpt_cli.output.share import Share
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.progress import Progress, Silent, stages
@@ -83,7 +83,7 @@ def execute(
     progress = progress or Silent()
     workers = workers_for(plan.sources, jobs)
     written = Written({file.name: file.size for file in plan.files}, {}, {})
-    with _output_errors(staging.target):
+    with output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
         try:
             for file in plan.files:
@@ -98,7 +98,7 @@ def execute(
             write_bytes(staging.folder / plan.index_name, plan.index)
         for name, content in side_files.items():
             if isinstance(content, Path):
-                written.side_files[name] = _copy_side_file(content, staging.folder / name)
+                written.side_files[name] = copy_side_file(content, staging.folder / name)
             else:
                 write_bytes(staging.folder / name, content)
                 written.side_files[name] = zlib.crc32(content)
@@ -133,11 +133,12 @@ def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progr
         os.fsync(fd)
     finally:
         os.close(fd)
-    known = {output.name: known_checksum(output) for output in file.tensors}
-    written.checksums[file.name] = {name: crc for name, crc in known.items() if crc is not None} | workers.checksums()
+    written.checksums[file.name] = known_checksums(file) | workers.checksums()
 
 
-def write_share(share: Share, folder: Path, *, jobs: int | None = None, progress: Progress | None = None) -> SharedWritten:
+def write_share(
+    share: Share, folder: Path, *, jobs: int | None = None, progress: Progress | None = None, watched: Sequence[Source] = ()
+) -> SharedWritten:
     """Write one part of a plan into files that other processes write too, and make it durable. May run again, also at the same time.
 
     Raises OutputError, and InputError if a source fails or changes.
@@ -145,7 +146,7 @@ def write_share(share: Share, folder: Path, *, jobs: int | None = None, progress
     progress = progress or Silent()
     written = Written({}, {})
     done = SharedWritten(written, {})
-    with _output_errors(folder):
+    with output_errors(folder):
         progress.start(share.nbytes, share.files[0].file.name if share.files else "")
         try:
             for portion in share.files:
@@ -165,7 +166,7 @@ def write_share(share: Share, folder: Path, *, jobs: int | None = None, progress
                 done.tiles[portion.file.name] = workers.tiles()
         finally:
             progress.finish()
-        for source in share.sources:
+        for source in (*share.sources, *watched):
             source.check_unchanged()
     return done
 
@@ -336,7 +337,7 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
         done += os.pwrite(fd, data[done:], offset + done)
 
 
-def _copy_side_file(source: Path, target: Path) -> int:
+def copy_side_file(source: Path, target: Path) -> int:
     """Copy a file; returns the CRC-32 of its bytes."""
     with Files() as files:
         origin = files.source(source)
@@ -365,7 +366,7 @@ def _check_headers(plan: Plan, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _output_errors(target: Path) -> Iterator[None]:
+def output_errors(target: Path) -> Iterator[None]:
     """OSErrors of writing, as CkptErrors. Reading has its own errors, see `ckpt_cli.files.source`."""
     try:
         yield

@@ -159,9 +159,10 @@ def publish_result(result: PublishResult, session: Session) -> None:
         return
     for output in result.outputs:
         size = f"{text.plural(len(output.files), 'file')}, {text.size(sum(file.bytes for file in output.files))}"
-        by = f" by {text.plural(output.parts, 'part')}" if output.parts else ", published before"
+        by = f" by {text.plural(output.parts, 'part')}" if output.parts else ", there before"
         print_facts(console, [("published", here(output.output, f"{size}{by}"))])
     console.print()
+    print_notes(session, result.notes)
     next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
 
 

@@ -121,7 +121,7 @@ def _kind(folder: Path, top: Path, there: Folders) -> Kind:
 def kind_of(name: str) -> Kind:
     """What a folder may be, by its name.
 
-    >>> [kind_of(name) for name in ("my_net", "target_net", "vision_encoder", "ema", "rank0", "checkpoint-5")]
+    >>> [kind_of(name) for name in ("my_net", "target_net", "LoRA", "ema", "rank0", "checkpoint-5")]
     ['model', 'copy', 'companion', 'average', 'part', 'apart']
     """
     if is_average_name(name):
@@ -132,7 +132,7 @@ def kind_of(name: str) -> Kind:
         return "apart"
     if RANK_FOLDER.fullmatch(name) or any(mark.regex.search(name) for mark in (*MARKS, WEAK)):
         return "part"
-    words = CAMEL.sub("_", name)
+    words = CAMEL.sub("_", name.replace("LoRA", "lora"))
     if COPIES.fullmatch(words):
         return "copy"
     return "companion" if COMPANIONS.fullmatch(words) else "model"

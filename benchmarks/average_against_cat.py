@@ -14,54 +14,28 @@ machines. Needs free disk space for two outputs.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-SHARDS = "model_world_size_*_rank_*.pt"
-
-
-def timed(command: Sequence[str]) -> tuple[float, float, int]:
-    """Seconds, processor seconds and peak resident bytes of a command, begun when the disk is quiet."""
-    os.sync()
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    complaint = process.stderr.read() if process.stderr else ""
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"failed: {' '.join(command)}\n{complaint}")
-    return time.perf_counter() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-
-
-def forget(files: Sequence[Path]) -> None:
-    """Drop files from the page cache."""
-    if not hasattr(os, "posix_fadvise"):
-        raise SystemExit("--cold needs posix_fadvise")
-    for file in files:
-        fd = os.open(file, os.O_RDONLY)
-        try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
+from measure import Cost, ckpt, forget, timed
+from merge_against_cp import SHARDS
 
 
 def moved(sources: Sequence[Path], sample: Path, target: Path) -> float:
     """Seconds of reading the sources once, and of writing what the folder ``sample`` holds."""
     command = 'sample=$1 target=$2; shift 2; cat "$@" > /dev/null && cp -r "$sample" "$target" && sync "$target"/*'
-    seconds, _, _ = timed(["bash", "-c", command, "moved", str(sample), str(target), *map(str, sources)])
+    cost = timed(["bash", "-c", command, "moved", str(sample), str(target), *map(str, sources)])
     shutil.rmtree(target)
-    return seconds
+    return cost.seconds
 
 
-def averaged(run: Path, target: Path, options: Sequence[str]) -> tuple[float, float, int]:
-    """Seconds, processor seconds and peak memory of an average; leaves the output."""
-    return timed([sys.executable, "-m", "ckpt_cli", "average", str(run), "--all", "-o", str(target), *options])
+def averaged(run: Path, target: Path, options: Sequence[str]) -> Cost:
+    """The cost of an average; leaves the output."""
+    return timed(ckpt("average", run, "--all", "-o", target, *options))
 
 
 def main() -> None:
@@ -94,10 +68,11 @@ def main() -> None:
                 if measure == "moved":
                     reference = moved(sources, sample, copy)
                     continue
-                seconds, spent, peak = averaged(run, target, more)
+                cost = averaged(run, target, more)
                 shutil.rmtree(target)
-                processor.append(spent)
-                peaks.append(peak)
+                seconds = cost.seconds
+                processor.append(cost.cpu)
+                peaks.append(cost.peak)
             ratios.append(seconds / reference)
             print(
                 f"  average {seconds:.2f} s, cat + cp + sync {reference:.2f} s, ratio {ratios[-1]:.2f},"

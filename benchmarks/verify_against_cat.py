@@ -13,22 +13,22 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from average_against_cat import SHARDS, timed
+from measure import ckpt, timed
+from merge_against_cp import SHARDS
 
 
 def pair(files: Sequence[Path], options: Sequence[str], output: Path, *, verify_first: bool) -> tuple[float, int]:
     """Seconds of verifying over seconds of reading, and the peak memory of verifying in bytes."""
-    command = [sys.executable, "-m", "ckpt_cli", "verify", str(output), "--quiet", "--progress", "off", *options]
+    command = ckpt("verify", output, "--quiet", *options)
     read = ["cat", *map(str, files)]
     if verify_first:
         verified, moved = timed(command), timed(read)
     else:
         moved, verified = timed(read), timed(command)
-    return verified[0] / moved[0], verified[2]
+    return verified.seconds / moved.seconds, verified.peak
 
 
 def main() -> None:

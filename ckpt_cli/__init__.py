@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ckpt_cli.commands.opening import load_into as load_into
     from ckpt_cli.commands.opening import load_state_dict as load_state_dict
     from ckpt_cli.commands.opening import open as open
+    from ckpt_cli.commands.publish import publish as publish
     from ckpt_cli.commands.show import show as show
     from ckpt_cli.commands.verify import verify as verify
     from ckpt_cli.errors import CkptError as CkptError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.written import AverageResult as AverageResult
     from ckpt_cli.results.written import ExtractResult as ExtractResult
     from ckpt_cli.results.written import MergeResult as MergeResult
+    from ckpt_cli.results.written import PublishResult as PublishResult
 
 __version__ = "0.1.0"
 
@@ -54,6 +56,7 @@ _HOMES = {
     "LazyTensor": "loading.lazy",
     "LoadResult": "results.loading",
     "MergeResult": "results.written",
+    "PublishResult": "results.written",
     "ShowResult": "results.statistics",
     "StatsResult": "results.statistics",
     "VerifyResult": "results.verify",
@@ -66,6 +69,7 @@ _HOMES = {
     "load_state_dict": "commands.opening",
     "merge": "commands.merge",
     "open": "commands.opening",
+    "publish": "commands.publish",
     "show": "commands.show",
     "verify": "commands.verify",
 }
@@ -82,6 +86,7 @@ __all__ = [
     "LazyTensor",
     "LoadResult",
     "MergeResult",
+    "PublishResult",
     "ShowResult",
     "StatsResult",
     "VerifyResult",
@@ -95,6 +100,7 @@ __all__ = [
     "load_state_dict",
     "merge",
     "open",
+    "publish",
     "show",
     "verify",
 ]

@@ -32,7 +32,7 @@ class Dtype:
     @property
     def itemsize(self) -> int:
         """Bytes of one element as it is stored (sub-byte elements are packed by torch into whole bytes)."""
-        return max(self.bits // 8, 1)
+        return self.bits // 8 or 1
 
     def __str__(self) -> str:
         return self.code

@@ -39,9 +39,9 @@ Texts that come from files are escaped when they are shown, never here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
+from types import TracebackType
 from typing import ClassVar, ParamSpec, TypeVar
 
 LEAST_MEMORY = 256 << 20
@@ -200,6 +200,10 @@ class MissingShard(IncompleteError):
     code = "missing-shard"
 
 
+class MissingParts(IncompleteError):
+    code = "missing-parts"
+
+
 class PartOfSet(IncompleteError):
     code = "part-of-set"
 
@@ -288,17 +292,23 @@ class NonFinite(FindingsError):
     code = "non-finite"
 
 
-@contextmanager
-def reading(path: object = None, *, tensor: str | None = None) -> Iterator[None]:
-    """Attach the file and the tensor to any CkptError that passes through without them."""
-    try:
-        yield
-    except CkptError as error:
-        if error.path is None and path is not None:
-            error.path = str(path)
-        if error.tensor is None:
-            error.tensor = tensor
-        raise
+class reading:  # noqa: N801
+    """Attach the file and the tensor to any CkptError that passes through without them. A class: it is entered for every tensor."""
+
+    __slots__ = ("path", "tensor")
+
+    def __init__(self, path: object = None, *, tensor: str | None = None) -> None:
+        self.path = path
+        self.tensor = tensor
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, CkptError):
+            if error.path is None and self.path is not None:
+                error.path = str(self.path)
+            if error.tensor is None:
+                error.tensor = self.tensor
 
 
 def within_memory(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -51,7 +51,7 @@ def is_extra_state(name: object) -> bool:
     >>> is_extra_state("decoder.layers.0.mlp.linear_fc1._extra_state")
     True
     """
-    return isinstance(name, str) and EXTRA_STATE.fullmatch(name) is not None
+    return isinstance(name, str) and "_extra_state" in name and EXTRA_STATE.fullmatch(name) is not None
 
 
 def strip_wrappers(name: str) -> str:

@@ -70,8 +70,9 @@ def write_legacy(
     grouped: bool = False,
     extra: Mapping[str, Any] | None = None,
     iteration: int = 7,
+    converted: bool = False,
 ) -> Path:
-    """A step of a run. ``stages``: per stage, how many layers each of its chunks has."""
+    """A step of a run. ``stages``: per stage, how many layers each of its chunks has; ``converted``: one process, rank 0, wrote it."""
     chunks = max(map(len, stages))
     tp, ep = args.tensor_model_parallel_size, args.expert_model_parallel_size
     args.pipeline_model_parallel_size = len(stages)
@@ -84,14 +85,16 @@ def write_legacy(
         count += stages[stage][chunk]
     for rank, stage, expert in itertools.product(range(tp), range(len(stages)), range(ep)):
         name = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if len(stages) > 1 else "") + (f"_{expert:03d}" if ep > 1 else "")
-        content: dict[str, Any] = {"args": args, "checkpoint_version": 3.0, "iteration": iteration, **(extra or {})}
+        number = 0 if converted else rank + tp * (expert + ep * stage)
+        own = argparse.Namespace(**{**vars(args), "rank": number, "local_rank": number, "world_size": tp * ep * len(stages)})
+        content: dict[str, Any] = {"args": own, "checkpoint_version": 3.0, "iteration": iteration, **(extra or {})}
         for chunk in range(chunks):
             first, layers = firsts[stage, chunk], stages[stage][chunk]
             places = (stage == 0 and chunk == 0, stage == len(stages) - 1 and chunk == chunks - 1)
-            own = _of_chunk(weights, first, layers, places)
+            part = _of_chunk(weights, first, layers, places)
             if places[1] and not places[0] and not args.untie_embeddings_and_output_weights:
-                own["output_layer.weight"] = weights["embedding.word_embeddings.weight"]
-            held = {key: share(key, tensor, rank, tp) for key, tensor in _of_experts(own, expert, ep, args.num_experts).items()}
+                part["output_layer.weight"] = weights["embedding.word_embeddings.weight"]
+            held = {key: share(key, tensor, rank, tp) for key, tensor in _of_experts(part, expert, ep, args.num_experts).items()}
             content["model" if chunks == 1 else f"model{chunk}"] = _grouped(held) if grouped else held
         (step / name).mkdir(parents=True)
         torch.save(content, step / name / "model_optim_rng.pt")

@@ -28,8 +28,9 @@ from ckpt_cli.output import writer as executing
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import refuse_overflows
 from ckpt_cli.output.staging import MARK, Staging
-from ckpt_cli.output.writer import Written, default_jobs, execute, write_bytes
+from ckpt_cli.output.writer import Written, execute, write_bytes
 from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.tensors.parallel import default_jobs
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 SHARD = "model_world_size_1_rank_0.pt"

@@ -17,6 +17,7 @@ FLOORS = (
     {"tensors"},
     {"formats", "hub", "results"},
     {"base_model", "discover", "lora", "output"},
+    {"drafting"},
     {"merging", "averaging", "state", "verifying", "loading"},
     {"commands"},
     {"cli"},

@@ -20,7 +20,7 @@ from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
 from ckpt_cli.files.source import Identity
 from ckpt_cli.tensors import reading as kernels
 from ckpt_cli.tensors.casting import cast
-from ckpt_cli.tensors.reading import PieceIndex, Region, is_run, read_region, read_tile, tiles
+from ckpt_cli.tensors.reading import is_run, read_tile, stored_bytes, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 check = settings(deadline=None, derandomize=True, max_examples=150)
@@ -144,7 +144,7 @@ class TestIsRun:
         assert is_run(box.extent, contiguous_strides(shape)) == np.zeros(shape)[slices(box)].flags.c_contiguous
 
 
-class TestPieceIndex:
+class TestMeeting:
     @given(shape=st.lists(st.integers(1, 8), max_size=3).map(tuple), data=st.data())
     @check
     def test_finds_every_piece_that_meets_a_box_and_no_other(self, shape: Shape, data: st.DataObject) -> None:
@@ -152,7 +152,7 @@ class TestPieceIndex:
         pieces = [Piece(memory, 0, contiguous_strides(box.extent), box) for box in data.draw(tilings(shape))]
         box = data.draw(boxes_in(shape))
         expected = {piece.box: common for piece in pieces if (common := piece.box.intersect(box)) is not None}
-        found = [(piece.box, common) for piece, common in PieceIndex(pieces).meeting(box)]
+        found = [(piece.box, common) for piece, common in Tensor("w", BY_CODE["I16"], shape, tuple(pieces)).meeting(box)]
         assert len(found) == len(expected)
         assert dict(found) == expected
 
@@ -234,8 +234,7 @@ class TestReadTile:
     def test_a_region_is_read_as_it_is_stored(self) -> None:
         values = np.arange(12, dtype=">i4").reshape(3, 4)
         piece = Piece(Memory(values.tobytes()), 0, (1, 4), whole((4, 3)), swapped=True)
-        buffer = bytearray(2 * 3 * 4)
-        read_region(Region(piece, (1, 0), (2, 3), 4), buffer)
+        buffer = stored_bytes(piece, Box((1, 0), (2, 3)), 4)
         assert np.frombuffer(buffer, ">i4").reshape(2, 3).tolist() == values.T[1:3].tolist()
 
 

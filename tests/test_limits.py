@@ -160,7 +160,7 @@ class TestLackOfMemory:
 
         run = layouts / "verl-run" / "run"
         ckpt_cli.merge(run, tmp_path / "out")
-        monkeypatch.setattr("ckpt_cli.files.torch_file.load_pickle", lacking)
+        monkeypatch.setattr("ckpt_cli.files.pickle_template.load_pickle", lacking)
         for command in (
             lambda: ckpt_cli.detect(run),
             lambda: ckpt_cli.inspect(run),
@@ -195,7 +195,7 @@ class TestLackOfMemory:
             def lacking(_: object) -> None:
                 raise MemoryError
 
-            patch.setattr("ckpt_cli.files.pickle_reader._HANDLERS", [lacking] * 256)
+            patch.setattr("ckpt_cli.files.pickle_reader.HANDLERS", [lacking] * 256)
             with pytest.raises(MemoryError):
                 load_pickle(machine)
 

@@ -5,6 +5,7 @@ An average stays under 150 MB, however many checkpoints it reads, and so do fuse
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,6 +24,9 @@ LIMIT = 100_000_000
 AVERAGE_LIMIT = 150_000_000
 """The same for an average: two workers keep sums beside their tiles."""
 
+PER_TENSOR, PER_PIECE = 2_000, 1_500
+"""Bytes that a merge takes for each tensor of a safetensors file, and for each piece in a file of a rank (docs/performance.md)."""
+
 VERIFY_LIMIT = 120_000_000
 """The same for all levels of `verify` at once."""
 
@@ -30,25 +34,25 @@ LORA_LIMIT = 150_000_000
 """The same for fused adapters: blocks of float64, and the factors of a few modules."""
 
 
-def save_ranks(folder: Path, shape: tuple[int, int], tensors: int, dim: int) -> None:
-    """Two rank files of DTensors that are sharded on ``dim``."""
+def save_ranks(folder: Path, shape: tuple[int, int], tensors: int, dim: int, ranks: int = 2) -> None:
+    """Rank files of DTensors that are sharded on ``dim``."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     folder.mkdir(parents=True)
-    for rank in range(2):
-        dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+    for rank in range(ranks):
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
         try:
-            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+            mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
             local = list(shape)
-            local[dim] //= 2
+            local[dim] //= ranks
             state: dict[str, Any] = {}
             for i in range(tensors):
                 part = torch.full(local, float(i + rank))
                 state[f"model.layers.{i}.weight"] = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
-            torch.save(state, folder / f"model_world_size_2_rank_{rank}.pt")
+            torch.save(state, folder / f"model_world_size_{ranks}_rank_{rank}.pt")
         finally:
             dist.destroy_process_group()
 
@@ -104,3 +108,30 @@ def test_an_average_of_three_checkpoints_of_half_a_gigabyte_stays_under_150_mb(t
         assert peak_of("average", str(tmp_path / "run"), "--all", *options, "-o", str(out), "--jobs", "2") < AVERAGE_LIMIT
         assert (out / "model.safetensors").stat().st_size > (1 << 29) / (2 if "bf16" in options else 1)
         (out / "model.safetensors").unlink()
+
+
+def save_small(folder: Path, tensors: int) -> None:
+    """One safetensors file of so many vectors of four float32."""
+    names = [f"model.layers.{i // 300}.mlp.experts.{i // 3 % 100}.{'gud'[i % 3]}.weight" for i in range(tensors)]
+    header = {name: {"dtype": "F32", "shape": [4], "data_offsets": [16 * i, 16 * i + 16]} for i, name in enumerate(names)}
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + os.urandom(16 * tensors))
+
+
+class TestWhatIsTakenForEach:
+    """What does not lie in buffers grows with the numbers of tensors and pieces, never with their bytes."""
+
+    def test_tensor(self, tmp_path: Path) -> None:
+        few, many = 3_000, 30_000
+        for count in (few, many):
+            save_small(tmp_path / str(count), count)
+        peaks = [peak_of("merge", str(tmp_path / str(count)), "-o", str(tmp_path / f"out{count}")) for count in (few, many)]
+        assert (peaks[1] - peaks[0]) / (many - few) < PER_TENSOR
+
+    def test_piece(self, tmp_path: Path) -> None:
+        tensors, few, many = 400, 8, 64
+        for ranks in (few, many):
+            save_ranks(tmp_path / str(ranks), (64, 2), tensors, 0, ranks)
+        peaks = [peak_of("merge", str(tmp_path / str(ranks)), "-o", str(tmp_path / f"out{ranks}")) for ranks in (few, many)]
+        assert (peaks[1] - peaks[0]) / (tensors * (many - few)) < PER_PIECE

@@ -108,9 +108,9 @@ def test_the_same_weights_in_two_copies_are_averaged_twice(tmp_path: Path) -> No
     first = model(tmp_path / "one")
     shutil.copytree(first, tmp_path / "two")
     result = ckpt_cli.average([first, tmp_path / "two"], tmp_path / "mean")
-    assert "hold the same weights" in {note.code: note.text for note in result.notes}["same-twice"]
+    assert "hold the same weights" in {note.code: note.text for note in result.outputs[0].notes}["same-twice"]
     other = ckpt_cli.average([first, model(tmp_path / "three")], tmp_path / "other")
-    assert "same-twice" not in {note.code for note in other.notes}
+    assert "same-twice" not in {note.code for note in (*other.notes, *other.outputs[0].notes)}
 
 
 @pytest.mark.parametrize("name", ["lora_unet_down.lora_up.weight", "attn.to_q.lora.down.weight", "x.hada_w1_a", "layers.0.q_proj.lora_a"])

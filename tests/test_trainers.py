@@ -391,12 +391,13 @@ def test_of_two_folders_neither_is_meant(tmp_path: Path) -> None:
     step = some_step(tmp_path)
     for seed, name in enumerate(("one", "two")):
         dcp.save(model(seed), checkpoint_id=str(step / name), no_dist=True)
-    with pytest.raises(NotRecognised):
+    with pytest.raises(Undecidable, match="nothing tells which of these in global_step_7/ is the model: one/, two/"):
         ckpt_cli.merge(step, tmp_path / "out")
     # An average beside them is not what is meant either.
     dcp.save(model(2), checkpoint_id=str(step / "ema"), no_dist=True)
-    with pytest.raises(NotRecognised):
-        ckpt_cli.merge(step, tmp_path / "out")
+    for component in (None, "ema"):
+        with pytest.raises(Undecidable):
+            ckpt_cli.merge(step, tmp_path / "out", type=component)
 
 
 def test_a_folder_of_a_row_goes_before_others(tmp_path: Path) -> None:

@@ -11,38 +11,32 @@ from pathlib import Path
 from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import ORDERED, formula
 from ckpt_cli.averaging.options import AverageOptions, Method
-from ckpt_cli.averaging.steps import Snapshots
-from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base, tied_heads
-from ckpt_cli.base_model.checks import checked_base
-from ckpt_cli.base_model.opened import Base, named_alike
-from ckpt_cli.discover.beside.outputs import partial_notes
+from ckpt_cli.averaging.steps import Snapshots, same_files_as
+from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.components import called_ema
-from ckpt_cli.discover.folder_style import style_of
 from ckpt_cli.discover.open import OpenedComponent
-from ckpt_cli.dtypes import BASE, Dtype
-from ckpt_cli.errors import UsageError
+from ckpt_cli.drafting.draft import Draft, Setting
+from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
+from ckpt_cli.drafting.steps import finished
+from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.hub.assets import CONFIG, Assets, config_notes, lacking_notes
-from ckpt_cli.hub.classes.claims import Claim, claim_for, refuse_lacking, without_allowed
-from ckpt_cli.hub.classes.dtypes import odd_dtypes
+from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.config import differing_entries
 from ckpt_cli.hub.megatron.config import vocabulary_size
-from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.ties import differing_notes
-from ckpt_cli.hub.tokenizer import vocabulary_notes
-from ckpt_cli.hub.tokenizer_file import TOKENIZER
+from ckpt_cli.lora.merge import check_adapter_files
 from ckpt_cli.names import few
-from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule
-from ckpt_cli.output.publish import (
-    DEFAULT_SHARD_SIZE,
-)
+from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.output.select import Selection, select_tensors
-from ckpt_cli.output.target import check_target
+from ckpt_cli.output.writer import Written
+from ckpt_cli.results.written import AverageSource
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.tensors.torn import torn_notes
+from ckpt_cli.tensors.equality import same_samples
 from ckpt_cli.tensors.weighted_sum import Formula
+
+MOST_PAIRED = 32
+"""Checkpoints of which every pair is compared by samples; two steps of one run differ in the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,33 +50,32 @@ class Source:
     selection: Selection
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One output folder: the same component of all checkpoints."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AverageJob(Job):
+    """One output folder: the same component of all checkpoints. ``used`` are the labels of those that enter the sum."""
 
-    name: str
-    sources: tuple[Source, ...]
-    formula: Formula
-    agreed: Agreed
-    plan: plan.Plan
-    assets: Assets
-    target: Path
-    notes: tuple[Note, ...]
-    claim: Claim
-    carried: tuple[str, ...] = ()
+    sources: tuple[AverageSource, ...]
+    used: tuple[str, ...]
+    allow_non_finite: bool
 
-    @property
-    def left_out(self) -> set[str]:
-        """The names of all tensors that a whole output would have, besides those that it has."""
-        before = {name for source in self.sources if (made := source.opened.made) is not None for name in made.left_out}
-        newest = self.sources[-1].selection
-        now = {*newest.filtered, *newest.unmapped, *self.agreed.dropped, *self.claim.let_go}
-        return (before | now) - {output.name for output in self.plan.tensors}
+    def met(self, written: Written) -> list[Note]:
+        lines = self._non_finite(written)
+        return [*Job.met(self, written), *(Note("warning", "non-finite", f"NaN or infinite: {line}") for line in lines)]
 
-    @property
-    def used(self) -> list[Source]:
-        """The sources that enter the sum: those with weight zero are only compared."""
-        return [source for source, weight in zip(self.sources, self.formula.weights, strict=True) if weight]
+    def approve(self, written: Written, options: WritingOptions) -> None:
+        """Raise NonFinite for sources with such values, and what every job does."""
+        if written.non_finite and not self.allow_non_finite:
+            where = sorted({place for counts in written.non_finite.values() for place in counts})
+            raise NonFinite(
+                f"NaN or infinite values in {len(written.non_finite)} tensors of {few([self.used[place] for place in where])}",
+                details=self._non_finite(written),
+                hint="leave out these checkpoints or tensors (--exclude), or pass --allow-non-finite to average them anyway",
+            )
+        Job.approve(self, written, options)
+
+    def _non_finite(self, written: Written) -> list[str]:
+        found = [(name, self.used[place], count) for name, counts in written.non_finite.items() for place, count in counts.items()]
+        return [f"{name}: {count} in {label}" for name, label, count in found]
 
 
 def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) -> Formula:
@@ -114,14 +107,16 @@ def planned_jobs(
     base: Base | None,
     rules: tuple[Rule, ...],
     options: AverageOptions,
-) -> list[Job]:
+) -> list[AverageJob]:
     held = [{component.name: component for component in opened.components} for opened in snapshots.opened]
+    newest = held[-1]
+    setting = Setting.of(snapshots.opened[-1].found, base, rules, options)
     if all(len(named) == 1 for named in held):
-        return [_job(snapshots, [next(iter(named.values())) for named in held], mixed, method, output, base, rules, options)]
-    if any(named.keys() != held[-1].keys() for named in held):
+        return [_job(snapshots, [next(iter(named.values())) for named in held], mixed, method, output, setting)]
+    if any(named.keys() != newest.keys() for named in held):
         listed = " and ".join(dict.fromkeys(few(sorted(named)) for named in held))
         raise UsageError(f"the checkpoints have different components: {listed}", hint="average them one by one with --type")
-    return [_job(snapshots, [named[name] for named in held], mixed, method, output / name, base, rules, options) for name in held[-1]]
+    return [_job(snapshots, [named[name] for named in held], mixed, method, output / name, setting) for name in newest]
 
 
 def _job(
@@ -130,98 +125,86 @@ def _job(
     mixed: Formula,
     method: Method,
     target: Path,
-    base: Base | None,
-    rules: tuple[Rule, ...],
-    options: AverageOptions,
-) -> Job:
-    name = components[-1].name
+    setting: Setting[AverageOptions],
+) -> AverageJob:
+    options, name = setting.options, components[-1].name
     notes: list[Note] = []
     _check_components(snapshots, components, method, notes)
-    roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
-    check_target(
-        target,
-        [*(o.found.path for o in snapshots.opened), *roots, *([base.folder] if base is not None else [])],
-        overwrite=options.overwrite,
-    )
+    paths = [opened.found.path for opened in snapshots.opened]
+    check_output(target, paths, components, setting)
+    for component in components:
+        check_adapter_files(component, keep=False)
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), _made_assets(components))
     labels = _labels(snapshots, components)
     sources = tuple(
-        Source(
-            label,
-            opened.found.path,
-            opened.found.step,
-            component,
-            select_tensors(
-                component.component,
-                assets.config if component.assets.made else component.assets.config or assets.config,
-                names=options.names,
-                rules=rules,
-                include=options.include,
-                exclude=options.exclude,
-                allow_unequal_replicas=options.allow_unequal_replicas,
-                averaging=True,
-                live=component.live,
-                lacking=component.lacking,
-            ),
-        )
+        Source(label, opened.found.path, opened.found.step, component, _selected(component, assets, setting))
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
     sources = _with_heads(sources)
-    quantised = "quantization_config" in assets.config
     agreed = agree(
         [source.selection.tensors for source in sources],
         labels,
         mixed,
         intersect=options.intersect,
         strict=options.strict,
-        quantised=quantised,
+        quantised="quantization_config" in assets.config,
     )
-    style = style_of(snapshots.opened[-1].found, base.folder if base is not None else None)
     newest = sources[-1].selection
-    on_purpose = {*newest.on_purpose, *agreed.dropped}
-    dtypes: dict[str, Dtype] | None = None
-    carried: dict[str, Tensor] = {}
-    held = base.component.tensors if base is not None and base.component is not None else None
-    notes += _base_notes(sources[-1], agreed, assets, base, options) if base is not None else ()
-    if held is not None and options.carry_from_base:
-        alike = named_alike(held, newest.kind, newest.naming, assets.config)
-        carried, more = carried_tensors(
-            {*agreed.tensors, *on_purpose}, alike, options.carry_from_base, tied_heads(agreed.tensors, alike, assets.config)
-        )
-        agreed = replace(agreed, tensors={**agreed.tensors, **carried})
-        notes += more
-    if held is not None and options.dtype == BASE:
-        dtypes, more = dtypes_of_base(agreed.tensors, held)
-        notes += more
-    shapes = {name: tensor.shape for name, tensor in agreed.tensors.items()}
-    claim = claim_for(shapes, newest.kind, newest.naming, assets.config, on_purpose=on_purpose, change=newest.change, beside=newest.lacking)
-    claim = without_allowed(claim, options.allow_missing)
-    refuse_lacking(claim, shapes, held, options.names)
-    made = plan.make_plan(
-        agreed.tensors,
-        dtype="keep" if options.dtype in (None, BASE) else options.dtype,
-        dtypes=dtypes,
-        max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if style.splits else None),
-        weights_name=options.weights_name or style.weights_name(name, [name]),
-        quantised=quantised,
-        dropped={**_dropped(newest, agreed), **agreed.dropped},
-        combinations=agreed.combinations,
-    )
-    read = [Path(source.path) for source in made.sources]
-    check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=options.overwrite)
+    # Those with weight zero are only compared.
+    used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
     notes += [note for source in sources for note in source.selection.notes]
-    notes += [note for c in components for note in partial_notes(c.component, c.made, agreed.tensors)] if not claim.is_whole else []
-    notes += [note for source in sources for note in differing_notes(source.selection.differing, agreed.tensors)]
-    notes += [*agreed.notes, *_config_notes(sources), *_tokenizer_notes(sources), *claim.notes]
-    notes += config_notes(assets.config, shapes, {o.dtype.code for o in made.tensors if o.dtype.kind == "float"})
-    notes += odd_dtypes(agreed.tensors, assets.config, newest.kind)
-    notes += lacking_notes(assets, base.folder if base is not None else None)
-    notes += vocabulary_notes(assets, agreed.tensors)
-    notes += [
-        *text_notes(assets.files, {TOKENIZER: assets.tokenizer}),
-        *torn_notes(tensor for c in components for tensor in c.component.tensors.values()),
-    ]
-    return Job(name, sources, mixed, agreed, made, assets, target, tuple(dict.fromkeys(notes)), claim, tuple(carried))
+    notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
+    notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
+    draft = Draft(
+        tuple(components),
+        assets,
+        components[-1].component.tensors,
+        replace(newest, tensors=agreed.tensors, dropped={**_dropped(newest, agreed), **agreed.dropped}),
+        tuple(notes),
+        agreed.combinations,
+        frozenset(agreed.dropped),
+        fused=tuple(digest for source in used if (made := source.opened.made) is not None for digest in made.fused_adapters),
+    )
+    draft = finished(draft, setting, options.weights_name or setting.style.weights_name(name, [name]))
+    refuse_drafts([draft], setting)
+    check_output(target, paths, components, setting, draft.plan)
+    told = _told(sources, mixed)
+    facts = {
+        "method": method,
+        "divisor": mixed.divisor,
+        "averaged": [
+            {**source.model_dump(include={"step", "component", "weight", "coefficient"}), "path": os.path.abspath(source.path)}
+            for source in told
+        ],
+        "component": name,
+    }
+    labels = [source.label for source in used]
+    return AverageJob.of(
+        [draft], target, draft.plan, setting, facts, sources=told, used=tuple(labels), allow_non_finite=options.allow_non_finite
+    )
+
+
+def _selected(component: OpenedComponent, assets: Assets, setting: Setting[AverageOptions]) -> Selection:
+    """The tensors of a checkpoint under their names; ``assets`` are those of the average."""
+    config = assets.config if component.assets.made else component.assets.config or assets.config
+    whole, live, lacking = component.component, component.live, component.lacking
+    return select_tensors(whole, config, setting.options, setting.rules, averaging=True, live=live, lacking=lacking)
+
+
+def _told(sources: Sequence[Source], mixed: Formula) -> tuple[AverageSource, ...]:
+    """The checkpoints of an average, for its manifest and its result."""
+    return tuple(
+        AverageSource(
+            path=str(source.path),
+            step=source.step,
+            component=source.opened.name,
+            format=source.opened.component.format,
+            weight=weight,
+            coefficient=weight / mixed.divisor,
+            bytes=sum(tensor.nbytes for tensor in source.selection.tensors.values()),
+        )
+        for source, weight in zip(sources, mixed.weights, strict=True)
+    )
 
 
 def _made_assets(components: Sequence[OpenedComponent]) -> Assets:
@@ -229,22 +212,6 @@ def _made_assets(components: Sequence[OpenedComponent]) -> Assets:
     made = [component.assets for component in components if component.assets.made]
     newest = components[-1].assets
     return min(made, key=lambda assets: vocabulary_size(assets.config)) if newest.made else newest
-
-
-def _base_notes(newest: Source, agreed: Agreed, assets: Assets, base: Base, options: AverageOptions) -> tuple[Note, ...]:
-    """Notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
-    folder = base.folder
-    taken = bool(options.carry_from_base) or options.dtype == BASE
-    return checked_base(
-        base,
-        agreed.tensors,
-        config=assets.config,
-        own_config=CONFIG in assets.files and assets.files[CONFIG].parent != folder,
-        taken=taken or any(path.parent == folder for path in assets.files.values()),
-        by_name=taken,
-        computed=bool(options.carry_from_base),
-        unfiltered=newest.opened.component.tensors if options.include or options.exclude or options.intersect else None,
-    )
 
 
 def _dropped(newest: Selection, agreed: Agreed) -> dict[str, str]:
@@ -286,6 +253,19 @@ def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list
     if steps is not None and len(set(steps)) == len(steps) and len(runs) == 1:
         return [f"step {step}" for step in steps]
     return [os.fspath(component.component.root) for component in components]
+
+
+def _same_weights_notes(sources: Sequence[Source], mixed: Formula, agreed: Agreed) -> list[Note]:
+    """Warnings about checkpoints whose averaged tensors are equal as far as samples tell, however each stores them."""
+    used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
+    notes = []
+    for first, second in itertools.combinations(range(min(len(used), MOST_PAIRED)), 2):
+        held = [combination.tensors for combination in agreed.combinations.values()]
+        other_files = same_files_as(used[first].opened) != same_files_as(used[second].opened)
+        if held and other_files and all(same_samples(tensors[first], tensors[second]) for tensors in held):
+            text = f"{used[first].path} and {used[second].path} hold the same weights (samples of all tensors are equal)"
+            notes.append(Note("warning", "same-twice", text))
+    return notes
 
 
 def _config_notes(sources: Sequence[Source]) -> list[Note]:

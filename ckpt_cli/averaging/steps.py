@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.discover.beside.same_weights import holds_same
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first
-from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, step_info
+from ckpt_cli.discover.open import Opened, OpenedComponent, bare_notes, open_checkpoint, step_info
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.folders import status_of
@@ -23,10 +22,6 @@ from ckpt_cli.tensors.component import Note
 
 CHOOSE = "choose other steps with --steps"
 CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"
-
-
-MOST_PAIRED = 32
-"""Checkpoints of which every pair is compared by samples; two steps of one run differ in the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +229,15 @@ def _twice(found: Sequence[Opened]) -> list[Note]:
     """Warnings about checkpoints whose weights are the same files, also through links."""
     seen: dict[tuple[object, ...], list[Opened]] = {}
     for opened in found:
-        weights = sorted((status.st_dev, status.st_ino) for path in opened.components[0].component.files if (status := status_of(path)))
-        seen.setdefault((opened.components[0].name, *weights), []).append(opened)
-    notes = [
+        seen.setdefault(same_files_as(opened.components[0]), []).append(opened)
+    return [
         Note("warning", "same-twice", f"{held[0].found.path} ({held[0].components[0].name}) is averaged {len(held)} times")
         for held in seen.values()
         if len(held) > 1
     ]
-    others = [held[0] for held in seen.values()][:MOST_PAIRED]
-    for first, second in itertools.combinations(others, 2):
-        if holds_same(first.components[0].component.tensors, second.components[0].component.tensors):
-            text = f"{first.found.path} and {second.found.path} hold the same weights (samples of all tensors are equal)"
-            notes.append(Note("warning", "same-twice", text))
-    return notes
+
+
+def same_files_as(component: OpenedComponent) -> tuple[object, ...]:
+    """Equal for components that lie in the same files, also through links."""
+    files = (status_of(path) for path in component.component.files)
+    return component.name, *sorted((status.st_dev, status.st_ino) for status in files if status is not None)

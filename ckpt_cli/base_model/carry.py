@@ -14,20 +14,17 @@ from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
 
-def tied_heads(tensors: Collection[str], base: Mapping[str, Tensor], config: Config) -> dict[str, str]:
-    """The output head of a base (and the embedding) that a run ties and so does not store: the base's own would undo the training."""
-    pair = tied_pair(list(base)) if ties_embeddings(config) else None
-    return {pair[0]: pair[1]} if pair is not None and pair[0] not in tensors and pair[1] in tensors else {}
-
-
 def carried_tensors(
-    there: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str], tied: Mapping[str, str]
+    tensors: Collection[str], on_purpose: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str], config: Config
 ) -> tuple[dict[str, Tensor], list[Note]]:
-    """The tensors of the base that ``globs`` name and that are not ``there``, and notes about them.
+    """The tensors of the base that ``globs`` name, besides ``tensors`` and those left out ``on_purpose``, and notes about them.
 
-    ``there`` are names that are written or were left out on purpose, ``tied`` those of `tied_heads`. Raises NotFound for a glob that no
-    tensor of the base matches.
+    The output head of a base that a run ties, and so does not store, is none: the base's own would undo the training. Raises NotFound
+    for a glob that no tensor of the base matches.
     """
+    pair = tied_pair(list(base)) if ties_embeddings(config) else None
+    tied = {pair[0]: pair[1]} if pair is not None and pair[0] not in tensors and pair[1] in tensors else {}
+    there = {*tensors, *on_purpose}
     for glob in globs:
         if not any(fnmatch.fnmatchcase(name, glob) for name in base):
             raise NotFound(

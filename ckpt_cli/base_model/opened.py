@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, NotFound
+from ckpt_cli.files.manifest import Manifest, read_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
@@ -30,6 +31,20 @@ class Base:
     component: Component | None
     config: Config = field(default_factory=dict)
     trouble: CkptError | None = None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest in its folder, None if there is none that can be read."""
+        try:
+            return read_manifest(self.folder)
+        except CkptError:
+            return None  # what is damaged proves nothing
+
+    @property
+    def fused_adapters(self) -> tuple[str, ...]:
+        """The checksums of the adapters that it holds, as far as its manifest says so."""
+        manifest = self.manifest
+        return manifest.fused_adapters if manifest is not None else ()
 
 
 def open_base(folder: Path, files: Files, *, needed: bool) -> Base:

@@ -15,6 +15,7 @@ from ckpt_cli.cli.looking.diff import diff
 from ckpt_cli.cli.looking.env import env
 from ckpt_cli.cli.looking.show import show
 from ckpt_cli.cli.merge import merge
+from ckpt_cli.cli.publish import publish
 from ckpt_cli.cli.verify import verify
 from ckpt_cli.cli.words import scripts
 from ckpt_cli.cli.words.help import Command, Group
@@ -112,6 +113,14 @@ add(
     "ckpt average ./run --from 100 --to 500 --every 100 -o ./bf16 --dtype bf16",
     "ckpt average run/checkpoint-100 run/checkpoint-200 --weights 3,7 -o ./mix",
     "ckpt average ./run --all --method ema --decay 0.8 -o ./ema --dry-run",
+)
+add(
+    publish,
+    "publish",
+    "Give an output its name once all parts are written",
+    "Give an output its name, once all parts of it are written (merge --part, average --part).",
+    "ckpt publish ./model",
+    "ckpt publish ./model --json",
 )
 add(
     extract_state,

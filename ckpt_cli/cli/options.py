@@ -254,6 +254,11 @@ EmaFromModel = Annotated[bool, option("--ema-from-model", help="Write the model 
 # -- checks ----------------------------------------------------------------------------------------------------------
 
 Verify = Annotated[bool, option("--verify", help="Compare the output with the source, bit for bit.", panel=COMMON)]
+Part = Annotated[
+    Optional[str],
+    option("--part", metavar="K/N", help="Write part K (from 0) of N, or auto under torchrun or srun; see ckpt publish.", panel=WRITE),
+]
+Outputs = Annotated[list[str], typer.Argument(metavar="OUTPUT...", help="What the parts were given with -o.", show_default=False)]
 Checksum = Annotated[bool, option("--checksum", help="Store checksums of all tensors for verify; needs a second read.", panel=CHECKS)]
 AllowMissing = Annotated[
     Optional[list[str]],

@@ -12,8 +12,8 @@ import ckpt_cli
 from ckpt_cli.errors import memory_limits
 from ckpt_cli.hub.assets import hub_cache
 from ckpt_cli.hub.classes.transformers_child import cache_home
-from ckpt_cli.output.writer import default_jobs
 from ckpt_cli.results.environment import EnvResult
+from ckpt_cli.tensors.parallel import default_jobs
 
 NEEDED = ("typer", "rich", "pydantic", "numpy", "ml_dtypes", "safetensors", "typing-extensions")
 EXTRAS = {"torch": ("torch", "transformers"), "plot": ("matplotlib",), "zstd": ("zstandard",)}

@@ -10,8 +10,8 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from ckpt_cli.commands.strict import refuse_warnings
 from ckpt_cli.discover.beside.marks import mark_notes
+from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, numbered_notes
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place
@@ -30,6 +30,7 @@ from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.options import check_writing
 from ckpt_cli.output.publish import Order, SideFiles, Target, publish
+from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
@@ -85,9 +86,7 @@ def extract_state(
         target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
-        check_target(target, sources, overwrite=chosen.overwrite)
-        read = [*state.sources, *state.copies.values()]
-        check_target(target, [path for path in read if path.resolve().is_relative_to(target.resolve())], overwrite=chosen.overwrite)
+        check_target(target, sources, overwrite=chosen.overwrite, read=[*state.sources, *state.copies.values()])
         if optimizer is not None:
             state.lost += optimizer.lost
             notes = [*notes, *optimizer_notes(found, place, files, component is not None)]
@@ -163,7 +162,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
         place = found.known_place(names[0])
         trouble = place.match.trouble
-        if isinstance(trouble, (Unreadable, LfsPointer, Unsupported)):
+        if trouble is not None and (isinstance(trouble, (Unreadable, LfsPointer, Unsupported)) or not is_chosen(place)):
             raise trouble
         problem = listed_component(place).problem
         if step is None and target.run is not None:

@@ -62,7 +62,7 @@ def detect(
             steps=steps_of(target, {}),
         )
         return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code, error=ErrorInfo.of(error))
-    return DetectResult(checkpoint=checkpoint.without_tensors())
+    return DetectResult(checkpoint=checkpoint)
 
 
 @boundary
@@ -93,7 +93,7 @@ def inspect(
     folder = resolve_base(path_text(base, "--base")) if base is not None else None
     with Files(progress=progress) as files:
         opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
-        checkpoint = describe_checkpoint(opened, _partial_notes(opened))
+        checkpoint = describe_checkpoint(opened, _partial_notes(opened), tensors=True)
         measured = {}
         if stats or histogram:
             from ckpt_cli.verifying.statistics import tensor_stats  # starting is to stay fast where no values are read

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Unpack
 
 from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import CkptError, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, options_of, path_of, path_text, paths_of, progress_of, text_of
@@ -26,9 +27,8 @@ from ckpt_cli.loading.load_hooks import not_run
 from ckpt_cli.loading.match import Matched, best_match, matched
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.lora.merge import adapters_alone
-from ckpt_cli.merging.job import Part
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.merging.plan import planned_parts
+from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.names import Naming
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -47,7 +47,7 @@ OF_READING = ("replicas-differ", "unused-pattern", "unused-rule", "native-names"
 class Named:
     """The tensors of a component under the names of a merge, and the tied ones that a merge leaves out."""
 
-    part: Part
+    part: Draft
     tensors: Mapping[str, Tensor]
     tied: Mapping[str, Tensor]
 
@@ -215,7 +215,7 @@ def named_tensors(opened: Opened, home: Path | None, files: Files, options: Open
         ema_from_model=options.ema_from_model,
         allow_unequal_replicas=options.allow_unequal_replicas,
     )
-    part = planned_parts(opened, home, settings, files)[0]
+    part = planned_drafts(opened, home, settings, files)[0]
     tensors = part.selection.tensors
     tied = {name: tensors[partner] for name, partner in part.selection.tied.items() if partner in tensors}
     return Named(part, tensors, tied)

@@ -67,9 +67,8 @@ def show(
         name=name,
         dtype=found.dtype.code,
         shape=found.shape,
-        grid=found.grid,
         layout=found.layout,
-        index=_index_text(key),
+        index=",".join(map(_index_part, key)),
         shown=cut.shape,
         values=tuple(_plain(value) for value in values),
         parts=tuple(_parts(found)),
@@ -108,10 +107,6 @@ def _corner(shape: Shape) -> tuple[object, ...]:
     """The first rows and columns, of the first matrix."""
     outer: list[object] = [0] * (len(shape) - 2)
     return (*outer, *(slice(0, min(length, CORNER)) for length in shape[-2:])) if 0 not in shape else ()
-
-
-def _index_text(key: Sequence[object]) -> str:
-    return ",".join(map(_index_part, key))
 
 
 def _index_part(part: object) -> str:

@@ -17,6 +17,7 @@ from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.base_model.settings import different_settings
 from ckpt_cli.commands.verify_source import (
     changed_sources,
+    different_arguments,
     different_scales,
     made_by,
     made_from,
@@ -28,6 +29,7 @@ from ckpt_cli.commands.verify_source import (
 from ckpt_cli.commands.verify_subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
@@ -36,7 +38,6 @@ from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.merging.job import Part
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -118,7 +119,7 @@ def verify(
         sources: list[SourceComparison] = []
         if source is not None:
             levels.append("against")
-            for one in subjects:
+            for one, config in zip(subjects, configs, strict=True):
                 opened = open_source(
                     source,
                     files,
@@ -129,7 +130,7 @@ def verify(
                     shard_order=chosen.shard_order,
                 )
                 notes += opened.notes
-                different, summary = _against(one, opened, files, chosen, progress)
+                different, summary = _against(one, config, opened, files, chosen, progress)
                 wrong = {item.tensor for item in different}
                 found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
                 sources.append(summary)
@@ -148,7 +149,7 @@ def verify(
 
 
 def verify_written(
-    folder: Path, parts: Sequence[Part], source: Path, *, jobs: int | None = None, progress: Progress | None = None
+    folder: Path, parts: Sequence[Draft], source: Path, *, jobs: int | None = None, progress: Progress | None = None
 ) -> tuple[VerifyResult, ...]:
     """Check a folder just written from planned components: headers, config, and every byte against the source."""
     results = []
@@ -273,7 +274,7 @@ def _ties(subject: Subject, config: ConfigCheck) -> list[Finding]:
 
 
 def _against(
-    subject: Subject, opened: Opened, files: Files, options: VerifyOptions, progress: Progress | None
+    subject: Subject, config: ConfigCheck, opened: Opened, files: Files, options: VerifyOptions, progress: Progress | None
 ) -> tuple[list[Finding], SourceComparison]:
     """Compare with the checkpoint that the output was made from."""
     manifest = subject.manifest
@@ -284,6 +285,7 @@ def _against(
     found, compared = compare_with_source(subject.tensors, wanted, jobs=options.jobs, progress=progress)
     if subject.folder is not None:
         found += different_scales(subject.path, subject.tensors, part, options.lora_alpha)
+        found += different_arguments(config.config, part)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
     damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=options.jobs, progress=progress)
     return [*found, *damaged, *changed_sources(manifest)], summary

@@ -11,15 +11,18 @@ from typing import Any, get_args
 from ckpt_cli.discover.components import expanded
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
-from ckpt_cli.errors import CorruptFile, Unreadable, UsageError
+from ckpt_cli.drafting.draft import Draft
+from ckpt_cli.errors import CkptError, CorruptFile, Unreadable, UsageError
 from ckpt_cli.files.folders import is_there, status_of
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
+from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.megatron.config import check_config
 from ckpt_cli.lora.merge import exported_scales
-from ckpt_cli.merging.job import Part
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.merging.plan import planned_parts
+from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.names import LoraMode, Naming, ShardOrder
 from ckpt_cli.results.verify import Finding, SourceComparison
 from ckpt_cli.tensors.tensor import Tensor
@@ -38,7 +41,7 @@ SAYABLE = frozenset({"names", "key_map", "include", "exclude", "lora_alpha"})
 
 def planned_source(
     folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest | None, opened: Opened, said: Mapping[str, Any], files: Files
-) -> tuple[Part, dict[str, Wanted]]:
+) -> tuple[Draft, dict[str, Wanted]]:
     """The part of a merge that made these tensors of a folder, and what it would write, by name.
 
     ``said`` are options of the user. The manifest is used if the source is what was merged; another Hugging Face folder is
@@ -57,7 +60,7 @@ def planned_source(
     if isinstance(base, str) and ("\0" in base or not base.isprintable()):
         raise CorruptFile("the manifest names no valid base", path=folder)
     options = remade_options(manifest if known else None, said)
-    parts = planned_parts(opened, Path(base) if isinstance(base, str) else None, options, files)
+    parts = planned_drafts(opened, Path(base) if isinstance(base, str) else None, options, files)
     names = {Path(tensor.pieces[0].source.path).name for tensor in tensors.values() if tensor.pieces}
     part = next((part for part in parts if names & {file.name for file in part.plan.files} and len(parts) > 1), parts[0])
     wanted = {output.name: Wanted(output.tensor, output.dtype if known else None) for output in part.plan.tensors}
@@ -67,7 +70,7 @@ def planned_source(
     return part, wanted
 
 
-def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Part, alpha: float | None) -> list[Finding]:
+def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Draft, alpha: float | None) -> list[Finding]:
     """Modules that an exported adapter's config scales differently from the run."""
     if part.lora is None or part.lora.outcome != "exported":
         return []
@@ -77,6 +80,17 @@ def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Part, al
         for module, scale in theirs.items()
         if module in mine and mine[module] != scale
     ]
+
+
+def different_arguments(config: Config, part: Draft) -> list[Finding]:
+    """What the config of an output with the hub's names says otherwise than the arguments of a training with Megatron."""
+    if not config or part.selection.naming != "hub":
+        return []
+    try:
+        check_config(config, part.opened.component.arguments)
+    except CkptError as error:
+        return [finding("other-arguments", error.message, file=CONFIG)]
+    return []
 
 
 def open_source(
@@ -148,7 +162,7 @@ def _fits(value: object, default: object, name: str) -> bool:
 
 
 def summary_of(
-    source: Path, part: Part, tensors: Mapping[str, Tensor], wanted: Mapping[str, Wanted], compared: int, found: Sequence[Finding]
+    source: Path, part: Draft, tensors: Mapping[str, Tensor], wanted: Mapping[str, Wanted], compared: int, found: Sequence[Finding]
 ) -> SourceComparison:
     """What was compared with a planned component, in numbers."""
     shared = [name for name in wanted if name in tensors]

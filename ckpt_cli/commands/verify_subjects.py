@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.beside.siblings import notes_below
 from ckpt_cli.discover.open import Opened, open_checkpoint
+from ckpt_cli.discover.places import places_in
+from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import NotFound
-from ckpt_cli.files.folders import is_file, is_folder
+from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
@@ -17,9 +20,8 @@ from ckpt_cli.formats.safetensors.folder import FORMAT, INDEX_SUFFIX
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone
-from ckpt_cli.merging.job import Part
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.merging.plan import planned_parts
+from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -69,7 +71,9 @@ def find_subjects(
 ) -> list[Subject]:
     """The weights that a path refers to, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
     if step is None and is_folder(path) and is_model_folder(path):
-        return _folder_subjects(path, files, type)
+        taken = {place.match.root for place in places_in(path, Folders())}
+        found = _folder_subjects(path, files, type)
+        return [replace(one, notes=tuple(notes_below((path,), path, taken, one.component, one.tensors, {}, files))) for one in found]
     if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
@@ -105,11 +109,11 @@ def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[st
     return {output.name: output.tensor for output in _merged_part(opened, files, alpha).plan.tensors}
 
 
-def _merged_part(opened: Opened, files: Files, alpha: float | None) -> Part:
+def _merged_part(opened: Opened, files: Files, alpha: float | None) -> Draft:
     tensors = opened.components[0].component.tensors
     alone, adapted = adapters_alone(tensors), has_adapters(tensors)
     options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None, lora_alpha=alpha if adapted and not alone else None)
-    return planned_parts(opened, None, options, files)[0]
+    return planned_drafts(opened, None, options, files)[0]
 
 
 def _file_subject(path: Path, files: Files) -> Subject:

@@ -1,79 +1,88 @@
 """Weights in a folder below a step or role folder: in one that a trainer's row names, or in the only one that holds any.
 
 Names of folders are many, and a list of them is never complete: whatever a folder is called, it is meant if nothing beside it could be
-meant too. Folders of optimizers, of training state, of other models and of single ranks are none of these.
+meant too. What cannot be read could be. Folders whose names say that they hold another model, or an older copy, are never meant.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.discover.beside.folders import DEPTH, Held, files_with_weights, held_below, kind_of
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.errors import Unreadable, Unsupported
+from ckpt_cli.errors import Undecidable, Unreadable, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.formats.sets.names import MARKS, RANK_FOLDER, WEAK
+from ckpt_cli.formats.safetensors.folder import safetensors_part
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.formats.trainers import OPTIMIZERS, ROLES, RUNS, STATES, WEIGHTS, form, has_form, place_below
-from ckpt_cli.formats.training_state_names import is_state_key
+from ckpt_cli.formats.trainers import ROLES, WEIGHTS, form, has_form, place_below
+from ckpt_cli.formats.weight_names import may_hold_weights
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
-DEPTH = 3
-"""Levels of folders that are looked at: below a role folder, lerobot and NeMo RL have two."""
 
-MAX_FOLDERS = 256
-OTHERS = re.compile(
-    r"\..*|(ref(erence)?|base|init(ial)?|original|teacher|vae|.*lora.*|.*adapter.*|.*encoder.*|.*tokenizer.*)([_-]?(model|policy))?|"
-    r"(eval|logs?|samples?|wandb|tensorboard|runs?|best|latest|last)([_-].*)?",
-    re.IGNORECASE,
-)
-"""Folders in which weights are those of another model, of an adapter, or of another step."""
+class NoChoice(Undecidable):
+    """Nothing tells which of several folders holds the model."""
 
 
-def weights_beneath(folder: Path, there: Folders) -> list[Match]:
-    """What is held by the folder below this one that is meant. Nothing if there are several, and no row of a trainer names one.
+def weights_beneath(folder: Path, there: Folders, known: Sequence[Match] = ()) -> list[Match]:
+    """What is held by the folder below this one that is meant; if nothing tells which one is, this is the trouble of what is returned.
 
     Below a folder that is neither a step nor a role's, the names of rows mean nothing: there must be only one. Of several that rows name,
     all are given: which goes first, and that others are there, is said where places are chosen. A folder called like an average holds
-    one, and is never taken for the model.
+    one, and is never taken for the model. ``known`` is what was recognised as second models, such as a critic: none of these is the model
+    if anything else could be.
     """
-    held = _held(folder, there)
-    averages = [(name, matches) for name, matches in held if is_average_name(name.rpartition("/")[2])]
-    models = [entry for entry in held if entry not in averages]
+    found = held_below(folder, there)
+    if found is None:
+        return []
+    held = [entry for entry in found if not any(entry.path.is_relative_to(match.root) for match in known if match.root != folder)]
+    averages = [entry for entry in held if entry.kind == "average" and entry.matches]
+    outputs = [entry for entry in held if entry.kind == "output" and entry.matches]
+    models = [entry for entry in held if entry.kind == "model" and entry.matches] or outputs
     is_known = step_of(folder) is not None or folder.name in ROLES
-    named = [entry for entry in models if is_known and has_form(entry[0], WEIGHTS)]
-    if len(models) > 1 and not named:
-        return _refused(folder, there)  # an average beside models that are not told apart is none of what is meant
-    chosen = [match for _, matches in (models if len(models) == 1 else named) for match in matches]
-    chosen += [replace(match, component="ema") for _, matches in averages for match in matches if len(averages) == 1]
+    meant = [entry for entry in models if is_known and has_form(entry.name, WEIGHTS)]
+    if not meant:
+        if not is_known and not known and len(models) > 1:
+            return []  # a folder of models is no checkpoint
+        rivals = [entry for entry in held if entry not in (*averages, *outputs) and entry.kind != "adapter"]
+        others = files_with_weights(folder, there)
+        readable = models or [entry for entry in rivals if entry.kind in ("companion", "copy") and entry.matches]
+        seconds = [*known, *(match for entry in averages for match in _as_average(entry))]
+        if seconds and not readable and (rivals or others):
+            # What is not read may be the model, so that a second one is not taken in its place.
+            spots = [match.files[0] if match.root == folder else match.root for match in seconds]
+            shown = [Held(path, path.relative_to(folder).as_posix(), "apart", (match,)) for path, match in zip(spots, seconds, strict=True)]
+            return [replace(seconds[0], component="model", trouble=_no_choice(folder, shown, rivals, others)), *seconds[len(known) :]]
+        if readable and (len(models) != 1 or others or any(entry is not models[0] for entry in rivals)):
+            trouble = _no_choice(folder, readable, [entry for entry in rivals if entry not in readable], others)
+            # An average beside models that are not told apart is none of what is meant either.
+            return [replace(match, trouble=trouble) for entry in (readable[0], *averages) for match in _as_average(entry)]
+        meant = models
+    chosen = [match for entry in meant for match in entry.matches]
+    chosen += [match for entry in averages for match in _as_average(entry) if len(averages) == 1]
     return chosen or _refused(folder, there)
 
 
-def _held(top: Path, there: Folders) -> list[tuple[str, list[Match]]]:
-    """Folders with weights that can be read, by their path below the top; none where there are more folders than a checkpoint has.
+def _as_average(entry: Held) -> list[Match]:
+    return [replace(match, component="ema") if entry.kind == "average" else match for match in entry.matches]
 
-    One that cannot be looked at may hold anything, so that nothing beside it is the only one: raises Unreadable.
-    """
-    held: list[tuple[str, list[Match]]] = []
-    level, seen = [top], 0
-    for _ in range(DEPTH):
-        empty: list[Path] = []
-        for child in (child for folder in level for child in there.folders(folder, _may_hold_weights)):
-            seen += 1
-            if seen > MAX_FOLDERS:
-                return []
-            matches = [match for match in recognise(child, there) if _is_read(match)]
-            if matches:
-                held.append((child.relative_to(top).as_posix(), matches))
-            else:
-                empty.append(child)
-        level = empty
-    return held
+
+def _no_choice(folder: Path, readable: Sequence[Held], others: Sequence[Held], files: Sequence[str]) -> NoChoice:
+    named = [f"{entry.name}{'' if entry.path.suffix and may_hold_weights(entry.path.name) else '/'}" for entry in (*readable, *others)]
+    several = f"nothing tells which of these in {folder.name}/ is the model: {few([*named, *files], 6)}"
+    alone = f"the only weights in {folder.name}/ are in {few(named)}, which by its name is not the model itself"
+    whole = [entry for entry in (*readable, *others) if entry.matches and all(match.trouble is None for match in entry.matches)]
+    return NoChoice(
+        several if len(named) + len(files) > 1 else alone,
+        path=folder,
+        expected="one folder with weights, or a folder that a trainer names so",
+        hint=f"give the folder you mean: {few([str(entry.path) for entry in whole or readable], 3)}",
+    )
 
 
 def _refused(folder: Path, there: Folders) -> list[Match]:
@@ -87,24 +96,29 @@ def _refused(folder: Path, there: Folders) -> list[Match]:
     return []
 
 
-def _is_read(match: Match) -> bool:
-    adapter = match.files[0].name.startswith("adapter_model.")
-    return not (adapter or format_of(match).is_refused or isinstance(match.trouble, Unsupported))
+def doubted(match: Match, there: Folders) -> Match:
+    """A match; with a trouble, if it is a file of any name that is called like another model or an older copy, beside other weights."""
+    file = match.files[0]
+    if match.trouble is not None or not format_of(match).is_loaded or kind_of(file.name.partition(".")[0]) != "copy":
+        return match
+    folder = file.parent
+    others = [name for name in files_with_weights(folder, there) if name != file.name and safetensors_part(name) is None]
+    folders = [entry.name + "/" for entry in held_below(folder, there) or () if entry.kind != "apart"]
+    if not others and not folders:
+        return match
+    text = f"nothing tells which of these in {folder.name}/ is the model: {few([file.name, *folders, *others], 6)}"
+    return replace(match, trouble=NoChoice(text, path=folder, expected="one model", hint=f"pass the file, if you mean that: {file}"))
 
 
-def _may_hold_weights(name: str) -> bool:
-    if any(has_form(name, (first,)) for path in WEIGHTS for first in path.split("/")[:1]):
-        return True
-    state = is_state_key(name) or any(has_form(name, (path.split("/")[0],)) for path in (*OPTIMIZERS, *STATES))
-    part = RANK_FOLDER.fullmatch(name) or any(mark.regex.search(name) for mark in (*MARKS, WEAK))
-    other = OTHERS.fullmatch(name) is not None or name in (*ROLES, *RUNS) or step_of(Path(name)) is not None
-    return not (state or part or other)
+def is_chosen(place: Place) -> bool:
+    """Whether something tells that a place is the one that is meant."""
+    return not isinstance(place.match.trouble, NoChoice)
 
 
 def between_notes(found: Found, place: Place) -> list[Note]:
     """Where weights were read from, if no row of a trainer says that they lie there."""
     root = place.match.root
-    if root == place.home or not root.is_relative_to(place.home):
+    if root in (place.home, *place.match.files) or not root.is_relative_to(place.home):
         return []
     below = place_below(root, place.home)[1]
     if has_form(below, WEIGHTS) or has_form(root.name, WEIGHTS):

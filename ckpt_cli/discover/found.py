@@ -37,11 +37,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint, by names: its step (None if the folder does not say) and its components, the main one first."""
+    """A checkpoint, by names: its step (None if the folder does not say) and its components, the main one first.
+
+    ``given``: the folder in it that was passed; None where it was found as a step of a run, or a file was passed.
+    """
 
     path: Path
     step: int | None
     places: tuple[Place, ...]
+    given: Path | None = None
 
     def place(self, name: str) -> Place | None:
         return next((place for place in self.places if place.name == name), None)
@@ -75,9 +79,11 @@ class Tracker:
 
     name: str
     step: int
+    said: str = ""
+    """What it says in place of a number: Megatron's ``release`` is a model that was not trained yet."""
 
     def __str__(self) -> str:
-        return f"{self.name} says {self.step}"
+        return f"{self.name} says {self.said or self.step}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.beside.final_model import stray_files
+from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.found import Target
-from ckpt_cli.discover.hub_cache import snapshot_of
+from ckpt_cli.discover.hub_cache import repository_in, snapshot_of
 from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_doubtful, all_refused, inside_checkpoint, places_in
 from ckpt_cli.discover.steps import (
     Steps,
     bare_in,
     partial_in,
+    release_of,
     steps_in,
     steps_of_run,
     trackers_in,
@@ -68,7 +70,13 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     snapshot = snapshot_of(given, there)
     if snapshot is not None:
         return replace(_locate(snapshot, step, steps_meant, there), path=snapshot)
+    release = release_of(given, there) if step == 0 else None
+    if release is not None:
+        inside = inside_checkpoint(release, there)
+        if inside is not None:
+            return replace(inside, checkpoints=tuple(replace(found, step=0) for found in inside.checkpoints))
     stray: tuple[str, str] | None = None
+    unchosen: Target | None = None
     if step is None and not steps_meant:
         inside = inside_checkpoint(given, there)
         steps = steps_of_run(given, there) if inside is not None and there.is_folder(given) else Steps()
@@ -76,6 +84,8 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
             steps = without_tags(steps)
         if inside is not None and steps:
             stray = stray_files(given, [place.match for place in inside.checkpoints[0].places])
+        if inside is not None and not is_chosen(inside.checkpoints[0].places[0]):
+            unchosen, inside = inside, None
         # What is refused by name beside steps, such as one file of a set, does not hide them, and neither does a stray file.
         if inside is not None and stray is None and not (all_doubtful(inside.checkpoints[0].places) and steps.found):
             refused = tuple(inside.label(found.path) for found in steps.found if all_refused(found.places))
@@ -100,12 +110,11 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         inside = inside_checkpoint(given, there)
         if inside is not None:
             return with_step(inside, step)
-    if step is None and not steps_meant:
-        # What cannot be looked at beside them may hold weights too.
-        with contextlib.suppress(Unreadable):
-            inside = inside_checkpoint(given, there, between=True)
-            if inside is not None:
-                return inside
+    # What cannot be looked at beside them may hold weights too.
+    with contextlib.suppress(Unreadable):
+        unchosen = unchosen or inside_checkpoint(given, there, between=True)
+        if unchosen is not None and is_chosen(unchosen.checkpoints[0].places[0]):
+            return with_step(unchosen, step)
     for name in RUNS:
         inside = inside_checkpoint(given / name, there)
         if inside is not None and all_refused(inside.checkpoints[0].places):
@@ -116,6 +125,11 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     stages = [path for path in there.entries(given) if there.is_folder(path) and stage_error(path, there) and recognise(path, there)]
     if stages:
         raise part_of_stages(stages[0], stages[1:])
+    if unchosen is not None:
+        return unchosen
+    cached = repository_in(given, there)
+    if cached is not None:
+        return _locate(cached, step, steps_meant, there)
     suggestion = _suggestion(given, there)
     nearby = suggestion is not None and suggestion.startswith("did you mean")
     foreign = foreign_error(given, there, 0) or (None if nearby else foreign_error(given, there))

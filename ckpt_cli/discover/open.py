@@ -15,6 +15,7 @@ from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, homes_of
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.outputs import made_by_ckpt
+from ckpt_cli.discover.beside.siblings import sibling_notes
 from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
@@ -150,10 +151,10 @@ def open_checkpoint(
     raise first
 
 
-def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = ()) -> Checkpoint:
-    """The descriptor of an opened checkpoint; components that were not opened are listed by name."""
+def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, tensors: bool = False) -> Checkpoint:
+    """The descriptor of an opened checkpoint, in totals or with its ``tensors``; components that were not opened are listed by name."""
     main = opened.components[0]
-    described = {opened.name: ComponentInfo.of(opened.component, opened.name) for opened in opened.components}
+    described = {opened.name: ComponentInfo.of(opened.component, opened.name, listed=tensors) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
     config = main.assets.config
     notes = [*opened.notes, *extra_notes]
@@ -232,12 +233,14 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     component = describe(place.match, files, reading_options(assets.config, shard_order))
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
+    models = model_notes(place, component, assets.config, files)
     notes = (
         *component.notes,
         *made,
         *passed_over_notes(place),
         *left_out_notes(found, place, component, files),
-        *model_notes(place, component, assets.config, files),
+        *models.values(),
+        *sibling_notes(found, place, component, assets.config, files, models),
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
         *unread_notes(found, place),

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.discover.between import step_above, weights_beneath
+from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.ages import MAX_HOURS
-from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.base import WEIGHTS_16, Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
@@ -23,13 +23,10 @@ from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.names import few, numbered, unnumbered
 from ckpt_cli.tensors.component import Note
 
-MAIN = ("model", *ROLES[:2])
+MAIN, SECOND = ("model", *ROLES[:2]), ROLES[2:]
 MAX_TAGS = 1024
 TAG_FILE = "latest"
 """What DeepSpeed writes beside its saves: the name of the newest one."""
-
-GATHERED = "weights16"
-"""The component that is the model in the dtype of the training, beside one in fp32."""
 
 
 def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> Target | None:
@@ -50,7 +47,7 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
             places = tuple(replace(place, name=name if place.name == "model" else place.name) for place in places)
         elif of_folder is not None:
             places = tuple(_numbered(place, *of_folder, root) for place in places)
-        return Target(path, None, (Found(root, step_of(root), places),))
+        return Target(path, None, (Found(root, step_of(root), places, path),))
     if not there.is_file(path):
         return None
     matches = recognise(path, there)
@@ -59,21 +56,28 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
     outer = inside_checkpoint(path.parent, there) if matches[0].root == path.parent else None
     if outer is not None:
         found = outer.checkpoints[0]
-        chosen = [place for place in found.places if place.match.component == matches[0].component or len(found.places) == 1]
-        return Target(path, None, (replace(found, places=tuple(chosen or found.places)),))
+        chosen = [
+            place for place in found.places if (place.match.component, place.match.format) == (matches[0].component, matches[0].format)
+        ]
+        # What the folder is taken for may be another component than that of the file.
+        own = [Place(match.component, match, path.parent) for match in matches]
+        return Target(path, None, (replace(found, places=tuple(chosen or own)),))
     places = tuple(Place(match.component, match, path.parent) for match in matches)
     return Target(path, None, (Found(path, None, places),))
 
 
 def _of_step_above(path: Path, there: Folders) -> Target | None:
-    """A folder inside of a step, as those components of the step that lie in it."""
+    """A folder inside of a step, as those components of the step that lie in it; by itself, if nothing tells what the step's model is."""
     step = step_above(path, there)
     if step is None:
         return None
     with contextlib.suppress(Unreadable):
-        inside = tuple(place for place in places_in(step, there) if path in (place.match.root, place.home, *place.match.root.parents))
+        of_step = places_in(step, there)
+        inside = tuple(place for place in of_step if path in (place.match.root, place.home, *place.match.root.parents))
+        if not all(map(is_chosen, of_step)):
+            inside = tuple(filter(is_chosen, inside)) or tuple(replace(place, home=path) for place in places_in(path, there)) or inside
         if inside:
-            return Target(path, None, (Found(step, step_of(step), inside),))
+            return Target(path, None, (Found(step, step_of(step), inside, path),))
     return None
 
 
@@ -81,7 +85,7 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
     """The components of a checkpoint folder, the main one first."""
     if not there.is_folder(folder):
         return ()
-    places = [Place(match.component, match, folder) for match in recognise(folder, there)]
+    places = [Place(match.component, doubted(match, there), folder) for match in recognise(folder, there)]
     children = [child.name for child in there.folders(folder, _may_hold_component)]
     for role in ROLES:
         if role in children:
@@ -92,9 +96,10 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
             places += [_numbered(Place("", match, folder), *of_folder, folder) for match in recognise(folder / child, there)]
     read = {place.name for place in places if not all_refused([place])}
     places = [place for place in places if not all_refused([place]) or place.name not in read]
-    if all(is_average_name(place.name) for place in places) and (between or step_of(folder) is not None):
-        # An average alone is not what the step is about: Open-Sora keeps ema.pt beside the folder of the model.
-        places += [Place(match.component, match, folder) for match in weights_beneath(folder, there)]
+    is_known = between or step_of(folder) is not None or any(place.name in SECOND for place in places)
+    if is_known and all(is_average_name(place.name) or place.name in SECOND for place in places):
+        # An average or a critic is not what the step is about: Open-Sora keeps ema.pt beside the folder of the model.
+        places += [Place(match.component, match, folder) for match in weights_beneath(folder, there, [place.match for place in places])]
     if not places or there.is_file(folder / TAG_FILE):
         places = _with_tag(places, [Place("model", match, folder) for match in _tags(folder, there)], there)
     return _chosen(places)
@@ -112,7 +117,7 @@ def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Pl
         return places
     if any(there.is_file(place.match.root / MANIFEST) for place in places):
         return [*tags, *places]  # what was merged into the folder later is none of the trainer's
-    return [*tags, *(replace(place, name=GATHERED) if place.name == "model" else place for place in places)]
+    return [*tags, *(replace(place, name=WEIGHTS_16) if place.name == "model" else place for place in places)]
 
 
 def _of_role(folder: Path, there: Folders) -> list[Match]:
@@ -126,14 +131,9 @@ def _tags(folder: Path, there: Folders) -> list[Match]:
     Of a folder that is no step, step folders are its steps and not this. Of several the one that ``latest`` names is taken.
     """
     is_step = step_of(folder) is not None
-    found: dict[str, list[Match]] = {}
-    for child in there.entries(folder)[:MAX_TAGS]:
-        if not is_step and step_of(child) is not None:
-            return []
-        # What cannot be looked at beside it may be anything, and no weights are taken from it in any case.
-        with contextlib.suppress(Unreadable):
-            if there.is_folder(child) and (matches := tags_in(child, there)):
-                found[child.name] = matches
+    if not is_step and any(step_of(child) is not None for child in there.entries(folder)):
+        return []
+    found = {child.name: matches for child, matches in _tags_below(folder, there).items()}
     if len(found) < 2:
         return next(iter(found.values()), [])
     said = _latest(folder, there)
@@ -147,6 +147,20 @@ def _tags(folder: Path, there: Folders) -> list[Match]:
         hint=f"pass {folder / next(reversed(found))}, or another of them",
     )
     return [replace(match, trouble=trouble) for match in first]
+
+
+def _tags_below(folder: Path, there: Folders) -> dict[Path, list[Match]]:
+    """The folders below a checkpoint's that hold a save of DeepSpeed, whatever their names."""
+    found: dict[Path, list[Match]] = {}
+    seen = 0
+    for child in there.entries(folder):
+        # What cannot be looked at beside it may be anything, and no weights are taken from it in any case.
+        with contextlib.suppress(Unreadable):
+            if there.is_folder(child) and seen < MAX_TAGS:
+                seen += 1
+                if matches := tags_in(child, there):
+                    found[child] = matches
+    return found
 
 
 def _latest(folder: Path, there: Folders) -> str | None:
@@ -172,12 +186,8 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
         if not there.is_folder(folder):
             continue
         is_step = step_of(folder) is not None
-        for child in there.entries(folder)[:MAX_TAGS]:
-            if is_step or step_of(child) is None:
-                with contextlib.suppress(Unreadable):
-                    if not there.is_folder(child):
-                        continue
-                    told |= dict.fromkeys(f"{child.name} ({match.evidence})" for match in tags_in(child, there) if child not in taken)
+        saves = {child: matches for child, matches in _tags_below(folder, there).items() if is_step or step_of(child) is None}
+        told |= dict.fromkeys(f"{child.name} ({match.evidence})" for child in saves if child not in taken for match in saves[child])
     if not told:
         return []
     were = "was" if len(told) == 1 else "were"

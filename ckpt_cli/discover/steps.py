@@ -16,7 +16,7 @@ from typing import Any
 from ckpt_cli.discover.found import Blocked, Found, Target, Tracker
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
-from ckpt_cli.files.folders import Folders, is_file, status_of
+from ckpt_cli.files.folders import Folders, is_file, is_folder, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
@@ -28,6 +28,9 @@ from ckpt_cli.tensors.component import Note
 
 TAG = re.compile(r"global_step(?P<step>[0-9]+)", re.ASCII)
 """What DeepSpeed writes into ``latest``."""
+
+RELEASE = "release"
+"""What Megatron's tracker says in place of a step, and the folder of that: a converted model, of iteration 0."""
 
 MAX_LOOKED = 64
 """Of how many lower steps the time is asked: all of most runs. Of longer ones the nearest half, and others at equal distances."""
@@ -191,24 +194,34 @@ def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:
                 else:
                     continue
                 if step is not None:
-                    said[Tracker(name, step)] = None
+                    said[Tracker(name, *step)] = None
     return tuple(said)
 
 
-def _tracked(content: bytes, *, as_json: bool) -> int | None:
+def _tracked(content: bytes, *, as_json: bool) -> tuple[int, str] | None:
     if as_json:
         values: Any = parse_json(content)
         step = values.get("last_global_step") if isinstance(values, dict) else None
-        return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+        return (step, "") if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
     return _named_step(content.decode("ascii", "replace").strip()) if len(content) <= 1 << 10 else None
 
 
-def _named_step(text: str) -> int | None:
-    """The step that a number, the name of a step folder or a tag of DeepSpeed says."""
+def _named_step(text: str) -> tuple[int, str] | None:
+    """The step that a number, the name of a step folder or a tag of DeepSpeed says; `RELEASE` in place of one is step 0."""
+    if text == RELEASE:
+        return 0, text
     if text.isascii() and text.isdigit() and len(text) < 20:
-        return int(text)
+        return int(text), ""
     tag = TAG.fullmatch(text)
-    return int(tag["step"]) if tag is not None else step_of(PurePath(PurePath(text).name))
+    step = int(tag["step"]) if tag is not None else step_of(PurePath(PurePath(text).name))
+    return None if step is None else (step, "")
+
+
+def release_of(run: Path, there: Folders) -> Path | None:
+    """The folder of a model that Megatron converted, before any step: it loads that one if its tracker says so."""
+    folder = run / RELEASE
+    told = any(tracker.said for tracker in trackers_in((run,), there))
+    return folder if told and there.is_folder(folder) else None
 
 
 # -- the step that is taken for the newest ------------------------------------------------------------------------
@@ -301,7 +314,10 @@ def tracker_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool
         if tracker.step == taken.step:
             continue
         named = [found for found in target.checkpoints if found.step == tracker.step]
-        if tracker.step > (taken.step or 0) and not named and all(step_of(folder) != tracker.step for folder in target.bare):
+        if tracker.said and target.run is not None and is_folder(target.run / tracker.said):
+            text = f"{tracker}, which Megatron would load, but step {taken.step} was taken: to take the former, give {tracker.said}/ itself"
+            notes.append(Note("warning", "tracker", text))
+        elif tracker.step > (taken.step or 0) and not named and all(step_of(folder) != tracker.step for folder in target.bare):
             text = f"{tracker}, and that step is not there: the newest whole one is {taken.step}; did a copy end early?"
             notes.append(Note("warning", "tracker", text))
         elif tracker.step < (taken.step or 0) and any(map(is_whole, named)):

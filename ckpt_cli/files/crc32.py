@@ -22,7 +22,7 @@ def combined(parts: Iterable[tuple[int, int]]) -> int:
     """
     total = 0
     for crc, length in parts:
-        total = _product(_power(8 * length), total) ^ crc
+        total = (_product(_power(8 * length), total) if total else 0) ^ crc
     return total
 
 

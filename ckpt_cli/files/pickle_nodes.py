@@ -28,9 +28,12 @@ class Global:
 
 
 class Call:
-    """What the pickle wanted to call or build: ``target`` with ``args``, then a state, list items and dict pairs."""
+    """What the pickle wanted to call or build: ``target`` with ``args``, then a state, list items and dict pairs.
 
-    __slots__ = ("args", "items", "kwargs", "pairs", "state", "target")
+    ``known`` is what a reader made of the node alone. Pickles of one save share nodes, and each is then read once.
+    """
+
+    __slots__ = ("args", "items", "known", "kwargs", "pairs", "state", "target")
 
     def __init__(self, target: object, args: tuple[Any, ...], kwargs: object = None) -> None:
         self.target = target
@@ -39,6 +42,7 @@ class Call:
         self.state: Any = None
         self.items: list[Any] | None = None
         self.pairs: dict[Any, Any] | None = None
+        self.known: object = None
 
     def is_(self, module: str, *names: str) -> bool:
         """Whether the target is exactly one of these names of this module."""

@@ -12,12 +12,12 @@ hashing a deeply nested tuple).
 
 from __future__ import annotations
 
-import gc
 import struct
 from collections.abc import Callable
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile
+from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.pickle_nodes import Call, Global, Persistent
 from ckpt_cli.files.pickle_stack import NO_FRAME, Malformed, Stack
 
@@ -34,25 +34,21 @@ def load_pickle(data: bytes | memoryview, start: int = 0) -> tuple[Any, int]:
 
     Raises CorruptFile (with the opcode and byte position) for anything that is not a well-formed pickle.
     """
-    machine = _Machine(bytes(data), start)
-    collecting = gc.isenabled()
-    gc.disable()
+    machine = Machine(bytes(data), start)
     try:
-        return machine.run(), machine.position
+        with Uncollected():
+            return machine.run(), machine.position
     except Malformed as error:
         raise CorruptFile(f"damaged pickle: {error} at byte {machine.opcode_at}") from None
     except (IndexError, KeyError, AttributeError, TypeError, ValueError, OverflowError, struct.error, RecursionError):
         raise CorruptFile(f"damaged pickle: opcode {machine.opcode_name} is invalid at byte {machine.opcode_at}") from None
-    finally:
-        if collecting:
-            gc.enable()
 
 
-class _Machine(Stack):
+class Machine(Stack):
     """Pickle's stack machine. Every opcode is one small method; the table below maps bytes to methods."""
 
     def run(self) -> Any:
-        data, handlers, stack = self.data, _HANDLERS, self.stack
+        data, handlers, stack = self.data, HANDLERS, self.stack
         end = len(data)
         while len(stack) <= MAX_STACK:
             for _ in range(BETWEEN_CHECKS):
@@ -247,10 +243,10 @@ class _Machine(Stack):
         self.push(Persistent(self.pop()))
 
 
-def _handlers() -> list[Callable[[_Machine], None]]:
+def _handlers() -> list[Callable[[Machine], None]]:
     """Opcode byte -> method, as in CPython's Lib/pickletools.py. Missing: EXT1-4, NEXT_BUFFER, READONLY_BUFFER."""
-    m = _Machine
-    table: dict[bytes, Callable[[_Machine], None]] = {
+    m = Machine
+    table: dict[bytes, Callable[[Machine], None]] = {
         b"(": m.op_mark, b".": m.op_stop, b"0": m.op_pop, b"1": m.op_pop_mark, b"2": m.op_dup,
         b"\x80": m.op_proto, b"\x95": m.op_frame,
         b"N": m.op_none, b"\x88": m.op_true, b"\x89": m.op_false,
@@ -269,10 +265,10 @@ def _handlers() -> list[Callable[[_Machine], None]]:
         b"p": m.op_put_line, b"q": m.op_put1, b"r": m.op_put4, b"\x94": m.op_memoize,
         b"g": m.op_get_line, b"h": m.op_get1, b"j": m.op_get4,
     }  # fmt: skip
-    handlers: list[Callable[[_Machine], None]] = [m.op_refused] * 256
+    handlers: list[Callable[[Machine], None]] = [m.op_refused] * 256
     for code, handler in table.items():
         handlers[code[0]] = handler
     return handlers
 
 
-_HANDLERS = _handlers()
+HANDLERS = _handlers()

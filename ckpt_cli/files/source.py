@@ -22,6 +22,8 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from ckpt_cli.errors import CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable
+from ckpt_cli.files.descriptors import descriptor_budget, pread
+from ckpt_cli.files.pickle_template import Templates
 from ckpt_cli.progress import Progress, stages
 
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -47,9 +49,6 @@ MAX_PARSED = 2
 LFS_START = b"version https://git-lfs.github.com/spec/"
 LFS_SIZE = 1024
 """A pointer is smaller than this (docs/spec.md of git-lfs)."""
-
-SEEKING = threading.Lock()
-"""Where the system has no positioned reads (Windows), one thread at a time seeks and reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +141,22 @@ class FileSource:
         return self.identity.path
 
     @property
+    def pickles(self) -> Templates:
+        """What reads the pickles of all files of the pool."""
+        return self._files.pickles
+
+    @property
     def origins(self) -> tuple[Source, ...]:
         return (self,)
 
     def read_at(self, offset: int, buffer: memoryview) -> None:
-        with self._files.descriptor(self) as fd:
+        fd = self._files.take(self)
+        try:
             done = 0
             while done < len(buffer):
                 try:
                     count = (
-                        os.preadv(fd, [buffer[done:]], offset + done) if hasattr(os, "preadv") else _pread(fd, buffer[done:], offset + done)
+                        os.preadv(fd, [buffer[done:]], offset + done) if hasattr(os, "preadv") else pread(fd, buffer[done:], offset + done)
                     )
                 except OSError as error:
                     raise unreadable(error, self.path, "reading failed") from error
@@ -163,6 +168,8 @@ class FileSource:
                         hint="it was truncated while being read: run the command again when nothing writes to it any more",
                     )
                 done += count
+        finally:
+            self._files.give_back(self)
 
     def read(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset`` on, as a new bytes object: for headers, never for weights."""
@@ -202,12 +209,13 @@ class Files:
         self._stages = stages(progress)
         self._expected: set[str] = set()
         self._opened, self._what = 0, ""
-        self._limit = limit or _descriptor_budget()
+        self._limit = limit or descriptor_budget()
         self._lock = threading.Lock()
         self._sources: dict[str, FileSource] = {}
         self._idle: OrderedDict[str, int] = OrderedDict()
         self._busy: dict[str, list[int]] = {}
         self._parsed: OrderedDict[Hashable, Any] = OrderedDict()
+        self.pickles = Templates()
 
     def expect(self, paths: Iterable[str | os.PathLike[str]], what: str = "files") -> None:
         """Tell the progress display how many of these files were opened, from now on."""
@@ -245,6 +253,14 @@ class Files:
     @contextmanager
     def descriptor(self, source: FileSource) -> Iterator[int]:
         """An open descriptor of ``source``, not closed while the block runs."""
+        fd = self.take(source)
+        try:
+            yield fd
+        finally:
+            self.give_back(source)
+
+    def take(self, source: FileSource) -> int:
+        """An open descriptor of ``source``, not closed before it is given back."""
         name = source.path
         with self._lock:
             entry = self._busy.get(name)
@@ -257,15 +273,18 @@ class Files:
                         raise SourceChanged("a source file changed while it was being read", path=name)
                 entry = self._busy[name] = [fd, 0]
             entry[1] += 1
-        try:
-            yield entry[0]
-        finally:
-            with self._lock:
-                entry[1] -= 1
-                if entry[1] == 0:
-                    del self._busy[name]
-                    self._idle[name] = entry[0]
-                    self._trim()
+            return entry[0]
+
+    def give_back(self, source: FileSource) -> None:
+        """Let go of a descriptor that was taken."""
+        name = source.path
+        with self._lock:
+            entry = self._busy[name]
+            entry[1] -= 1
+            if entry[1] == 0:
+                del self._busy[name]
+                self._idle[name] = entry[0]
+                self._trim()
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged unless every file that was opened still is what it was."""
@@ -369,30 +388,3 @@ def _starts_with(fd: int, start: bytes) -> bool:
     begin = os.read(fd, len(start))
     os.lseek(fd, 0, os.SEEK_SET)
     return begin == start
-
-
-def _pread(fd: int, buffer: memoryview, offset: int) -> int:
-    if hasattr(os, "pread"):
-        data = os.pread(fd, len(buffer), offset)
-    else:
-        with SEEKING:
-            os.lseek(fd, offset, os.SEEK_SET)
-            data = os.read(fd, len(buffer))
-    buffer[: len(data)] = data
-    return len(data)
-
-
-def _descriptor_budget() -> int:
-    """Half of what the process may open, at most 4096; the soft limit is raised to the hard one where that is allowed."""
-    try:
-        import resource
-    except ImportError:
-        return 128
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-        except (OSError, ValueError):
-            pass
-    return max(8, min(soft // 2, 4096))

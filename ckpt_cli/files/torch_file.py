@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from ckpt_cli.boxes import Shape
@@ -17,7 +18,7 @@ from ckpt_cli.dtypes import BY_STORAGE, BY_TORCH, Dtype
 from ckpt_cli.errors import INTERRUPTED, CorruptFile, Unsupported, reading
 from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, as_dict, below
 from ckpt_cli.files.pickle_reader import load_pickle
-from ckpt_cli.files.source import Source, Window
+from ckpt_cli.files.source import FileSource, Source, Window
 from ckpt_cli.files.zip_archive import ZipMap
 
 MAX_PICKLE = 256 << 20
@@ -88,6 +89,20 @@ class StoredTensor:
         return [values[p] for p in positions]
 
 
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What a pickle says of a tensor: ``nbytes`` are those of its storage, ``first`` is its first element in it."""
+
+    key: str
+    nbytes: int
+    dtype: Dtype
+    first: int
+    shape: Shape
+    strides: Shape
+    conj: bool
+    neg: bool
+
+
 class TorchFile:
     """One file of ``torch.save``: ``root`` is its object, `tensor` tells which of its nodes are tensors.
 
@@ -116,14 +131,13 @@ class TorchFile:
         return self._top.rstrip("/") or None if self._zip is not None else None
 
     @property
-    def fingerprint(self) -> object:
+    def fingerprint(self) -> bytes | None:
         """Equal for two files whose storages have the same names, sizes and checksums; None without checksums."""
         if self._zip is None:
             return None
-        records = tuple(
-            (name[len(self._top) :], m.size, m.crc) for name, m in self._zip.members.items() if name.startswith(f"{self._top}data/")
-        )
-        return records if any(crc for _, _, crc in records) else None
+        data = f"{self._top}data/"
+        records = [(name[len(data) :], m.size, m.crc) for name, m in self._zip.members.items() if name.startswith(data)]
+        return sha256(repr(records).encode()).digest() if any(crc for _, _, crc in records) else None
 
     def tensor(self, node: object) -> StoredTensor | None:
         """The tensor that a node stands for, or None if it is something else.
@@ -136,9 +150,11 @@ class TorchFile:
         known = self._tensors.get(node)
         if known is None:
             with reading(self.source.path):
-                known = self._tensor(node)
-            if known is not None:
-                self._tensors[node] = known
+                header = node.known if isinstance(node.known, TensorHeader) else _header(node)
+                if header is None:
+                    return None
+                node.known = header
+                known = self._tensors[node] = self._located(header)
         return known
 
     # -- the container -----------------------------------------------------------------------------------------------
@@ -166,7 +182,8 @@ class TorchFile:
             if order not in (b"little", b"big"):
                 raise CorruptFile("the byte order is neither little nor big")
             self._swapped = order == b"big"
-        root, end = load_pickle(data := self._zip.read(f"{self._top}data.pkl", MAX_PICKLE))
+        data = self._zip.read(f"{self._top}data.pkl", MAX_PICKLE)
+        root, end = self.source.pickles.load(data) if isinstance(self.source, FileSource) else load_pickle(data)
         if end != len(data):
             raise CorruptFile("bytes follow the pickle in data.pkl")
         return root
@@ -224,7 +241,7 @@ class TorchFile:
         while pending:
             node = pending.pop()
             if isinstance(node, Persistent):
-                dtype, key, _ = self._storage_id(node)
+                dtype, key, _ = storage_id(node)
                 sizes[key] = 1 if dtype is None else dtype.itemsize
             elif isinstance(node, (list, tuple, dict, Call)) and id(node) not in seen:
                 seen.add(id(node))
@@ -233,82 +250,25 @@ class TorchFile:
 
     # -- tensors -----------------------------------------------------------------------------------------------------
 
-    def _tensor(self, node: Call) -> StoredTensor | None:
-        node = unwrap(node)
-        if node.is_("torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor", "_rebuild_tensor_v3"):
-            return self._rebuilt(node)
-        if node.is_("torch._tensor", "_rebuild_from_type_v2"):
-            kind = node.args[1] if len(node.args) > 1 else None
-            if isinstance(kind, Global) and kind.module.startswith("torch.distributed."):
-                return None
-            raise Unsupported(f"tensors of class {kind if isinstance(kind, Global) else 'unknown'} are not known")
-        if isinstance(node.target, Global) and node.target.module in ("torch._utils", "torch._tensor", "torch.sparse"):
-            name = node.target.name
-            if any(word in name for word in ("sparse", "qtensor", "nested", "meta", "device_tensor")):
-                raise Unsupported(f"{name.strip('_').replace('_', ' ')}: such tensors have no plain bytes to copy")
-        return None
-
-    def _rebuilt(self, node: Call) -> StoredTensor:
-        args = node.args
-        wide = node.target == Global("torch._utils", "_rebuild_tensor_v3")
-        if len(args) < 4 or not isinstance(args[0], Persistent):
-            raise CorruptFile("a tensor has no storage")
-        dtype, key, count = self._storage_id(args[0])
-        storage = self._storage(key)
-        if wide:
-            if len(args) < 7 or not isinstance(args[6], Global) or args[6].module != "torch":
-                raise CorruptFile("a tensor has no dtype")
-            named = BY_TORCH.get(args[6].name)
-            if named is None:
-                raise Unsupported(f"dtype {args[6]} is not known", hint="a newer version of ckpt may read it")
-            declared, dtype = count if dtype is None else count * dtype.itemsize, named
-        elif dtype is None:
-            raise CorruptFile("an untyped storage is used without a dtype")
-        else:
-            declared = count * dtype.itemsize
-        if declared != storage.nbytes:
-            raise CorruptFile(f"storage {key[:40]} has {storage.nbytes} bytes", expected=f"{declared} bytes, as its tensors say")
-        first = _nonnegative(args[1])
-        shape, strides = dimensions(args[2]), dimensions(args[3])
-        if len(shape) != len(strides) or len(shape) > MAX_RANK:
-            raise CorruptFile(f"a tensor has {len(shape)} sizes and {len(strides)} strides")
-        numel = math.prod(shape)
-        last = first + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if numel else first
-        if numel and (last + 1) * dtype.itemsize > storage.nbytes:
+    def _located(self, header: TensorHeader) -> StoredTensor:
+        storage, size = self._storage(header.key), header.dtype.itemsize
+        shape, numel = header.shape, math.prod(header.shape)
+        if header.nbytes != storage.nbytes:
+            raise CorruptFile(
+                f"storage {header.key[:40]} has {storage.nbytes} bytes", expected=f"{header.nbytes} bytes, as its tensors say"
+            )
+        last = header.first + sum((n - 1) * stride for n, stride in zip(shape, header.strides, strict=True)) if numel else header.first
+        if numel and (last + 1) * size > storage.nbytes:
             raise CorruptFile(f"a tensor of shape {list(shape)} reaches beyond its storage of {storage.nbytes} bytes")
-        if numel * dtype.itemsize > self._window.size:
+        if numel * size > self._window.size:
             raise Unsupported(
                 f"a tensor of shape {list(shape)} repeats {storage.nbytes} stored bytes",
                 expected="no more bytes than the file has",
                 hint="it was saved as an expanded view; save a contiguous copy",
             )
-        flags = as_dict(args[-1]) if len(args) > (7 if wide else 6) else None
-        return StoredTensor(
-            storage,
-            dtype,
-            shape,
-            strides,
-            storage.offset + first * dtype.itemsize if numel else storage.offset,
-            self._swapped and dtype.itemsize > 1,
-            conj=_flag(flags, "conj"),
-            neg=_flag(flags, "neg"),
-        )
-
-    def _storage_id(self, node: Persistent) -> tuple[Dtype | None, str, int]:
-        """Dtype (None: counted in bytes), key and number of elements of ("storage", type, key, location, numel, ...)."""
-        pid = node.pid
-        if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or not isinstance(pid[1], Global):
-            raise CorruptFile("a persistent id is not a storage")
-        kind, key = pid[1], pid[2]
-        if len(pid) > 5 and pid[5] is not None:
-            raise Unsupported("a storage is a view of another storage (torch < 0.4)")
-        if type(key) is not str:
-            raise CorruptFile("a storage key is not a string")
-        if kind.module == "torch.storage" and kind.name in ("UntypedStorage", "_UntypedStorage"):
-            return None, key, _nonnegative(pid[4])
-        if kind.module not in ("torch", "torch.cuda") or kind.name not in BY_STORAGE:
-            raise Unsupported(f"storages of type {kind} are not known")
-        return BY_STORAGE[kind.name], key, _nonnegative(pid[4])
+        offset = storage.offset + header.first * size if numel else storage.offset
+        swapped = self._swapped and size > 1
+        return StoredTensor(storage, header.dtype, shape, header.strides, offset, swapped, header.conj, header.neg)
 
     def _storage(self, key: str) -> Storage:
         if key not in self._storages:
@@ -317,6 +277,64 @@ class TorchFile:
             offset, member = self._zip.locate(f"{self._top}data/{key}")
             self._storages[key] = Storage(self.source, key, self._window.start + offset, member.size, member.crc)
         return self._storages[key]
+
+
+def _header(node: Call) -> TensorHeader | None:
+    node = unwrap(node)
+    if node.is_("torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor", "_rebuild_tensor_v3"):
+        return _rebuilt(node)
+    if node.is_("torch._tensor", "_rebuild_from_type_v2"):
+        kind = node.args[1] if len(node.args) > 1 else None
+        if isinstance(kind, Global) and kind.module.startswith("torch.distributed."):
+            return None
+        raise Unsupported(f"tensors of class {kind if isinstance(kind, Global) else 'unknown'} are not known")
+    if isinstance(node.target, Global) and node.target.module in ("torch._utils", "torch._tensor", "torch.sparse"):
+        name = node.target.name
+        if any(word in name for word in ("sparse", "qtensor", "nested", "meta", "device_tensor")):
+            raise Unsupported(f"{name.strip('_').replace('_', ' ')}: such tensors have no plain bytes to copy")
+    return None
+
+
+def _rebuilt(node: Call) -> TensorHeader:
+    args = node.args
+    wide = node.target == Global("torch._utils", "_rebuild_tensor_v3")
+    if len(args) < 4 or not isinstance(args[0], Persistent):
+        raise CorruptFile("a tensor has no storage")
+    dtype, key, count = storage_id(args[0])
+    if wide:
+        if len(args) < 7 or not isinstance(args[6], Global) or args[6].module != "torch":
+            raise CorruptFile("a tensor has no dtype")
+        named = BY_TORCH.get(args[6].name)
+        if named is None:
+            raise Unsupported(f"dtype {args[6]} is not known", hint="a newer version of ckpt may read it")
+        nbytes, dtype = count if dtype is None else count * dtype.itemsize, named
+    elif dtype is None:
+        raise CorruptFile("an untyped storage is used without a dtype")
+    else:
+        nbytes = count * dtype.itemsize
+    first = _nonnegative(args[1])
+    shape, strides = dimensions(args[2]), dimensions(args[3])
+    if len(shape) != len(strides) or len(shape) > MAX_RANK:
+        raise CorruptFile(f"a tensor has {len(shape)} sizes and {len(strides)} strides")
+    flags = as_dict(args[-1]) if len(args) > (7 if wide else 6) else None
+    return TensorHeader(key, nbytes, dtype, first, shape, strides, _flag(flags, "conj"), _flag(flags, "neg"))
+
+
+def storage_id(node: Persistent) -> tuple[Dtype | None, str, int]:
+    """Dtype (None: counted in bytes), key and number of elements of ("storage", type, key, location, numel, ...)."""
+    pid = node.pid
+    if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or not isinstance(pid[1], Global):
+        raise CorruptFile("a persistent id is not a storage")
+    kind, key = pid[1], pid[2]
+    if len(pid) > 5 and pid[5] is not None:
+        raise Unsupported("a storage is a view of another storage (torch < 0.4)")
+    if type(key) is not str:
+        raise CorruptFile("a storage key is not a string")
+    if kind.module == "torch.storage" and kind.name in ("UntypedStorage", "_UntypedStorage"):
+        return None, key, _nonnegative(pid[4])
+    if kind.module not in ("torch", "torch.cuda") or kind.name not in BY_STORAGE:
+        raise Unsupported(f"storages of type {kind} are not known")
+    return BY_STORAGE[kind.name], key, _nonnegative(pid[4])
 
 
 def unwrap(node: Call) -> Call:

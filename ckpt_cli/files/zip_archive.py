@@ -10,7 +10,8 @@ reader accepts only unambiguous archives. Layout facts: APPNOTE.TXT of PKWARE, a
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from ckpt_cli.errors import INTERRUPTED, CorruptFile, Unsupported
@@ -21,6 +22,8 @@ HAS_DESCRIPTOR, ENCRYPTED, PATCHED, STRONG_ENCRYPTION = 0x8, 0x1, 0x20, 0x40
 MAX_NAME = 1024
 MAX_DIRECTORY = 512 << 20
 NO_32, NO_16 = 0xFFFFFFFF, 0xFFFF
+ENTRY = struct.Struct("<4s4x2H4x3I3H8xI")
+"""An entry of the directory: signature, flags, method, CRC-32, packed and full size, lengths of name, extra field and comment, offset."""
 
 
 class Readable(Protocol):
@@ -113,18 +116,15 @@ class ZipMap:
     def _read_directory(self, start: int, length: int, count: int) -> None:
         directory = self._source.read(start, length)
         position = 0
-        found: list[Member] = []
-        descriptors: list[int] = []
+        found: dict[str, tuple[int, int, int | None, int, int]] = {}
         for _ in range(count):
-            fixed = directory[position : position + 46]
-            if len(fixed) < 46 or fixed[:4] != CENTRAL:
+            if length - position < ENTRY.size:
                 raise CorruptFile("the zip directory is damaged")
-            flags, method = struct.unpack_from("<2H", fixed, 8)
-            crc, packed, size, name_length, extra_length, comment_length = struct.unpack_from("<3I3H", fixed, 16)
-            header = struct.unpack_from("<I", fixed, 42)[0]
-            if name_length > MAX_NAME or comment_length:
+            entry = ENTRY.unpack_from(directory, position)
+            signature, flags, method, crc, packed, size, name_length, extra_length, comment_length, header = entry
+            if signature != CENTRAL or name_length > MAX_NAME or comment_length:
                 raise CorruptFile("the zip directory is damaged")
-            position += 46
+            position += ENTRY.size
             raw = directory[position : position + name_length]
             extra = directory[position + name_length : position + name_length + extra_length]
             position += name_length + extra_length
@@ -140,36 +140,35 @@ class ZipMap:
             size, packed, header = zip64 or (size, packed, header)
             if size != packed and method == STORED:
                 raise CorruptFile(f"{_tail(name)} is stored in {packed} bytes but has {size}")
-            if name in self.members:
+            if name in found:
                 raise CorruptFile(f"{_tail(name)} is there twice")
-            member = Member(name, header, packed, crc or None, method, 0)
-            self.members[name] = member
-            found.append(member)
             # torch's zip writer gives a descriptor 8-byte sizes exactly where the directory has a zip64 field.
-            descriptors.append(0 if not flags & HAS_DESCRIPTOR else 24 if zip64 else 16)
+            descriptor = 0 if not flags & HAS_DESCRIPTOR else 24 if zip64 else 16
+            found[name] = header, packed, crc or None, method, descriptor
         if position != length:
             raise CorruptFile("the zip directory is damaged")
-        self._set_ends(found, descriptors, start)
+        self._set_members(found, start)
 
-    def _set_ends(self, found: list[Member], descriptors: list[int], directory: int) -> None:
+    def _set_members(self, found: Mapping[str, tuple[int, int, int | None, int, int]], directory: int) -> None:
         """Each member must reach exactly to the next one: no overlap, no gap, nothing before the first."""
-        order = sorted(range(len(found)), key=lambda i: found[i].header)
-        if order and found[order[0]].header != 0:
+        starts = sorted(header for header, *_ in found.values())
+        if starts and starts[0] != 0:
             raise CorruptFile("there are bytes before the first zip member")
-        starts = [found[i].header for i in order] + [directory]
-        for place, i in enumerate(order):
-            member = found[i]
-            end = starts[place + 1] - descriptors[i]
-            if end - member.size < member.header + 30:
-                raise CorruptFile(f"{_tail(member.name)} overlaps its neighbour")
-            self.members[member.name] = replace(member, end=end)
+        # Backwards: of two members that begin at the same place, the first would have to end there.
+        following = dict(zip(starts[::-1], [directory, *starts[:0:-1]], strict=False))
+        for name, (header, size, crc, method, descriptor) in found.items():
+            end = following[header] - descriptor
+            if end - size < header + 30:
+                raise CorruptFile(f"{_tail(name)} overlaps its neighbour")
+            self.members[name] = Member(name, header, size, crc, method, end)
 
     def _check_local_header(self, member: Member) -> int:
-        header = self._source.read(member.header, 30 + len(member.name.encode()))
+        name = member.name.encode()
+        header = self._source.read(member.header, 30 + len(name))
         name_length, extra_length = struct.unpack_from("<2H", header, 26)
         method = struct.unpack_from("<H", header, 8)[0]
         data: int = member.header + 30 + name_length + extra_length
-        if header[:4] != LOCAL or header[30:] != member.name.encode() or name_length != len(member.name.encode()) or method != STORED:
+        if header[:4] != LOCAL or header[30:] != name or name_length != len(name) or method != STORED:
             raise CorruptFile(f"the local header of {_tail(member.name)} contradicts the zip directory")
         if data + member.size != member.end:
             raise CorruptFile(f"the data of {_tail(member.name)} is not where the zip directory says")

@@ -28,13 +28,14 @@ MAX_BOXES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The tensors that the file of one rank holds; ``fingerprint`` is equal for files with the same bytes."""
+    """What the file of one rank holds; ``fingerprint`` is equal for files of the same bytes, ``recorded`` the rank that it says itself."""
 
     rank: int
     path: Path
     locals: Mapping[str, Local]
     leaves: tuple[Leaf, ...] = ()
     fingerprint: object = None
+    recorded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +310,12 @@ def tile(name: str, dtype: Dtype, placed: PlacedTensor, world_size: int, missing
     parts = map(_piece, sorted(placed.parts, key=lambda part: part.rank))
     lacking = f"{ranks_of(missing, world_size)} missing" if missing else None
     return tiled(name, dtype, placed.shape, parts, placed.kind, placed.layout, check_copies=placed.check_copies, lacking=lacking)
+
+
+def one_piece(name: str, stored: StoredTensor, rank: int) -> Tensor:
+    """What one rank holds of a tensor, as a tensor of its own."""
+    placed = PlacedTensor(stored.shape, [Part(rank, stored, whole(stored.shape), (0,) * len(stored.shape))], "whole", "")
+    return tile(name, stored.dtype, placed, 0, ())
 
 
 def tiled(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAX_RANKS = 1 << 20
 """More ranks than any training has: larger numbers in names or files are damaged or false, and never looped over."""
 
+WEIGHTS_16 = "weights16"
+"""The component that is the model in the dtype of the training, beside one in fp32."""
+
 
 def missing_of(world_size: int, there: Container[int]) -> tuple[int, ...]:
     """The missing ranks below a world size; none for an impossible world size, which is a separate error."""

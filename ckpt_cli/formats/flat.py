@@ -11,7 +11,7 @@ from ckpt_cli.tensors.tensor import Piece
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FlatRange:
     """``count`` elements of a stored vector, from its element ``start`` on: those of a tensor from ``position`` on, in C order."""
 
     stored: StoredTensor
@@ -21,26 +21,29 @@ class Run:
     rank: int
 
 
-def runs_of_line(start: int, count: int, part: int, vectors: Sequence[StoredTensor]) -> tuple[Run, ...]:
+def ranges_of_line(start: int, count: int, part: int, vectors: Sequence[StoredTensor]) -> tuple[FlatRange, ...]:
     """Elements ``start`` to ``start + count`` of a line that is cut into vectors of ``part`` elements, one per rank.
 
-    A vector may lack elements at its end, which the caller has checked to be padding.
+    A vector may lack elements at its end, which the caller has checked to be padding. A tensor without elements has one range of none,
+    which tells its dtype.
     """
-    runs = []
-    for rank in range(start // part if part else 0, len(vectors)):
+    if not count:
+        return (FlatRange(vectors[0], 0, 0, 0, 0),)
+    ranges = []
+    for rank in range(start // part, len(vectors)):
         low, high = max(start, rank * part), min(start + count, (rank + 1) * part)
         if low >= high:
             break
-        runs.append(Run(vectors[rank], low - rank * part, low - start, high - low, rank))
-    return tuple(runs)
+        ranges.append(FlatRange(vectors[rank], low - rank * part, low - start, high - low, rank))
+    return tuple(ranges)
 
 
-def run_pieces(run: Run, shape: Shape) -> Iterator[Piece]:
-    """The boxes of a run in a tensor of this shape, each a contiguous range of the vector."""
-    stored = run.stored
+def range_pieces(part: FlatRange, shape: Shape) -> Iterator[Piece]:
+    """The boxes of a range in a tensor of this shape, each a contiguous range of the vector."""
+    stored = part.stored
     step = stored.strides[0] if stored.strides else 1
-    position = stored.offset + run.start * step * stored.dtype.itemsize
-    for box in range_boxes(shape, run.position, run.count):
+    position = stored.offset + part.start * step * stored.dtype.itemsize
+    for box in range_boxes(shape, part.position, part.count):
         strides = tuple(step * stride for stride in contiguous_strides(box.extent))
-        yield Piece(stored.storage.source, position, strides, box, run.rank, stored.swapped, stored.conj, stored.neg)
+        yield Piece(stored.storage.source, position, strides, box, part.rank, stored.swapped, stored.conj, stored.neg)
         position += box.numel * step * stored.dtype.itemsize

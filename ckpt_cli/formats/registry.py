@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ckpt_cli.errors import Inconsistent, PartOfSet
+from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
@@ -97,7 +98,8 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
         text = f"{alone.name} is one of several files of the model that {index.name} lists"
         raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
     files.expect(match.files, "rank files" if match.ranks else "files")
-    component = format_of(match).describe(match, files, options)
+    with Uncollected():
+        component = format_of(match).describe(match, files, options)
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error
     refuse_placeholders(component)

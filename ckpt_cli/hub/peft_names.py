@@ -83,7 +83,8 @@ class PeftState:
 
 def has_adapters(names: Mapping[str, object]) -> bool:
     """Whether any name is one of PEFT's."""
-    return any(LORA.search(name) for name in names)
+    # What is searched for holds one of these words, and looking for a word is many times as fast.
+    return any(LORA.search(name) for name in names if "lora_" in name or "base_layer" in name or "modules_to_save" in name)
 
 
 def parse_peft(component: Mapping[str, Tensor]) -> PeftState:

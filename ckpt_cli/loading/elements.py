@@ -10,7 +10,7 @@ from ckpt_cli.boxes import Box, whole
 from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, Dtype, numpy_dtype
 from ckpt_cli.errors import CastOverflow, Unsupported, UsageError, install, reading
 from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.reading import PieceIndex, read_tile, tiles
+from ckpt_cli.tensors.reading import element_bytes, read_tile, tiles
 from ckpt_cli.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -23,18 +23,13 @@ TILE = 4 << 20
 """Bytes that are read at a time."""
 
 
-def can_cast(source: Dtype, target: Dtype) -> bool:
-    """Whether elements can be made those of another dtype: floats of 16 bits and more can, anything else only stays as it is."""
-    return source == target or (source.kind == target.kind == "float")
-
-
-def read_box(tensor: Tensor, box: Box, dtype: Dtype, index: PieceIndex) -> Iterator[tuple[Box, bytearray, int]]:
+def read_box(tensor: Tensor, box: Box, dtype: Dtype) -> Iterator[tuple[Box, bytearray, int]]:
     """The elements of a box of the tensor's shape, tile by tile: the box of the tile, its bytes in C order, how many overflowed."""
     for part in tiles(box.extent, tensor.dtype.itemsize, TILE):
         tile = Box(tuple(a + b for a, b in zip(box.offset, part.offset, strict=True)), part.extent)
         buffer = bytearray(tile.numel * tensor.dtype.itemsize)
         with reading(tensor=tensor.name):
-            read_tile(tensor, tile, buffer, index)
+            read_tile(tensor, tile, buffer)
         yield tile, *_as_dtype(buffer, tensor.dtype, dtype, tile.numel)
 
 
@@ -47,15 +42,11 @@ def _as_dtype(buffer: bytearray, source: Dtype, target: Dtype, numel: int) -> tu
 
 def all_bytes(tensor: Tensor, dtype: Dtype) -> bytearray:
     """All elements in C order. Raises CastOverflow for finite values that ``dtype`` cannot hold."""
-    index = PieceIndex(tensor.pieces)
     if tensor.dtype == dtype:
-        data = bytearray(tensor.nbytes)
         with reading(tensor=tensor.name):
-            if tensor.numel:
-                read_tile(tensor, whole(tensor.shape), data, index)
-        return data
+            return element_bytes(tensor)
     data, done, infinite = bytearray(tensor.numel * dtype.itemsize), 0, 0
-    for _, part, overflowed in read_box(tensor, whole(tensor.shape), dtype, index):
+    for _, part, overflowed in read_box(tensor, whole(tensor.shape), dtype):
         data[done : done + len(part)] = part
         done, infinite = done + len(part), infinite + overflowed
     if infinite:

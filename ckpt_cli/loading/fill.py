@@ -12,10 +12,8 @@ from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.loading.elements import as_torch, overflow, read_box, torch_module
 from ckpt_cli.loading.live import Memory
 from ckpt_cli.loading.match import Pair
-from ckpt_cli.output.writer import default_jobs
-from ckpt_cli.progress import Progress, Silent
-from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex
+from ckpt_cli.progress import Progress
+from ckpt_cli.tensors.parallel import Advance, Stop, in_threads, sources_of, with_progress, workers_for
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 LABEL = "loading"
@@ -32,17 +30,12 @@ class Filled:
 
 def fill(pairs: Sequence[Pair], *, jobs: int | None, progress: Progress | None, allow_overflow: bool = False) -> Filled:
     """Fill the model. Raises Inconsistent before anything is written if values for a tied tensor differ, CastOverflow afterwards."""
-    shown, stop = progress or Silent(), Stop()
-    sources = (piece.source for pair in pairs for tensor in (pair.source, *pair.others) for piece in tensor.pieces)
-    workers = 1 if any(source.forward_only for source in sources) else jobs or default_jobs()
-    in_threads(lambda pair: _check_tied(pair, stop), [pair for pair in pairs if pair.others], workers, stop)
+    sources = [tensor for pair in pairs for tensor in (pair.source, *pair.others)]
+    stop, doubled = Stop(), [pair for pair in pairs if pair.others]
+    in_threads(lambda pair: _check_tied(pair, stop), doubled, workers_for(sources_of(sources), jobs), stop)
     own = {pair.name: sum(piece.box.numel for piece in pair.target.pieces) for pair in pairs}
     total = sum(own[pair.name] * pair.source.dtype.itemsize for pair in pairs)
-    shown.start(total, LABEL)
-    try:
-        counts = in_threads(lambda pair: _fill(pair, shown, stop), pairs, workers, stop)
-    finally:
-        shown.finish()
+    counts = with_progress(_fill, pairs, sources, jobs=jobs, progress=progress, total=total, label=LABEL)
     overflowed = {pair.name: count for pair, count in zip(pairs, counts, strict=True) if count}
     if overflowed and not allow_overflow:
         name = next(iter(overflowed))
@@ -52,14 +45,14 @@ def fill(pairs: Sequence[Pair], *, jobs: int | None, progress: Progress | None, 
     return Filled(sum(own.values()), total, overflowed)
 
 
-def _fill(pair: Pair, progress: Progress, stop: Stop) -> int:
+def _fill(pair: Pair, advance: Advance) -> int:
     torch, infinite = torch_module(), 0
     inference = any(cast("Memory", piece.source).local.is_inference() for piece in pair.target.pieces)
     with torch.inference_mode() if inference else torch.no_grad():
-        for place, values, overflowed, nbytes in _parts(pair.source, pair.target, stop):
+        for place, values, overflowed, nbytes in _parts(pair.source, pair.target):
             place.copy_(values)
             infinite += overflowed
-            progress.advance(nbytes, LABEL)
+            advance(nbytes, LABEL)
     return infinite
 
 
@@ -67,7 +60,8 @@ def _check_tied(pair: Pair, stop: Stop) -> None:
     """Raise Inconsistent if names that the model ties have different values in what this process would read."""
     torch = torch_module()
     for other in pair.others:
-        for (_, first, *_), (_, second, *_) in zip(_parts(pair.source, pair.target, stop), _parts(other, pair.target, stop), strict=True):
+        for (_, first, *_), (_, second, *_) in zip(_parts(pair.source, pair.target), _parts(other, pair.target), strict=True):
+            stop.check()
             if not torch.equal(_raw(first), _raw(second)):
                 raise Inconsistent(
                     f"the model ties it to {other.name}, whose values in the checkpoint are others",
@@ -81,12 +75,10 @@ def _raw(values: Any) -> Any:
     return values.contiguous().reshape(-1).view(torch_module().uint8)
 
 
-def _parts(source: Tensor, target: Tensor, stop: Stop) -> Iterator[tuple[Any, Any, int, int]]:
+def _parts(source: Tensor, target: Tensor) -> Iterator[tuple[Any, Any, int, int]]:
     """Per tile that this process holds: its place in memory, its values, how many overflowed, bytes of source data."""
-    index = PieceIndex(source.pieces)
     for piece in target.pieces:
-        for tile, data, overflowed in read_box(source, piece.box, target.dtype, index):
-            stop.check()
+        for tile, data, overflowed in read_box(source, piece.box, target.dtype):
             yield (
                 _place(piece, tile, target),
                 as_torch(data, target.dtype, tile.extent, source.name),

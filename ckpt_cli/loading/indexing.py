@@ -6,7 +6,6 @@ import operator
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import UsageError
-from ckpt_cli.tensors.flattened import in_own_shape
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.views import selected, sliced
 
@@ -20,7 +19,7 @@ def indexed(tensor: Tensor, key: object) -> Tensor:
 
     Nothing is read. Raises UsageError for anything else, and for indices out of range.
     """
-    result, axis = in_own_shape(tensor), 0
+    result, axis = tensor, 0
     for part, length in zip(_complete(key, tensor), tensor.shape, strict=True):
         if isinstance(part, slice):
             try:

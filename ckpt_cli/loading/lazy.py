@@ -18,7 +18,6 @@ from ckpt_cli.loading.elements import all_bytes, as_numpy, as_torch, target_dtyp
 from ckpt_cli.loading.indexing import indexed
 from ckpt_cli.names import printable
 from ckpt_cli.results.checkpoint import NoteInfo
-from ckpt_cli.tensors.flattened import in_own_shape
 from ckpt_cli.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class LazyTensor:
     __slots__ = ("_dtype", "_tensor")
 
     def __init__(self, tensor: Tensor, dtype: Dtype) -> None:
-        self._tensor = in_own_shape(tensor)
+        self._tensor = tensor
         self._dtype = dtype
 
     @property

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.errors import CkptError, DifferentTensors, MissingTensors
-from ckpt_cli.loading.elements import can_cast
 from ckpt_cli.loading.live import elements_of
 from ckpt_cli.names import Naming, printable
 from ckpt_cli.output.select import is_wanted
-from ckpt_cli.tensors.flattened import in_own_shape
+from ckpt_cli.tensors.casting import can_cast
 from ckpt_cli.tensors.tensor import Tensor
 
 
@@ -73,7 +72,7 @@ def matched(
         if not held:
             missing += [] if any(is_wanted(name, allow_missing, ()) for name in names if allow_missing) else names[:1]
             continue
-        sources = [in_own_shape(stored[name] if name in stored else tied[name]) for name in held]
+        sources = [stored[name] if name in stored else tied[name] for name in held]
         faults = [line for name, source in zip(held, sources, strict=True) if (line := _fault(name, source, live[name])) is not None]
         wrong += faults
         if not faults:

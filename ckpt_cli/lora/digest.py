@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 
-from ckpt_cli.tensors.reading import read_tile, tiles
+from ckpt_cli.tensors.reading import blocks, element_bytes
 from ckpt_cli.tensors.tensor import Tensor
 
 BLOCK = 1 << 20
@@ -17,8 +17,6 @@ def adapter_digest(exported: Mapping[str, Tensor]) -> str:
     for name in sorted(exported):
         tensor = exported[name]
         crc = zlib.crc32(f"{name} {tensor.dtype.code} {list(tensor.shape)}".encode(), crc)
-        for tile in tiles(tensor.grid, tensor.dtype.itemsize, BLOCK):
-            buffer = bytearray(tile.numel * tensor.dtype.itemsize)
-            read_tile(tensor, tile, buffer)
-            crc = zlib.crc32(buffer, crc)
+        for start, count in blocks(tensor, BLOCK // tensor.dtype.itemsize):
+            crc = zlib.crc32(element_bytes(tensor, start, count), crc)
     return f"{crc:08x}"

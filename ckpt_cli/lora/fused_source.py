@@ -18,8 +18,8 @@ from ckpt_cli.boxes import contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype, overflow_hint
 from ckpt_cli.errors import CastOverflow, CorruptFile
 from ckpt_cli.files.source import Identity, Source
-from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.reading import PieceIndex, read_range
+from ckpt_cli.tensors.casting import cast
+from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 if TYPE_CHECKING:
@@ -56,11 +56,27 @@ class Update:
     layout: str = ""
 
 
+class Scratch(threading.local):
+    """Arrays of a thread that are used again for every block: memory that is new each time costs more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Array] = {}
+
+    def array(self, use: str, rows: int, columns: int) -> Array:
+        """An array of float64 [rows, columns] with any values, the same memory for the same ``use``."""
+        import numpy
+
+        if use not in self._held or self._held[use].size < rows * columns:
+            self._held[use] = numpy.empty(rows * columns)
+        return self._held[use][: rows * columns].reshape(rows, columns)
+
+
 class Kept:
     """A cache of computed blocks, up to a number of bytes, shared by all fused tensors; also whether they may overflow."""
 
     def __init__(self, limit: int = KEPT, *, allow_overflow: bool = False) -> None:
         self.allow_overflow = allow_overflow
+        self.scratch = Scratch()
         self._limit = limit
         self._held: OrderedDict[tuple[Any, ...], Array] = OrderedDict()
         self._factors: OrderedDict[Identity, tuple[Array, Array]] = OrderedDict()
@@ -105,7 +121,6 @@ class FusedSource:
         self._update = update
         self._dtype = dtype
         self._kept = kept
-        self._index = PieceIndex(update.weight.pieces)
         tensors = (update.weight, *update.parts, *([update.magnitude] if update.magnitude is not None else []))
         found = {origin.identity: origin for tensor in tensors for p in tensor.pieces for origin in p.source.origins}
         self.origins: tuple[Source, ...] = tuple(found.values())
@@ -156,11 +171,15 @@ class FusedSource:
         """The bytes of a block of rows, rounded."""
         import numpy
 
-        start = number * self._rows
-        values = self._values(start, min(self._rows, self._update.groups * self._update.rows - start))
-        norm = self._norm(values, start)
-        if norm is not None:
-            values *= norm
+        start, update = number * self._rows, self._update
+        # Norms of columns are computed in the same scratch memory, so before the block.
+        columns = self._kept.get((self.identity, "norms"), lambda: self._column_factors(update)) if update.by_column else None
+        values = self._values(start, min(self._rows, update.groups * update.rows - start))
+        with numpy.errstate(all="ignore"):
+            if columns is not None:
+                values *= columns.reshape(1, -1)
+            elif update.magnitude is not None:
+                values *= self._row_factors(update.magnitude, values, start)
         rounded = numpy.empty(values.size, numpy_dtype(self._dtype))
         infinite = cast(values.reshape(-1), F64, self._dtype, rounded)
         if infinite and not self._kept.allow_overflow:
@@ -173,48 +192,45 @@ class FusedSource:
         return rounded.view(numpy.uint8)
 
     def _values(self, start: int, count: int) -> Array:
-        """W + scale * left @ right for some rows, in float64."""
+        """W + scale * left @ right for some rows, in float64, in the scratch memory of the thread."""
         import numpy
 
-        update = self._update
-        values = _read(update.weight, start * update.columns, count * update.columns, self._index).reshape(count, update.columns)
+        update, scratch = self._update, self._kept.scratch
+        values = scratch.array("values", count, update.columns)
+        numpy.copyto(values.reshape(-1), elements(update.weight, start * update.columns, count * update.columns), casting="unsafe")
         left, right = self._kept.factors(self.identity, update)
         rank = left.shape[1]
         with numpy.errstate(all="ignore"):
             while count > 0:
                 group = start // update.rows
                 here = min(count, (group + 1) * update.rows - start)
+                product = scratch.array("product", here, update.columns)
+                numpy.matmul(left[start : start + here], right[group * rank : (group + 1) * rank], out=product)
+                product *= update.scale
                 place = values[len(values) - count : len(values) - count + here]
-                place += update.scale * (left[start : start + here] @ right[group * rank : (group + 1) * rank])
+                place += product
                 start, count = start + here, count - here
         return values
 
-    def _norm(self, values: Array, start: int) -> Array | None:
-        """The factor of each element: its magnitude over the norm of its output."""
+    def _row_factors(self, magnitude: Tensor, values: Array, start: int) -> Array:
+        """The magnitude of each row over its norm."""
         import numpy
 
-        update = self._update
-        whole_magnitude = update.magnitude
-        if whole_magnitude is None:
-            return None
-        with numpy.errstate(all="ignore"):
-            if update.by_column:
-                factor = self._kept.get((self.identity, "norms"), lambda: self._column_factors(whole_magnitude))
-                return factor.reshape(1, -1)
-            magnitude = self._kept.get((self.identity, "magnitude"), lambda: _all(whole_magnitude))
-            rows = numpy.linalg.norm(values, axis=1)
-            factors: Array = (magnitude[start : start + len(values)] / rows).reshape(-1, 1)
-            return factors
+        magnitudes = self._kept.get((self.identity, "magnitude"), lambda: _wide(magnitude))
+        factors: Array = (magnitudes[start : start + len(values)] / numpy.linalg.norm(values, axis=1)).reshape(-1, 1)
+        return factors
 
-    def _column_factors(self, magnitude: Tensor) -> Array:
-        """Magnitudes over norms of columns: one more pass over the weight."""
+    def _column_factors(self, update: Update) -> Array:
+        """Magnitudes over norms of columns: one more pass over the weight. Ones without a magnitude."""
         import numpy
 
-        update = self._update
+        if update.magnitude is None:
+            return numpy.ones(update.columns)
         squares = numpy.zeros(update.columns)
-        for start in range(0, update.rows, self._rows):
-            squares += (self._values(start, min(self._rows, update.rows - start)) ** 2).sum(axis=0)
-        factors: Array = _all(magnitude) / numpy.sqrt(squares)
+        with numpy.errstate(all="ignore"):
+            for start in range(0, update.rows, self._rows):
+                squares += (self._values(start, min(self._rows, update.rows - start)) ** 2).sum(axis=0)
+            factors: Array = _wide(update.magnitude) / numpy.sqrt(squares)
         return factors
 
 
@@ -228,19 +244,13 @@ def fused(update: Update, name: str, dtype: Dtype, kept: Kept) -> Tensor:
 
 def matrix(tensor: Tensor, rows: int, columns: int) -> Array:
     """All of a small tensor in float64, as a matrix."""
-    return _all(tensor).reshape(rows, columns)
+    return _wide(tensor).reshape(rows, columns)
 
 
-def _all(tensor: Tensor) -> Array:
-    return _read(tensor, 0, tensor.numel, PieceIndex(tensor.pieces))
-
-
-def _read(tensor: Tensor, start: int, count: int, index: PieceIndex) -> Array:
+def _wide(tensor: Tensor, start: int = 0, count: int | None = None) -> Array:
     import numpy
 
-    raw = bytearray(count * tensor.dtype.itemsize)
-    read_range(tensor, start, count, raw, index)
-    return view_as(raw, tensor.dtype, count).astype(numpy.float64)
+    return elements(tensor, start, count).astype(numpy.float64)
 
 
 F64 = BY_CODE["F64"]

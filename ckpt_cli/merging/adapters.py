@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from ckpt_cli.base_model.opened import Base
-from ckpt_cli.discover.open import Opened, OpenedComponent
-from ckpt_cli.errors import UsageError
+from ckpt_cli.discover.open import OpenedComponent
+from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.hub.peft_names import parse_peft
@@ -18,12 +17,11 @@ from ckpt_cli.lora.config import adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
 from ckpt_cli.lora.fit import lacks_base
 from ckpt_cli.lora.merge import ADAPTER_WEIGHTS, adapters_alone, exported_adapter
-from ckpt_cli.merging.adapters_fit import check_adapters_fit
-from ckpt_cli.merging.job import Job, Part, check_place_of
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.merging.trained_on import adapters_of_base, fused_before, trained_on_notes
+from ckpt_cli.merging.trained_on import fused_before, trained_on_notes
 from ckpt_cli.names import LoraMode
-from ckpt_cli.output import plan
+from ckpt_cli.output.plan import make_plan
+from ckpt_cli.output.publish import SideFiles
 from ckpt_cli.output.select import PEFT, Selection
 from ckpt_cli.tensors.component import Note
 
@@ -31,41 +29,43 @@ MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vi
 """Assets that make a folder a model."""
 
 
-def lora_mode(group: Sequence[OpenedComponent], base: Base | None, options: MergeOptions) -> LoraMode:
+def lora_mode(group: Sequence[OpenedComponent], setting: Setting[MergeOptions]) -> LoraMode:
     """What happens to adapters: as requested, or fused; adapters alone are exported if there is no base."""
-    if options.lora is not None:
-        return options.lora
-    return "export" if base is None and all(adapters_alone(component.component.tensors) for component in group) else "fuse"
+    if setting.options.lora is not None:
+        return setting.options.lora
+    return "export" if setting.base is None and all(adapters_alone(component.component.tensors) for component in group) else "fuse"
 
 
-def adapter_job(opened: Opened, component: OpenedComponent, target: Path, base: Base | None, options: MergeOptions) -> Job:
-    """The adapters of a component as a folder that PEFT loads: no config.json, or loaders would take it for a model."""
-    if options.include or options.exclude:
-        hint = "leave out --lora export" if options.lora is not None else "pass --base to fuse the adapters, or --lora keep"
-        raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint=hint)
-    if base is not None and base.component is not None:
-        check_adapters_fit(component, base.component, base.folder)
-    part, config = adapter_part(component, base, options)
-    whole = plan.united([part.plan], None, None)
-    check_place_of(opened, (component,), target, whole, base, options)
-    assets = {name: unmarked(path) for name, path in component.assets.files.items() if name not in MODEL_CONFIGS and name[-3:] != ".py"}
-    return Job((part,), target, whole, {**assets, ADAPTER_CONFIG: config})
-
-
-def adapter_part(component: OpenedComponent, base: Base | None, options: MergeOptions) -> tuple[Part, bytes]:
+def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) -> tuple[Draft, bytes]:
     """The adapters of a component, planned, and their config."""
+    base, options = setting.base, setting.options
+    reference = base.component if base is not None else None
     folder = os.path.abspath(base.folder) if base is not None else None
-    adapter = exported_adapter(component, folder, options.lora_alpha, base.component if base is not None else None)
+    adapter = exported_adapter(component, folder, options.lora_alpha, reference)
     selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), (), (), {}, PEFT, "native")
-    claim = Claim("those of PEFT's adapter files", None, (), {})
-    made = plan.make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS)
     notes = adapter.notes
     if base is not None:
         notes = (*notes, *trained_on_notes(adapter_facts(component.homes, options.lora_alpha).config, base))
     if options.lora is None:
         text = "adapters without their base model: exported as a PEFT folder; pass --base to fuse them"
         notes = (*notes, Note("info", "lora-alone", text))
-    return Part(component, selection, made, notes, claim, adapter.info), adapter.config
+    draft = Draft(
+        (component,),
+        component.assets,
+        component.component.tensors,
+        selection,
+        notes,
+        lora=adapter.info,
+        claim=Claim("those of PEFT's adapter files", None, (), {}),
+        plan=make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS),
+    )
+    return draft, adapter.config
+
+
+def adapter_files(component: OpenedComponent, config: bytes) -> SideFiles:
+    """What goes beside exported adapters: no config.json, or loaders would take the folder for a model."""
+    assets = {name: unmarked(path) for name, path in component.assets.files.items() if name not in MODEL_CONFIGS and name[-3:] != ".py"}
+    return {**assets, ADAPTER_CONFIG: config}
 
 
 def fused_adapters(component: OpenedComponent, base: Base | None, before: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Note, ...]]:
@@ -76,4 +76,4 @@ def fused_adapters(component: OpenedComponent, base: Base | None, before: tuple[
         return (*before, digest), ()
     fused_before(base, digest, component.component)
     notes = trained_on_notes(adapter_facts(component.homes, None).config, base)
-    return (*before, *adapters_of_base(base), digest), tuple(notes)
+    return (*before, *base.fused_adapters, digest), tuple(notes)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.drafting.draft import Draft, Setting
+from ckpt_cli.drafting.steps import copies_compared, noted
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.bagel import PATCH_EMBEDDING, QK_NORMS
+from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.tied_names import tied_pair
+from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.names import few, printable
+from ckpt_cli.output.select import Selection, is_wanted
+from ckpt_cli.tensors.casting import can_cast
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.tensors.views import permuted, reshaped, unfolded
+from ckpt_cli.tensors.views import merged, permuted, unfolded
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,33 @@ class Matched:
     dtypes: dict[str, Dtype]
     dropped: dict[str, str]
     notes: tuple[Note, ...]
+
+
+def matched_with_base(draft: Draft, setting: Setting[MergeOptions]) -> Draft:
+    """A draft in the form of the base, if there are weights of one."""
+    held, options, selection = setting.of_base, setting.options, draft.selection
+    if held is None:
+        return draft
+    notes = []
+    for head, embedding in _lacking_heads(selection, held, draft.assets.config, options).items():
+        selection = selection.with_head(head, embedding)
+        notes.append(Note("info", "tied-head", f"{head} is written as {embedding}, to which it is tied, as the base stores both"))
+    matched = match_base(selection.tensors, held, fill_missing=options.fill_missing_from_base, drop_extra=options.drop_extra)
+    filled = tuple(name for name in matched.tensors if name not in selection.tensors)
+    notes += [*copies_compared((matched.tensors[name] for name in filled), setting), *matched.notes]
+    selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})
+    dtypes = matched.dtypes if options.dtype is None else {}
+    return noted(replace(draft, selection=selection, dtypes=dtypes, filled=filled, by_base=True), notes)
+
+
+def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:
+    """Tied tensors that a base stores and the selection lacks because they are tied, not because a filter or a key map left them out."""
+    lacking = {head: embedding for head, embedding in selection.tied.items() if head in base and embedding in base}
+    pair = tied_pair(list(base)) if ties_embeddings(config) else None
+    wanted = pair is not None and is_wanted(pair[0], options.include, options.exclude)
+    if pair is not None and wanted and pair[0] not in {*selection.tensors, *selection.on_purpose} and pair[1] in selection.tensors:
+        lacking[pair[0]] = pair[1]
+    return lacking
 
 
 def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fill_missing: bool, drop_extra: bool) -> Matched:
@@ -41,7 +75,7 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
             matched[name] = target
             continue
         fitted = _fit(name, tensors[name], target.shape)
-        if fitted is None or not _castable(fitted.dtype, target.dtype):
+        if fitted is None or not can_cast(fitted.dtype, target.dtype):
             wrong.append(f"{printable(name)}: {tensors[name].dtype} {list(tensors[name].shape)}, base {target.dtype} {list(target.shape)}")
         else:
             matched[name] = fitted
@@ -71,19 +105,15 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
     return Matched(matched, {name: tensor.dtype for name, tensor in base.items()}, dropped, (*notes, *_qk_norm_notes(tensors, base)))
 
 
-def _castable(dtype: Dtype, target: Dtype) -> bool:
-    return dtype == target or dtype.kind == target.kind == "float"
-
-
 def _fit(name: str, tensor: Tensor, shape: Shape) -> Tensor | None:
     """The tensor in the base's shape, or None."""
     if tensor.shape == shape:
         return tensor
-    if not name.endswith(PATCH_EMBEDDING) or tensor.own_grid is not None:
+    if not name.endswith(PATCH_EMBEDDING):
         return None
     if len(tensor.shape) == 4 and len(shape) == 2:
         out, channels, height, width = tensor.shape
-        return reshaped(permuted(tensor, (0, 2, 3, 1)), shape) if shape == (out, height * width * channels) else None
+        return merged(merged(permuted(tensor, (0, 2, 3, 1)), 1), 1) if shape == (out, height * width * channels) else None
     if len(tensor.shape) == 2 and len(shape) == 4:
         out, channels, height, width = shape
         if tensor.shape == (out, height * width * channels):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.names import LoraMode
-from ckpt_cli.output.options import WritingKeywords, WritingOptions, check_writing
+from ckpt_cli.output.options import WritingKeywords, WritingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,34 @@ class MergeOptions(WritingOptions):
     verify: bool = False
 
     @property
+    def fills_from_base(self) -> bool:
+        return bool(self.carry_from_base) or self.fill_missing_from_base
+
+    @property
+    def takes_from_base(self) -> bool:
+        return self.fills_from_base or self.dtype == BASE or self.match_base
+
+    @property
     def needs_base_weights(self) -> bool:
         """Whether the weights of the base are asked for, so that one without any will not do."""
-        return self.match_base or self.compare or bool(self.carry_from_base) or self.dtype == BASE
+        return self.takes_from_base or self.compare
+
+    def check_with(self, base: object, output: object) -> None:
+        """Raise UsageError for options that contradict each other, or that need a base."""
+        if self.in_place and output is not None:
+            raise UsageError("--in-place writes into the checkpoint, so --output does not apply", hint="leave out one of them")
+        if self.in_place and self.overwrite:
+            raise UsageError("--in-place never replaces a file, so --overwrite does not apply", hint="leave out one of them")
+        self.check(base, ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare"))
+        if self.part is not None and self.in_place:
+            raise UsageError("--in-place adds files to the checkpoint, so --part does not apply", hint="pass -o instead of --in-place")
+        if self.part is not None and self.verify:
+            hint = "leave out --verify, and run `ckpt verify` on the output when it is published"
+            raise UsageError("--verify needs the whole output, so --part does not apply", hint=hint)
+        if self.in_place and self.lora == "both":
+            raise UsageError("--in-place writes one folder, but --lora both makes two", hint="export the adapter on its own")
+        if (self.fill_missing_from_base or self.drop_extra) and not self.match_base:
+            raise UsageError("--fill-missing-from-base and --drop-extra need --match-base", hint="pass --match-base as well")
 
 
 class MergeKeywords(WritingKeywords, total=False):
@@ -47,22 +72,3 @@ class MergeKeywords(WritingKeywords, total=False):
     with_state: bool
     in_place: bool
     verify: bool
-
-
-def check_options(options: MergeOptions, output: object, base: object) -> None:
-    """Raise UsageError for options that contradict each other."""
-    if options.in_place and output is not None:
-        raise UsageError("--in-place writes into the checkpoint, so --output does not apply", hint="leave out one of them")
-    if options.in_place and options.overwrite:
-        raise UsageError("--in-place never replaces a file, so --overwrite does not apply", hint="leave out one of them")
-    check_writing(options.weights_name, options.jobs, options.max_shard_size)
-    needing = ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare")
-    wants_base = [name for name in needing if getattr(options, name)]
-    if options.dtype == BASE and base is None:
-        raise UsageError("--dtype base needs a base", hint="pass --base with the folder of the base model")
-    if wants_base and base is None:
-        raise UsageError(f"--{wants_base[0].replace('_', '-')} needs a base", hint="pass --base with the folder of the base model")
-    if options.in_place and options.lora == "both":
-        raise UsageError("--in-place writes one folder, but --lora both makes two", hint="export the adapter on its own")
-    if (options.fill_missing_from_base or options.drop_extra) and not options.match_base:
-        raise UsageError("--fill-missing-from-base and --drop-extra need --match-base", hint="pass --match-base as well")

@@ -11,7 +11,7 @@ from ckpt_cli.base_model.opened import Base
 from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.files.folders import is_there, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
-from ckpt_cli.files.manifest import Manifest, read_manifest
+from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.hub.config import Config
 from ckpt_cli.lora.config import CONFIG
 from ckpt_cli.names import printable
@@ -30,7 +30,7 @@ QUANTISED = re.compile(r"([-_](unsloth|bnb|nf4|4bit|8bit|int4|int8|gptq|awq|fp8|
 
 def fused_before(base: Base, digest: str, adapter: Component) -> None:
     """Raise Inconsistent if the manifest of a base says that this very adapter (`adapter_digest`) is in it."""
-    manifest = _manifest_of(base)
+    manifest = base.manifest
     if manifest is None or not (digest in manifest.fused_adapters or _was_read(manifest, adapter)):
         return
     source = manifest.facts.get("base")
@@ -41,12 +41,6 @@ def fused_before(base: Base, digest: str, adapter: Component) -> None:
         expected="the model that the adapter was trained on",
         hint=f"pass --base {source}" if there else None,
     )
-
-
-def adapters_of_base(base: Base) -> tuple[str, ...]:
-    """The checksums of the adapters that a base holds, as far as its manifest says so."""
-    manifest = _manifest_of(base)
-    return manifest.fused_adapters if manifest is not None else ()
 
 
 def trained_on_notes(config: Config, base: Base) -> list[Note]:
@@ -94,13 +88,6 @@ def _folder_at(named: str) -> os.stat_result | None:
     except (CkptError, ValueError):
         return None
     return status if status is not None and stat.S_ISDIR(status.st_mode) else None
-
-
-def _manifest_of(base: Base) -> Manifest | None:
-    try:
-        return read_manifest(base.folder)
-    except CkptError:
-        return None  # what is damaged proves nothing
 
 
 def _was_read(manifest: Manifest, adapter: Component) -> bool:

@@ -7,6 +7,7 @@ matches a name wins; ``"to": null`` (or ``"drop": true``) leaves the tensor out.
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterable
@@ -30,8 +31,11 @@ class Rule:
     to: str | None
 
 
-def read_key_map(path: Path) -> tuple[Rule, ...]:
-    """The rules of a file. Raises UsageError with the number of the invalid rule."""
+def read_key_map(file: str | os.PathLike[str] | None) -> tuple[Rule, ...]:
+    """The rules of a file, none without one. Raises UsageError with the number of the invalid rule."""
+    if file is None:
+        return ()
+    path = Path(file)
     with reading(path):
         raw = read_small(path)
         content = _toml(raw) if path.suffix == ".toml" else _json(raw)

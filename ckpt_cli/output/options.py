@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.names import Naming, ShardOrder
+from ckpt_cli.output.share import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class WritingOptions:
     """The options that `merge` and `average` share, with the meaning that their ``--help`` gives them.
 
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
-    of folder decides, otherwise "keep", 5 GB and "model.safetensors".
+    of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``part`` is "K/N", or "auto" for what a launcher says.
     """
 
     dtype: str | None = None
@@ -38,6 +40,34 @@ class WritingOptions:
     allow_unequal_replicas: bool = False
     shard_order: ShardOrder = "auto"
     strict: bool = False
+    part: str | None = None
+
+    @property
+    def chosen_part(self) -> Part | None:
+        """The part of the output that this process writes; None for all of it. Raises UsageError."""
+        if self.part is None:
+            return None
+        return Part.of_environment(os.environ) if self.part == "auto" else Part.of(self.part)
+
+    @property
+    def fills_from_base(self) -> bool:
+        """Whether the output may get tensors of the base."""
+        return bool(self.carry_from_base)
+
+    @property
+    def takes_from_base(self) -> bool:
+        """Whether the output may get anything of the base, by name."""
+        return self.fills_from_base or self.dtype == BASE
+
+    def check(self, base: object, needing: Sequence[str] = ("carry_from_base",)) -> None:
+        """Raise UsageError for options out of range, and for those ``needing`` a base without one."""
+        check_writing(self.weights_name, self.jobs, self.max_shard_size)
+        if self.chosen_part is not None and self.checksum:
+            raise UsageError("--checksum reads the whole output again, so --part does not apply", hint="leave out --checksum")
+        wanting = ["--dtype base"] if self.dtype == BASE else []
+        wanting += [f"--{name.replace('_', '-')}" for name in needing if getattr(self, name)]
+        if wanting and base is None:
+            raise UsageError(f"{wanting[0]} needs a base", hint="pass --base with the folder of the base model")
 
 
 class WritingKeywords(TypedDict, total=False):
@@ -60,6 +90,7 @@ class WritingKeywords(TypedDict, total=False):
     allow_unequal_replicas: bool
     shard_order: ShardOrder
     strict: bool
+    part: str | None
 
 
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ckpt_cli.boxes import Box, contiguous_strides
 from ckpt_cli.dtypes import BASE, BY_CODE, CAST_NAMES, CAST_SYNONYMS, Dtype, cast_name
@@ -95,7 +96,7 @@ class TileWork:
     target_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Everything that `ckpt_cli.output.writer` will do, and nothing more."""
 
@@ -128,7 +129,7 @@ class Plan:
         found = {origin.identity.path: origin for source in sources.values() for origin in source.origins}
         return list(found.values())
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of names, dtypes, shapes, layout of the output and of where every byte comes from."""
         state = hashlib.sha256()
@@ -235,11 +236,11 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
             continue
         if output.combination is not None:
             written = 0
-            for tile in tiles(tensor.grid, 1, SUM_ELEMENTS):
+            for tile in tiles(tensor.shape, 1, SUM_ELEMENTS):
                 yield TileWork(output, tile, output.offset + written)
                 written += tile.numel * output.dtype.itemsize
         elif _is_copy(output):
-            strides = contiguous_strides(tensor.grid)
+            strides = contiguous_strides(tensor.shape)
             for piece in sorted(tensor.pieces, key=lambda piece: piece.box.offset):
                 first = sum(i * stride for i, stride in zip(piece.box.offset, strides, strict=True)) * tensor.dtype.itemsize
                 length = piece.box.numel * tensor.dtype.itemsize
@@ -247,7 +248,7 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
                     yield CopyWork(piece, piece.offset + start, output.offset + first + start, min(COPY_STEP, length - start))
         else:
             written = 0
-            for tile in tiles(tensor.grid, tensor.dtype.itemsize, TILE):
+            for tile in tiles(tensor.shape, tensor.dtype.itemsize, TILE):
                 yield TileWork(output, tile, output.offset + written)
                 written += tile.numel * output.dtype.itemsize
 
@@ -266,7 +267,7 @@ def _is_copy(output: OutputTensor) -> bool:
     tensor = output.tensor
     if output.is_cast or tensor.nbytes < WORTH_COPYING * len(tensor.pieces):
         return False
-    strides = contiguous_strides(tensor.grid)
+    strides = contiguous_strides(tensor.shape)
     return all(piece.verbatim and is_run(piece.box.extent, piece.strides) and is_run(piece.box.extent, strides) for piece in tensor.pieces)
 
 

@@ -21,12 +21,15 @@ from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import printable
 from ckpt_cli.output import plan
+from ckpt_cli.output.parts import published, write_part
+from ckpt_cli.output.share import Part
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
-from ckpt_cli.output.writer import Written, default_jobs, execute
+from ckpt_cli.output.writer import Written, execute
 from ckpt_cli.progress import Progress
-from ckpt_cli.results.written import ClassComparison, FileInfo
+from ckpt_cli.results.written import ClassComparison, FileInfo, PartDone
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.parallel import default_jobs
 from ckpt_cli.tensors.reading import SLAB
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
@@ -73,6 +76,7 @@ class Publication:
     written: Written
     free: int | None
     side_files: SideFiles
+    part: PartDone | None = None
 
 
 def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
@@ -100,14 +104,18 @@ def publish(
     jobs: int | None = None,
     checksum: bool = False,
     progress: Progress | None = None,
+    part: Part | None = None,
 ) -> list[Publication]:
     """Write plans and their side files as folders that appear complete and all together, or not at all.
 
     All are written and approved before the first is renamed into place; if a later one cannot be renamed, the earlier ones are withdrawn
     again. ``dry_run``: only check what can be checked without writing: space, permissions, existing files. ``checksum`` is for
-    `execute`. Raises OutputError, and what `execute` raises.
+    `execute`. ``part``: write one part of each, and publish nothing, unless a launcher started all parts and this is the last one to be
+    done. Raises OutputError, and what `execute` raises.
     """
     orders = [_checked(order) for order in orders]
+    if part is not None and not dry_run:
+        return [_part(order, part, jobs, progress) for order in orders]
     free = check_space({order.target.folder: order.bytes_written for order in orders}, _space_hint(orders))
     if dry_run:
         planned = [Written({file.name: file.size for file in order.plan.files}, {}) for order in orders]
@@ -120,6 +128,29 @@ def publish(
             remove_empty(created)
             raise
     return [Publication(written, free[order.target.folder], order.side_files) for order, written in zip(orders, planned, strict=True)]
+
+
+def _part(order: Order, part: Part, jobs: int | None, progress: Progress | None) -> Publication:
+    """Write one part of an order."""
+    target = order.target
+    make_parents(target.folder)
+    free = check_space({target.folder: order.bytes_written // part.count}, _space_hint([order]))
+    written, done = write_part(
+        order.plan,
+        part,
+        target.folder,
+        order.side_files,
+        order.manifest,
+        approve=order.approve,
+        overwrite=target.overwrite,
+        jobs=jobs,
+        progress=progress,
+    )
+    complete = part.launched and len(done) == part.count
+    if complete:
+        published(target.folder, overwrite=target.overwrite)
+    facts = PartDone(number=part.number, count=part.count, done=tuple(done), launched=part.launched, published=complete)
+    return Publication(written, free[target.folder], order.side_files, facts)
 
 
 def _checked(order: Order) -> Order:
@@ -225,6 +256,7 @@ def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, no
         "disk_free": published.free,
         "peak_memory": RESIDENT + (jobs or default_jobs()) * buffers,
         "plan_digest": whole.digest,
+        "part": published.part,
     }
 
 

@@ -18,6 +18,7 @@ from ckpt_cli.hub.peft_names import OTHER_LORA, has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
 from ckpt_cli.names import Naming, foreign_names, printable, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
+from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.tensor import Tensor
@@ -70,26 +71,23 @@ class Selection:
 def select_tensors(
     component: Component,
     config: Mapping[str, Any],
-    *,
-    names: Naming = "hub",
+    options: WritingOptions,
     rules: tuple[Rule, ...] = (),
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    allow_unequal_replicas: bool = False,
+    *,
     adapters: bool = False,
     averaging: bool = False,
     live: Live | None = None,
     lacking: Sequence[str] = (),
 ) -> Selection:
-    """Decide names and tensors.
+    """Decide names and tensors, by ``options`` (filters and names) and the ``rules`` of a key map.
 
-    ``include`` and ``exclude`` are globs for whole output names; ``names``: those of the hub, or as trained; ``adapters``: tensors of
-    PEFT are written as they are; ``averaging``: factors of any adapter are refused; ``live`` gives the tensors of the model beside an EMA,
-    which has those of the names ``lacking`` too.
+    ``adapters``: tensors of PEFT are written as they are; ``averaging``: factors of any adapter are refused; ``live`` gives the tensors of
+    the model beside an EMA, which has those of the names ``lacking`` too.
 
     Raises NotFound if nothing is left, Unsupported for PEFT weights otherwise, Inconsistent for names that collide and replicas
     that differ.
     """
+    names, include, exclude = options.names, options.include, options.exclude
     notes: list[Note] = []
     dropped: dict[str, str] = {}
     mapped_out: dict[str, Tensor] = {}
@@ -137,26 +135,22 @@ def select_tensors(
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
     patterns = (*include, *exclude)
     notes += [_unused("pattern", pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
-    foreign = next((name for name in kept if OTHER_LORA.search(name)), None)
-    if averaging and foreign is not None:
+    foreign = next((name for name in kept if averaging and OTHER_LORA.search(name)), None)
+    factor = foreign or next((name for name in kept if not adapters and has_adapters({name: None})), None)
+    if factor is not None:
+        fuse = "fuse each into its model with the program that made it" if foreign else "merge each checkpoint first, which fuses them"
         raise Unsupported(
-            "these are factors of an adapter, which cannot be averaged: a mean of products is not the product of means",
-            tensor=foreign,
+            f"these are {'factors of an adapter' if foreign else 'weights with LoRA adapters'}, which cannot be averaged:"
+            " a mean of products is not the product of means",
+            tensor=factor,
             expected="weights without adapters",
-            hint="fuse each into its model with the program that made it, then average the results",
-        )
-    if has_adapters(kept) and not adapters:
-        raise Unsupported(
-            "these are weights with LoRA adapters, which cannot be averaged: a mean of products is not the product of means",
-            tensor=next(name for name in kept if has_adapters({name: None})),
-            expected="weights without adapters",
-            hint="merge each checkpoint first, which fuses them, then average the results",
+            hint=f"{fuse}, then average the results",
         )
     # Re-cut tensors share their copies with what they were cut from: each is compared once.
     compared = stored.values() if tensors.keys() != stored.keys() and not patterns else kept.values()
     for tensor in compared:
         if tensor.check_copies:
-            notes += compare_copies(tensor, allow_unequal_replicas)
+            notes += compare_copies(tensor, options.allow_unequal_replicas)
     trainer = foreign_names(native)
     if trainer is not None:
         text = f"these are {trainer}'s own tensor names, which no Hugging Face class loads: rename them with --key-map"

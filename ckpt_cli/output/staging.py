@@ -33,11 +33,21 @@ class Staging:
         self.target = target
         self.folder = temporary_name(target)
         self._lock = -1
+        self._kept = False
         self._inode: tuple[int, int] | None = None
         self._moved: list[tuple[Path, tuple[int, int]]] = []
         self.removed = remove_leftovers(target)
 
+    @classmethod
+    def of(cls, folder: Path, target: Path) -> Staging:
+        """A folder that is already there, to be published; it stays if that fails."""
+        staging = cls(target)
+        staging.folder, staging._kept = folder, True
+        return staging
+
     def __enter__(self) -> Staging:
+        if self._kept:
+            return self
         try:
             self._make()
         except OSError as error:
@@ -66,7 +76,7 @@ class Staging:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-        for folder in (self.folder, self._aside):
+        for folder in (self.folder, self._aside) if not self._kept else ():
             if folder.exists():
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource, Unreadable
@@ -17,12 +17,12 @@ from ckpt_cli.output.staging import sync_folder, temporary_name
 ELSEWHERE = "choose another place with -o"
 
 
-def check_target(target: Path, sources: Sequence[Path], *, overwrite: bool) -> None:
-    """Refuse an output in or around a source, and an existing folder that ckpt must not replace.
+def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read: Iterable[Path] = ()) -> None:
+    """Refuse an output in or around a source, one that holds a file which is ``read``, and an existing folder that ckpt must not replace.
 
     Raises OutputInsideSource or OutputExists.
     """
-    for source in sources:
+    for source in (*sources, *(path for path in read if _is_inside(path, target))):
         if _is_inside(target, source):
             raise OutputInsideSource(
                 "the output would be inside the input",

@@ -18,14 +18,14 @@ from pathlib import Path
 from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files.crc32 import combined, crc_of
-from ckpt_cli.files.safetensors_file import read_header
 from ckpt_cli.files.source import Files, FileSource, Source
 from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksum, work_of
+from ckpt_cli.output.share import Share
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex, read_tile
+from ckpt_cli.tensors.parallel import Stop, in_threads, workers_for
+from ckpt_cli.tensors.reading import read_tile
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
 
@@ -33,7 +33,6 @@ COPY_BUFFER = 1 << 20
 CANNOT_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY, errno.EIO}
 """Errors of ``copy_file_range`` after which ordinary reads and writes are tried (and report a real error as their own)."""
 
-KEPT_INDEXES = 256
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -53,9 +52,12 @@ class Written:
     side_files: dict[str, int] = field(default_factory=dict)
 
 
-def default_jobs() -> int:
-    """Two workers keep a disk busy; more than eight never helped in measurements on one."""
-    return max(2, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2))
+@dataclass(frozen=True, slots=True)
+class SharedWritten:
+    """What one part of a plan wrote: overflows and such, and by file and tensor (position, CRC-32, length) of its tiles."""
+
+    written: Written
+    tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
 
 
 def execute(
@@ -79,7 +81,7 @@ def execute(
     or the folder cannot be written, and InputError if a source fails or changes.
     """
     progress = progress or Silent()
-    workers = 1 if any(source.forward_only for source in plan.sources) else jobs or default_jobs()
+    workers = workers_for(plan.sources, jobs)
     written = Written({file.name: file.size for file in plan.files}, {}, {})
     with _output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
@@ -135,6 +137,39 @@ def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progr
     written.checksums[file.name] = {name: crc for name, crc in known.items() if crc is not None} | workers.checksums()
 
 
+def write_share(share: Share, folder: Path, *, jobs: int | None = None, progress: Progress | None = None) -> SharedWritten:
+    """Write one part of a plan into files that other processes write too, and make it durable. May run again, also at the same time.
+
+    Raises OutputError, and InputError if a source fails or changes.
+    """
+    progress = progress or Silent()
+    written = Written({}, {})
+    done = SharedWritten(written, {})
+    with _output_errors(folder):
+        progress.start(share.nbytes, share.files[0].file.name if share.files else "")
+        try:
+            for portion in share.files:
+                fd = os.open(folder / portion.file.name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+                try:
+                    # The same size by whichever process comes first: nothing that is written already is lost.
+                    if os.fstat(fd).st_size != portion.file.size:
+                        os.ftruncate(fd, portion.file.size)
+                    if portion.with_header:
+                        _write_all(fd, memoryview(portion.file.header), 0)
+                    workers = _Workers(fd, portion.file.name, written, progress)
+                    workers.run(portion.work, workers_for(share.sources, jobs))
+                    stages(progress).flushing()
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                done.tiles[portion.file.name] = workers.tiles()
+        finally:
+            progress.finish()
+        for source in share.sources:
+            source.check_unchanged()
+    return done
+
+
 def _add_checksums(file: OutputFile, path: Path, known: dict[str, int]) -> None:
     with Files() as files:
         source = files.source(path)
@@ -151,8 +186,11 @@ class _Workers:
         self._progress = progress
         self._lock = threading.Lock()
         self._stop = Stop()
-        self._indexes: dict[int, PieceIndex] = {}
         self._parts: dict[str, list[tuple[int, int, int]]] = {}
+
+    def tiles(self) -> dict[str, list[tuple[int, int, int]]]:
+        """Of every tensor that was written tile by tile: position in the file, CRC-32 and length in bytes of each tile."""
+        return {name: sorted(parts) for name, parts in self._parts.items()}
 
     def checksums(self) -> dict[str, int]:
         """The CRC-32 of every tensor that was written tile by tile."""
@@ -224,7 +262,7 @@ class _Workers:
             buffer = bytearray(output.tensor.dtype.itemsize)
             values = []
             for tensor in combination.tensors:
-                read_tile(tensor, at, buffer, self._index(tensor))
+                read_tile(tensor, at, buffer)
                 values.append(float(view_as(buffer, dtype, parts)[position % parts]))
             return values
 
@@ -243,22 +281,13 @@ class _Workers:
     def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers) -> memoryview:
         length = tile.numel * tensor.dtype.itemsize
         stored = memoryview(buffers.get("stored", length))[:length]
-        read_tile(tensor, tile, stored, self._index(tensor))
+        read_tile(tensor, tile, stored)
         return stored
 
     def _count_overflows(self, name: str, count: int) -> None:
         if count:
             with self._lock:
                 self._written.overflows[name] = self._written.overflows.get(name, 0) + count
-
-    def _index(self, tensor: Tensor) -> PieceIndex:
-        """The index of a tensor's pieces. The plan keeps the tensor alive, so that its id is its own."""
-        with self._lock:
-            if id(tensor) not in self._indexes:
-                if len(self._indexes) > KEPT_INDEXES:
-                    self._indexes.clear()
-                self._indexes[id(tensor)] = PieceIndex(tensor.pieces)
-            return self._indexes[id(tensor)]
 
 
 class _Buffers:
@@ -327,12 +356,11 @@ def _copy_side_file(source: Path, target: Path) -> int:
 
 
 def _check_headers(plan: Plan, folder: Path) -> None:
-    """Read back what was written, by the rules of the format."""
+    """Read back the sizes and headers that were written: what is on the disk is what was planned, byte for byte."""
     with Files() as files:
         for file in plan.files:
-            header = read_header(files.source(folder / file.name))
-            wanted = {(o.name, o.dtype, o.tensor.shape, o.offset) for o in file.tensors}
-            if {(e.name, e.dtype, e.shape, e.offset) for e in header.entries} != wanted:
+            source = files.source(folder / file.name)
+            if source.size != file.size or source.read(0, len(file.header)) != file.header:
                 raise CorruptFile("the file that was written does not read back as planned", path=folder / file.name)
 
 

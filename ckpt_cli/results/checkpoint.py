@@ -99,7 +99,8 @@ class ComponentInfo(Frozen):
         return self.problem is None
 
     @classmethod
-    def of(cls, component: Component, name: str) -> ComponentInfo:
+    def of(cls, component: Component, name: str, *, listed: bool = True) -> ComponentInfo:
+        """``listed``: with its tensors and other entries, not only their totals."""
         tensors = list(component.tensors.values())
         return cls(
             name=name,
@@ -114,8 +115,8 @@ class ComponentInfo(Frozen):
             bytes=component.nbytes,
             dtypes=_counts([(tensor.dtype.code, tensor) for tensor in tensors]),
             kinds=_counts([(tensor.kind, tensor) for tensor in tensors]),
-            tensors=tuple(TensorInfo.of(tensor) for tensor in tensors),
-            leaves=tuple(LeafInfo(name=leaf.name, text=leaf.text) for leaf in component.leaves),
+            tensors=tuple(TensorInfo.of(tensor) for tensor in tensors) if listed else None,
+            leaves=tuple(LeafInfo(name=leaf.name, text=leaf.text) for leaf in component.leaves) if listed else (),
         )
 
 
@@ -151,11 +152,6 @@ class Checkpoint(Frozen):
     @property
     def complete(self) -> bool:
         return all(component.complete for component in self.components)
-
-    def without_tensors(self) -> Checkpoint:
-        """The descriptor with totals only."""
-        components = tuple(info.model_copy(update={"tensors": None, "leaves": ()}) for info in self.components)
-        return self.model_copy(update={"components": components})
 
     def component(self, name: str) -> ComponentInfo:
         """The component of this name. Raises KeyError if there is none."""

@@ -51,7 +51,7 @@ class ShowResult(Frozen):
     """A part of a tensor with its values, and which rank holds what of the whole.
 
     ``index`` is the slice, ``shown`` its shape, ``values`` its elements in C order: numbers, "NaN", "Infinity", "-Infinity", bools, or text
-    for complex ones. ``grid`` is the shape that boxes refer to.
+    for complex ones.
     """
 
     path: str
@@ -60,7 +60,6 @@ class ShowResult(Frozen):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    grid: tuple[int, ...]
     layout: str
     index: str
     shown: tuple[int, ...]

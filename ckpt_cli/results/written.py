@@ -34,11 +34,24 @@ class ClassComparison(Frozen):
     extra: tuple[str, ...] = ()
 
 
+class PartDone(Frozen):
+    """One part of an output, of ``count``; ``done`` are those that were written by then (parts are counted from 0).
+
+    ``launched``: a launcher started all parts, and the one that is done last gives the output its name (``published``).
+    """
+
+    number: int
+    count: int
+    done: tuple[int, ...]
+    launched: bool = False
+    published: bool = False
+
+
 class WrittenFolder(Frozen):
     """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are.
 
     ``compared`` is what the names were compared with, None where nothing is known to compare them with (``naming`` says why).
-    ``carried`` are tensors that were taken from the base.
+    ``carried`` are tensors that were taken from the base. ``part``: only this part of it was written.
     """
 
     component: str
@@ -62,6 +75,7 @@ class WrittenFolder(Frozen):
     disk_free: int | None
     peak_memory: int
     plan_digest: str
+    part: PartDone | None = None
     notes: tuple[NoteInfo, ...] = ()
 
 
@@ -125,6 +139,22 @@ class AverageResult(Frozen):
     outputs: tuple[AveragedComponent, ...]
     dry_run: bool
     seconds: float
+    notes: tuple[NoteInfo, ...] = ()
+
+
+class PublishedFolder(Frozen):
+    """An output that was published; ``parts`` is 0 if that was done before."""
+
+    output: str
+    parts: int
+    files: tuple[FileInfo, ...]
+    tensors: int
+
+
+class PublishResult(Frozen):
+    """What `publish` did."""
+
+    outputs: tuple[PublishedFolder, ...]
     notes: tuple[NoteInfo, ...] = ()
 
 

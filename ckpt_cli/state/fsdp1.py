@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt_cli.boxes import Box, check_tiling, contiguous_strides, range_boxes
 from ckpt_cli.discover.open import OpenedComponent
+from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, MissingShard, Undecidable, reading
 from ckpt_cli.files.torch_file import StoredTensor
-from ckpt_cli.formats.assembly import ranks_of
+from ckpt_cli.formats.assembly import ranks_of, tiled
+from ckpt_cli.formats.flat import FlatRange, range_pieces
 from ckpt_cli.formats.optimizer_state import NamedState, RankEntries
 from ckpt_cli.state.fsdp1_units import find_units, unproved
 from ckpt_cli.state.numbered import (
@@ -112,39 +113,18 @@ def _lengths(ranks: Sequence[RankEntries], numbers: Sequence[int]) -> list[int]:
 
 
 def _cut(key: str, parameter: Tensor, start: int, ranks: Sequence[RankEntries], number: int, slot: str, parts: int) -> Tensor:
-    """One parameter's slot: the elements from ``start`` on of the flat vector whose parts the ranks hold, each range as boxes."""
-    pieces: list[Piece] = []
-    copies: list[Piece] = []
-    dtypes, seen = set(), set[Box]()
-    scalar = False
+    """One parameter's slot: the elements from ``start`` on of the flat vector whose parts the ranks hold; a number is every rank's."""
+    shape, pieces, dtypes = parameter.shape, list[Piece](), set[Dtype]()
     for entries in ranks:
         local = entries.tensors.get((number, slot))
         if not isinstance(local, StoredTensor):
             raise Inconsistent(f"rank {entries.rank} lacks it", path=entries.path)
         dtypes.add(local.dtype)
-        scalar = local.shape == ()
-        first = 0 if scalar else (entries.rank % parts) * local.numel
-        low, high = (0, 1) if scalar else (max(start, first), min(start + parameter.numel, first + local.numel))
-        step = 1 if scalar else local.strides[0]
-        position = local.offset + (low - first) * step * local.dtype.itemsize
-        for box in range_boxes(() if scalar else parameter.shape, low - start if not scalar else 0, high - low):
-            strides = tuple(step * stride for stride in contiguous_strides(box.extent))
-            piece = Piece(local.storage.source, position, strides, box, entries.rank, local.swapped, local.conj, local.neg)
-            (copies if box in seen else pieces).append(piece)
-            seen.add(box)
-            position += box.numel * step * local.dtype.itemsize
+        first = entries.rank % parts * local.numel
+        low, high = max(start, first), min(start + parameter.numel, first + local.numel)
+        if local.shape == ():
+            shape, first, low, high = (), start, start, start + 1
+        pieces += range_pieces(FlatRange(local, low - first, low - start, high - low, entries.rank), shape)
     if len(dtypes) > 1:
         raise Inconsistent("the ranks disagree about the dtype")
-    shape = () if scalar else parameter.shape
-    if check_tiling(shape, [piece.box for piece in pieces]) is not None:
-        raise Inconsistent("the parts of the ranks do not cover the parameter exactly once", hint="files from two saves may be mixed")
-    return Tensor(
-        name=key,
-        dtype=dtypes.pop(),
-        shape=shape,
-        pieces=tuple(pieces),
-        copies=tuple(copies),
-        kind="replicated" if scalar else "sharded",
-        layout=f"flat x{parts}",
-        check_copies=bool(copies),
-    )
+    return tiled(key, dtypes.pop(), shape, pieces, "sharded" if shape else "replicated", f"flat x{parts}")

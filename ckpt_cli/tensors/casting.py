@@ -16,6 +16,11 @@ RANGE = {"F16": 0, "BF16": 1, "F32": 2, "F64": 3}
 """Float dtypes by the largest value that they hold."""
 
 
+def can_cast(source: Dtype, target: Dtype) -> bool:
+    """Whether elements can be made those of another dtype: floats of 16 bits and more can, anything else only stays as it is."""
+    return source == target or (source.kind == target.kind == "float")
+
+
 def cast(values: Array, source: Dtype, target: Dtype, out: Array) -> int:
     """Cast to ``target`` with one rounding to nearest even; returns how many finite values became infinite.
 

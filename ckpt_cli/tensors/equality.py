@@ -7,17 +7,17 @@ what the files hold, element by element in the order of the tensor, so different
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from ckpt_cli.boxes import Box
-from ckpt_cli.dtypes import numpy_dtype
-from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.reading import PieceIndex, Region, read_range, read_region, read_tile, tiles
+from ckpt_cli.tensors.reading import blocks, element_bytes, elements, stored_bytes, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 BLOCK = 1 << 20
 SAMPLE = 256
 """Elements of a tensor that are compared as a sample."""
+
+SAMPLE_BYTES = 4096
+"""Bytes that `same_samples` compares at each of three places."""
 
 TRUSTED = 64 << 10
 """Above this many bytes equal checksums are taken for equal bytes; below, reading them costs nothing."""
@@ -25,14 +25,14 @@ TRUSTED = 64 << 10
 
 def same_values(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bytes (NaNs are equal if their bits are)."""
-    if (first.dtype, first.shape, first.grid) != (second.dtype, second.shape, second.grid):
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
     if first.alias_of == second.name or second.alias_of == first.name:
         return True
     other = {piece.box: piece for piece in second.pieces}
     if set(other) == {piece.box for piece in first.pieces}:
         return all(_same_piece(piece, other[piece.box], first.dtype.itemsize) for piece in first.pieces)
-    return all(_tile_bytes(first, tile) == _tile_bytes(second, tile) for tile in tiles(first.grid, first.dtype.itemsize, BLOCK))
+    return all(element_bytes(first, *block) == element_bytes(second, *block) for block in blocks(first, BLOCK // first.dtype.itemsize))
 
 
 def same_after_cast(source: Tensor, stored: Tensor) -> bool:
@@ -40,9 +40,7 @@ def same_after_cast(source: Tensor, stored: Tensor) -> bool:
     numeric = all(tensor.dtype.kind == "float" and tensor.dtype.numpy is not None for tensor in (source, stored))
     if source.dtype == stored.dtype or source.shape != stored.shape or not numeric:
         return same_values(source, stored)
-    indexes = PieceIndex(source.pieces), PieceIndex(stored.pieces)
-    starts = range(0, source.numel, BLOCK // 8)
-    return all(_same_range(source, stored, start, min(BLOCK // 8, source.numel - start), indexes) for start in starts)
+    return all(_same_range(source, stored, *block) for block in blocks(source, BLOCK // 8))
 
 
 def same_sample(source: Tensor, stored: Tensor) -> bool:
@@ -53,20 +51,44 @@ def same_sample(source: Tensor, stored: Tensor) -> bool:
         return source.dtype == stored.dtype
     count = min(SAMPLE, source.numel)
     start = (source.numel - count) // 2
-    return not count or _same_range(source, stored, start, count, (PieceIndex(source.pieces), PieceIndex(stored.pieces)))
+    return not count or _same_range(source, stored, start, count)
 
 
-def _same_range(source: Tensor, stored: Tensor, start: int, count: int, indexes: tuple[PieceIndex, PieceIndex]) -> bool:
-    import numpy
+def same_samples(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have one dtype and shape, and the same bytes at their beginning, middle and end, however they are cut.
 
-    raw, own = bytearray(count * source.dtype.itemsize), bytearray(count * stored.dtype.itemsize)
-    read_range(source, start, count, raw, indexes[0])
-    read_range(stored, start, count, own, indexes[1])
+    What fits in three samples is compared as a whole. False for sources that can only be read from the beginning on.
+    """
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    if any(piece.source.forward_only for tensor in (first, second) for piece in tensor.pieces):
+        return False
+    count = max(SAMPLE_BYTES // first.dtype.itemsize, 1)
+    end = first.numel - count
+    places = [(0, first.numel)] if first.numel <= 3 * count else [(start, count) for start in (0, end // 2, end)]
+    return all(_same_range(first, second, start, length) for start, length in places if length)
+
+
+def alike(held: Sequence[Mapping[str, Tensor]]) -> Iterator[tuple[int, int]]:
+    """The numbers of every two of some dicts that hold the same tensors, as far as samples tell."""
+    seen: dict[object, list[int]] = {}
+    for number, tensors in enumerate(held):
+        if not tensors:
+            continue
+        largest = max(tensors.values(), key=lambda tensor: tensor.numel)
+        count = min(SAMPLE, largest.numel)
+        sample = bytes(element_bytes(largest, (largest.numel - count) // 2, count)) if count else b""
+        others = seen.setdefault((*((name, tensor.shape) for name, tensor in tensors.items()), sample), [])
+        for other in others:
+            if all(same_samples(tensor, held[other][name]) for name, tensor in tensors.items()):
+                yield other, number
+        others.append(number)
+
+
+def _same_range(source: Tensor, stored: Tensor, start: int, count: int) -> bool:
     if source.dtype == stored.dtype:
-        return raw == own
-    made = numpy.empty(count, dtype=numpy_dtype(stored.dtype))
-    cast(view_as(raw, source.dtype, count), source.dtype, stored.dtype, made)
-    return made.tobytes() == bytes(own)
+        return element_bytes(source, start, count) == element_bytes(stored, start, count)
+    return elements(source, start, count, stored.dtype).tobytes() == bytes(element_bytes(stored, start, count))
 
 
 def unequal_copies(tensor: Tensor) -> Iterator[tuple[Piece, Piece]]:
@@ -84,7 +106,7 @@ def unequal_copies(tensor: Tensor) -> Iterator[tuple[Piece, Piece]]:
 def _same_piece(first: Piece, second: Piece, itemsize: int, *, bounded: bool = False) -> bool:
     if first.same_bytes_as == second.same_bytes_as:
         return True
-    # Byte order and lazy flags must agree here; read_tile, which undoes them, is for tensors.
+    # Byte order and lazy flags must agree here; element_bytes, which undoes them, is for tensors.
     if (first.swapped, first.conj, first.neg) != (second.swapped, second.conj, second.neg):
         return False
     large = first.box.numel * itemsize > TRUSTED
@@ -94,16 +116,4 @@ def _same_piece(first: Piece, second: Piece, itemsize: int, *, bounded: bool = F
     if bounded and first.crc is None and first.box.numel * itemsize > 3 * BLOCK:
         listed = list(regions)
         regions = iter((listed[0], listed[len(listed) // 2], listed[-1]))
-    return all(_piece_bytes(first, region, itemsize) == _piece_bytes(second, region, itemsize) for region in regions)
-
-
-def _piece_bytes(piece: Piece, region: Box, itemsize: int) -> bytes:
-    buffer = bytearray(region.numel * itemsize)
-    read_region(Region(piece, region.offset, region.extent, itemsize), buffer)
-    return bytes(buffer)
-
-
-def _tile_bytes(tensor: Tensor, tile: Box) -> bytes:
-    buffer = bytearray(tile.numel * tensor.dtype.itemsize)
-    read_tile(tensor, tile, buffer)
-    return bytes(buffer)
+    return all(stored_bytes(first, region, itemsize) == stored_bytes(second, region, itemsize) for region in regions)

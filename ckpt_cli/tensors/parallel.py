@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from ckpt_cli.files.source import Source
+from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.tensors.tensor import Tensor
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Advance = Callable[[int, str], None]
+"""Tells how many more bytes are done, and of what. Raises Stopped where the work should end, so it is called after every block."""
 
 
 class Stopped(Exception):
@@ -61,3 +68,43 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item], count: int
         if error is not None and not isinstance(error, Stopped):
             raise error
     return [future.result() for future in futures]
+
+
+def default_jobs() -> int:
+    """Two workers keep a disk busy; more than eight never helped in measurements on one."""
+    return max(2, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2))
+
+
+def workers_for(sources: Iterable[Source], jobs: int | None) -> int:
+    """Threads that read sources: one where any can only be read forward."""
+    return 1 if any(source.forward_only for source in sources) else jobs or default_jobs()
+
+
+def sources_of(tensors: Iterable[Tensor]) -> Iterable[Source]:
+    """What tensors are read from, perhaps more than once."""
+    return (piece.source for tensor in tensors for piece in tensor.pieces)
+
+
+def with_progress(
+    work: Callable[[Item, Advance], Result],
+    items: Iterable[Item],
+    tensors: Iterable[Tensor],
+    *,
+    jobs: int | None,
+    progress: Progress | None,
+    total: int,
+    label: str,
+) -> list[Result]:
+    """`in_threads` for ``items`` that are read from ``tensors``, ``total`` bytes of them, with a display that begins as ``label``."""
+    shown, stop = progress or Silent(), Stop()
+
+    def advance(count: int, label: str) -> None:
+        stop.check()
+        shown.advance(count, label)
+
+    workers = workers_for(sources_of(tensors), jobs)
+    shown.start(total, label)
+    try:
+        return in_threads(lambda item: work(item, advance), items, workers, stop)
+    finally:
+        shown.finish()

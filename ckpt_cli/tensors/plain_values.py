@@ -20,7 +20,7 @@ from ckpt_cli.dtypes import BY_CODE, BY_TORCH, Dtype
 from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
 from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, describe
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
-from ckpt_cli.tensors.reading import read_tile
+from ckpt_cli.tensors.reading import element_bytes
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 MAX_DEPTH = 100
@@ -184,10 +184,7 @@ class ValueReader:
 def read_stored(stored: StoredTensor) -> TensorValue:
     """The bytes of a stored tensor."""
     piece = Piece(stored.storage.source, stored.offset, stored.strides, whole(stored.shape), 0, stored.swapped, stored.conj, stored.neg)
-    buffer = bytearray(stored.numel * stored.dtype.itemsize)
-    if buffer:
-        read_tile(Tensor("", stored.dtype, stored.shape, (piece,)), whole(stored.shape), buffer)
-    return TensorValue(stored.dtype, stored.shape, bytes(buffer))
+    return TensorValue(stored.dtype, stored.shape, bytes(element_bytes(Tensor("", stored.dtype, stored.shape, (piece,)))))
 
 
 def unrepresented(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -7,13 +7,12 @@ meet it; a slab that is contiguous in both file and tile is read straight into p
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, range_boxes
 from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 if TYPE_CHECKING:
@@ -30,21 +29,6 @@ SMALL = 64 << 10
 
 WASTE = 4
 """A scattered region is read in one go if the bytes from its first to its last element are at most this many times its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A box inside a piece: ``offset`` and ``extent`` count elements from the first element of the piece."""
-
-    piece: Piece
-    offset: Shape
-    extent: Shape
-    itemsize: int
-
-    @property
-    def start(self) -> int:
-        """Byte offset of its first element in the source."""
-        return self.piece.offset + self.itemsize * sum(i * stride for i, stride in zip(self.offset, self.piece.strides, strict=True))
 
 
 def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
@@ -75,66 +59,65 @@ def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
             return
 
 
-def read_range(tensor: Tensor, start: int, count: int, buffer: bytearray | memoryview, index: PieceIndex) -> None:
-    """Fill ``buffer`` with ``count`` elements from position ``start`` on, in C order and in the tensor's own dtype."""
-    view, done = memoryview(buffer), 0
-    for box in range_boxes(tensor.grid, start, count):
-        length = box.numel * tensor.dtype.itemsize
-        read_tile(tensor, box, view[done : done + length], index)
-        done += length
+def element_bytes(tensor: Tensor, start: int = 0, count: int | None = None) -> bytearray:
+    """Elements from position ``start`` on (all of them without ``count``), in C order and in the tensor's own dtype."""
+    size = tensor.dtype.itemsize
+    count = tensor.numel - start if count is None else count
+    buffer, done = bytearray(count * size), 0
+    view = memoryview(buffer)
+    for box in range_boxes(tensor.shape, start, count):
+        read_tile(tensor, box, view[done : done + box.numel * size])
+        done += box.numel * size
+    return buffer
 
 
-class PieceIndex:
-    """The pieces of a tensor, found by the box they meet: sorted by their start along dimension 0."""
+def elements(tensor: Tensor, start: int = 0, count: int | None = None, dtype: Dtype | None = None) -> Array:
+    """The same as numbers that numpy has (complex32 is widened), rounded to ``dtype`` if one is given."""
+    import numpy
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = sorted(pieces, key=lambda piece: piece.box.offset[:1])
-        self._starts = [piece.box.offset[0] for piece in self._pieces if piece.box.offset]
-        self._reach: list[int] = []
-        reach = 0
-        for piece in self._pieces:
-            if piece.box.offset:
-                reach = max(reach, piece.box.offset[0] + piece.box.extent[0])
-                self._reach.append(reach)
-
-    def meeting(self, box: Box) -> Iterator[tuple[Piece, Box]]:
-        """Every piece that meets ``box``, with the common box."""
-        if not box.offset:
-            yield from ((piece, box) for piece in self._pieces)
-            return
-        first = bisect_left(self._reach, box.offset[0] + 1)
-        last = bisect_left(self._starts, box.offset[0] + box.extent[0])
-        for piece in self._pieces[first:last]:
-            common = piece.box.intersect(box)
-            if common is not None:
-                yield piece, common
+    buffer = element_bytes(tensor, start, count)
+    if tensor.dtype.code == "C32":
+        return numpy.frombuffer(buffer, numpy.float16).astype(numpy.float32).view(numpy.complex64)
+    stored = view_as(buffer, tensor.dtype, len(buffer) // tensor.dtype.itemsize)
+    if dtype is None or dtype == tensor.dtype:
+        return stored
+    rounded = numpy.empty(len(stored), numpy_dtype(dtype))
+    cast(stored, tensor.dtype, dtype, rounded)
+    return rounded
 
 
-def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview, index: PieceIndex | None = None) -> None:
+def blocks(tensor: Tensor, most: int) -> Iterator[tuple[int, int]]:
+    """Start and length of ranges of at most so many elements that are the whole tensor, in order."""
+    return ((start, min(most, tensor.numel - start)) for start in range(0, tensor.numel, most))
+
+
+def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview) -> None:
     """Fill ``buffer`` with the elements of ``tile`` in C order, in the tensor's own dtype."""
     itemsize = tensor.dtype.itemsize
     view = memoryview(buffer)
     strides = contiguous_strides(tile.extent)
-    for piece, common in (index or PieceIndex(tensor.pieces)).meeting(tile):
+    for piece, common in tensor.meeting(tile):
         inside = tuple(a - b for a, b in zip(common.offset, tile.offset, strict=True))
-        region = Region(piece, tuple(a - b for a, b in zip(common.offset, piece.box.offset, strict=True)), common.extent, itemsize)
+        region = Box(tuple(a - b for a, b in zip(common.offset, piece.box.offset, strict=True)), common.extent)
         first = sum(i * stride for i, stride in zip(inside, strides, strict=True)) * itemsize
         if piece.verbatim and is_run(common.extent, strides) and is_run(common.extent, piece.strides):
-            piece.source.read_at(region.start, view[first : first + common.numel * itemsize])
+            piece.source.read_at(piece.place_of(region.offset, itemsize), view[first : first + common.numel * itemsize])
         else:
             # The ellipsis makes it a view where there are no dimensions, too.
             place: tuple[Any, ...] = (*(slice(i, i + n) for i, n in zip(inside, common.extent, strict=True)), ...)
             target = _as_array(view, tile.extent, itemsize)[place]
-            _gather(region, target)
+            _gather(piece, region, target)
             _adjust(piece, target, tensor.dtype)
 
 
-def read_region(region: Region, buffer: bytearray) -> None:
-    """Fill ``buffer`` with the stored elements of one region in C order, without undoing byte order or flags."""
-    if is_run(region.extent, region.piece.strides):
-        region.piece.source.read_at(region.start, memoryview(buffer))
+def stored_bytes(piece: Piece, box: Box, itemsize: int) -> bytearray:
+    """The stored elements of a box inside a piece (relative to it) in C order, without undoing byte order or flags."""
+    buffer = bytearray(box.numel * itemsize)
+    if is_run(box.extent, piece.strides):
+        piece.source.read_at(piece.place_of(box.offset, itemsize), memoryview(buffer))
     else:
-        _gather(region, _as_array(memoryview(buffer), region.extent, region.itemsize))
+        _gather(piece, box, _as_array(memoryview(buffer), box.extent, itemsize))
+    return buffer
 
 
 def is_run(extent: Shape, strides: Shape) -> bool:
@@ -159,16 +142,16 @@ def _raw(itemsize: int) -> str:
     return f"u{itemsize}" if itemsize <= 8 else f"V{itemsize}"
 
 
-def _gather(region: Region, target: Array) -> None:
-    """Copy a strided region of a source into ``target``, with reads of at most `SLAB` bytes."""
+def _gather(piece: Piece, box: Box, target: Array) -> None:
+    """Copy a strided box inside a piece into ``target``, with reads of at most `SLAB` bytes."""
     import numpy
 
-    piece, itemsize, extent = region.piece, region.itemsize, region.extent
+    extent, itemsize = box.extent, target.itemsize
     reach = sum((n - 1) * stride for n, stride in zip(extent, piece.strides, strict=True))
-    span, wanted = (reach + 1) * itemsize, math.prod(extent) * itemsize
+    span, wanted = (reach + 1) * itemsize, box.numel * itemsize
     if span <= SMALL or (span <= SLAB and span <= WASTE * wanted):
         slab = bytearray(span)
-        piece.source.read_at(region.start, memoryview(slab))
+        piece.source.read_at(piece.place_of(box.offset, itemsize), memoryview(slab))
         stored = numpy.frombuffer(slab, dtype=_raw(itemsize))
         strides = tuple(stride * itemsize for stride in piece.strides)
         target[...] = numpy.lib.stride_tricks.as_strided(stored, extent, strides, writeable=False)
@@ -176,13 +159,9 @@ def _gather(region: Region, target: Array) -> None:
     widest = max((d for d in range(len(extent)) if extent[d] > 1), key=lambda d: (extent[d] - 1) * piece.strides[d])
     half = extent[widest] // 2
     for start, count in ((0, half), (half, extent[widest] - half)):
-        part = Region(
-            piece,
-            tuple(o + start if d == widest else o for d, o in enumerate(region.offset)),
-            tuple(count if d == widest else n for d, n in enumerate(extent)),
-            itemsize,
-        )
-        _gather(part, target[tuple(slice(start, start + count) if d == widest else slice(None) for d in range(len(extent)))])
+        offset = (*box.offset[:widest], box.offset[widest] + start, *box.offset[widest + 1 :])
+        part = Box(offset, (*extent[:widest], count, *extent[widest + 1 :]))
+        _gather(piece, part, target[(*(slice(None),) * widest, slice(start, start + count))])
 
 
 def _adjust(piece: Piece, target: Array, dtype: Dtype) -> None:

@@ -6,7 +6,9 @@ These are plain frozen values; what crosses JSON is built from them in `ckpt_cli
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ckpt_cli.boxes import Box, Shape
@@ -40,10 +42,45 @@ class Piece:
         """Whether the stored bytes are the wanted bytes (only their order may differ)."""
         return not (self.swapped or self.conj or self.neg)
 
+    def place_of(self, index: Shape, itemsize: int) -> int:
+        """Where the element at an index relative to the box begins in the source, in bytes."""
+        return self.offset + itemsize * sum(i * stride for i, stride in zip(index, self.strides, strict=True))
+
+    def span(self, itemsize: int) -> tuple[int, int]:
+        """Where its bytes begin and end in the source."""
+        last = tuple(n - 1 for n in self.box.extent)
+        return self.offset, self.place_of(last, itemsize) + itemsize if self.box.numel else self.offset
+
     @property
     def same_bytes_as(self) -> tuple[object, ...]:
         """Equal for two pieces that read the same bytes of the same source in the same way."""
         return (self.source.identity, self.offset, self.strides, self.box, self.swapped, self.conj, self.neg)
+
+
+class PieceIndex:
+    """The pieces of a tensor, found by the box they meet: sorted by their start along dimension 0."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = sorted(pieces, key=lambda piece: piece.box.offset[:1])
+        self._starts = [piece.box.offset[0] for piece in self._pieces if piece.box.offset]
+        self._reach: list[int] = []
+        reach = 0
+        for piece in self._pieces:
+            if piece.box.offset:
+                reach = max(reach, piece.box.offset[0] + piece.box.extent[0])
+                self._reach.append(reach)
+
+    def meeting(self, box: Box) -> Iterator[tuple[Piece, Box]]:
+        """Every piece that meets ``box``, with the common box."""
+        if not box.offset:
+            yield from ((piece, box) for piece in self._pieces)
+            return
+        first = bisect_left(self._reach, box.offset[0] + 1)
+        last = bisect_left(self._starts, box.offset[0] + box.extent[0])
+        for piece in self._pieces[first:last]:
+            common = piece.box.intersect(box)
+            if common is not None:
+                yield piece, common
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +88,7 @@ class Tensor:
     """A named tensor: ``pieces`` tile its ``shape`` exactly; ``copies`` are replicas of pieces.
 
     ``layout`` is the placement as people write it, such as "Shard(0) x8"; ``alias_of`` names the tensor that shares
-    its storage; ``check_copies`` asks the probe to compare the replicas with the pieces before anything is written;
-    ``own_grid`` is set where boxes refer to another array than one of this shape (see `grid`).
+    its storage; ``check_copies`` asks the probe to compare the replicas with the pieces before anything is written.
     """
 
     name: str
@@ -64,12 +100,7 @@ class Tensor:
     layout: str = ""
     alias_of: str | None = None
     check_copies: bool = False
-    own_grid: Shape | None = None
-
-    @property
-    def grid(self) -> Shape:
-        """The C-ordered array that boxes refer to; it has the elements of ``shape`` in the same order."""
-        return self.shape if self.own_grid is None else self.own_grid
+    _index: PieceIndex | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def numel(self) -> int:
@@ -78,3 +109,11 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return self.numel * self.dtype.itemsize
+
+    def meeting(self, box: Box) -> Iterator[tuple[Piece, Box]]:
+        """Every piece that meets ``box``, with the common box. Pieces are sorted once, when the first box is looked up."""
+        index = self._index
+        if index is None:
+            index = PieceIndex(self.pieces)
+            object.__setattr__(self, "_index", index)
+        return index.meeting(box)

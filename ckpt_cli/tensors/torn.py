@@ -112,12 +112,12 @@ def bytes_of_holes(source: FileSource) -> int:
 
 def _zeros_at_the_end(source: FileSource, pieces: list[tuple[Piece, Tensor]]) -> Torn | None:
     """The zeros that a file ends with, if a trained model hardly has them."""
-    spans = sorted(((piece.offset, piece.offset + _span(piece, tensor), tensor) for piece, tensor in pieces), key=lambda span: span[1])
-    end = spans[-1][1]
-    zeros = _trailing_zeros(source, spans[0][0], end)
+    end = max(piece.span(tensor.dtype.itemsize)[1] for piece, tensor in pieces)
+    zeros = _trailing_zeros(source, min(piece.offset for piece, _ in pieces), end)
     if zeros < LEAST_ZEROS:
         return None
     start = end - zeros
+    spans = sorted(((*piece.span(tensor.dtype.itemsize), tensor) for piece, tensor in pieces), key=lambda span: span[:2])
     doubtful = [
         tensor
         for begin, stop, tensor in spans
@@ -126,12 +126,6 @@ def _zeros_at_the_end(source: FileSource, pieces: list[tuple[Piece, Tensor]]) ->
         and not may_end_in_zeros(tensor.name, tensor.shape, tensor.dtype)
     ]
     return Torn(source.path, source.size, zeros=zeros, tensor=doubtful[0].name) if doubtful else None
-
-
-def _span(piece: Piece, tensor: Tensor) -> int:
-    """Bytes from the first element of a piece to the end of its last."""
-    last = sum((n - 1) * stride for n, stride in zip(piece.box.extent, piece.strides, strict=True))
-    return (last + 1) * tensor.dtype.itemsize
 
 
 def _trailing_zeros(source: FileSource, begin: int, end: int) -> int:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ckpt_cli.boxes import Box, Shape, contiguous_strides
-from ckpt_cli.errors import Inconsistent, Undecidable
+from ckpt_cli.boxes import Box, Shape, contiguous_strides, range_boxes
+from ckpt_cli.errors import Inconsistent
 from ckpt_cli.tensors.tensor import Piece, Tensor
-
-
-def _check_grid(*tensors: Tensor) -> None:
-    """Boxes of a reshaped tensor are not boxes of its dimensions, so it cannot be re-cut by them. Raises Undecidable."""
-    for tensor in tensors:
-        if tensor.own_grid is not None:
-            raise Undecidable(
-                f"it was assembled in shape {list(tensor.own_grid)}, so its dimensions cannot be re-cut",
-                tensor=tensor.name,
-                expected=f"pieces of shape {list(tensor.shape)}",
-            )
 
 
 def _check_axis(tensor: Tensor, axis: int, more: int = 0) -> None:
@@ -37,7 +26,6 @@ def _check_alike(tensors: Sequence[Tensor], axis: int | None) -> None:
     """Raise Inconsistent unless all have one dtype, and one shape but for dimension ``axis``."""
     first = tensors[0]
     for tensor in tensors:
-        _check_grid(tensor)
         if tensor.dtype != first.dtype:
             raise Inconsistent(
                 f"it has dtype {tensor.dtype}, {first.name or 'the first'} has {first.dtype}, and both are parts of one tensor",
@@ -58,47 +46,42 @@ def _check_alike(tensors: Sequence[Tensor], axis: int | None) -> None:
 def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """Dimensions in another order, as ``torch.permute``: dimension ``i`` of the result is dimension ``order[i]``.
 
-    This and the other views raise Inconsistent for shapes and dtypes that do not fit, Undecidable for reshaped tensors.
+    This and the other views raise Inconsistent for shapes and dtypes that do not fit.
     """
-    _check_grid(tensor)
     if sorted(order) != [*range(len(tensor.shape))]:
         raise Inconsistent(f"shape {list(tensor.shape)} lacks the {len(order)} dimensions that are exchanged", tensor=tensor.name)
 
     def turned(values: Shape) -> Shape:
         return tuple(values[i] for i in order)
 
-    def piece(old: Piece) -> Piece:
-        return replace(old, strides=turned(old.strides), box=Box(turned(old.box.offset), turned(old.box.extent)), crc=None)
+    def pieces(old: Piece) -> Iterator[Piece]:
+        yield replace(old, strides=turned(old.strides), box=Box(turned(old.box.offset), turned(old.box.extent)), crc=None)
 
-    return replace(
-        tensor, shape=turned(tensor.shape), pieces=tuple(map(piece, tensor.pieces)), copies=tuple(map(piece, tensor.copies)), alias_of=None
-    )
+    return _cut(tensor, turned(tensor.shape), pieces)
 
 
 def sliced(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
     """Elements ``start``, ``start + step``, ... below ``stop`` of one dimension, as ``tensor[..., start:stop:step, ...]``."""
-    _check_grid(tensor)
     _check_axis(tensor, axis)
     if not 0 <= start <= stop <= tensor.shape[axis] or step < 1:
         text = f"elements {start} to {stop} lie outside of dimension {axis} of shape {list(tensor.shape)}"
         raise Inconsistent(text, tensor=tensor.name)
 
-    def piece(old: Piece) -> Piece | None:
+    def pieces(old: Piece) -> Iterator[Piece]:
         low, count = old.box.offset[axis], old.box.extent[axis]
         # The first element of the slice that this piece holds, and how many more.
         first = start + -(-max(low - start, 0) // step) * step
         last = min(low + count, stop)
         if first >= last:
-            return None
+            return
         offset = old.offset + (first - low) * old.strides[axis] * tensor.dtype.itemsize
         place, length = (first - start) // step, -(-(last - first) // step)
         box = Box(_with(old.box.offset, axis, place), _with(old.box.extent, axis, length))
         strides = _with(old.strides, axis, old.strides[axis] * step)
         whole = (length, step) == (count, 1)
-        return replace(old, offset=offset, strides=strides, box=box, crc=old.crc if whole else None)
+        yield replace(old, offset=offset, strides=strides, box=box, crc=old.crc if whole else None)
 
-    shape = _with(tensor.shape, axis, max(0, -(-(stop - start) // step)))
-    return _rebuilt(tensor, shape, [tensor], piece)
+    return _cut(tensor, _with(tensor.shape, axis, max(0, -(-(stop - start) // step))), pieces)
 
 
 def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
@@ -141,15 +124,14 @@ def selected(tensor: Tensor, axis: int, index: int) -> Tensor:
     def without(values: Shape) -> Shape:
         return (*values[:axis], *values[axis + 1 :])
 
-    def piece(old: Piece) -> Piece:
-        return replace(old, strides=without(old.strides), box=Box(without(old.box.offset), without(old.box.extent)))
+    def pieces(old: Piece) -> Iterator[Piece]:
+        yield replace(old, strides=without(old.strides), box=Box(without(old.box.offset), without(old.box.extent)))
 
-    return _rebuilt(row, without(row.shape), [row], piece)
+    return _cut(row, without(row.shape), pieces)
 
 
 def unstacked(tensor: Tensor, axis: int) -> list[Tensor]:
     """The elements of a dimension as tensors of their own, as ``torch.unbind``: each piece is looked at once, however many there are."""
-    _check_grid(tensor)
     _check_axis(tensor, axis)
 
     def without(values: Shape) -> Shape:
@@ -186,7 +168,6 @@ def interleaved(tensor: Tensor, axis: int, *, inverse: bool = False) -> Tensor:
 
 def merged(tensor: Tensor, axis: int) -> Tensor:
     """A dimension and the next one as one, as ``torch.flatten(axis, axis + 1)``. A piece that does not span whole rows becomes several."""
-    _check_grid(tensor)
     _check_axis(tensor, axis, more=1)
     inner = tensor.shape[axis + 1]
 
@@ -202,13 +183,7 @@ def merged(tensor: Tensor, axis: int) -> Tensor:
             for row in range(rows):
                 yield _joined(old, axis, begin + row * inner, columns, inner_stride, row * outer_stride, tensor.dtype.itemsize)
 
-    return replace(
-        tensor,
-        shape=(*tensor.shape[:axis], tensor.shape[axis] * inner, *tensor.shape[axis + 2 :]),
-        pieces=tuple(new for old in tensor.pieces for new in pieces(old)),
-        copies=tuple(new for old in tensor.copies for new in pieces(old)),
-        alias_of=None,
-    )
+    return _cut(tensor, (*tensor.shape[:axis], tensor.shape[axis] * inner, *tensor.shape[axis + 2 :]), pieces)
 
 
 def _joined(old: Piece, axis: int, start: int, length: int, stride: int, skipped: int, itemsize: int) -> Piece:
@@ -228,21 +203,19 @@ def _inserted(tensor: Tensor, axis: int) -> Tensor:
     def spread(values: Shape, value: int) -> Shape:
         return (*values[:axis], value, *values[axis:])
 
-    def piece(old: Piece) -> Piece:
-        return replace(old, strides=spread(old.strides, 1), box=Box(spread(old.box.offset, 0), spread(old.box.extent, 1)))
+    def pieces(old: Piece) -> Iterator[Piece]:
+        yield replace(old, strides=spread(old.strides, 1), box=Box(spread(old.box.offset, 0), spread(old.box.extent, 1)))
 
-    return _rebuilt(tensor, spread(tensor.shape, 1), [tensor], piece)
+    return _cut(tensor, spread(tensor.shape, 1), pieces)
 
 
-def _rebuilt(tensor: Tensor, shape: Shape, origins: Sequence[Tensor], piece: Callable[[Piece], Piece | None]) -> Tensor:
-    """The tensor with another shape, and pieces and copies as ``piece`` makes them (None: it holds nothing of the result)."""
-    pieces = (piece(old) for origin in origins for old in origin.pieces)
-    copies = (piece(old) for origin in origins for old in origin.copies)
+def _cut(tensor: Tensor, shape: Shape, pieces: Callable[[Piece], Iterable[Piece]]) -> Tensor:
+    """The tensor with another shape, and pieces and copies as ``pieces`` makes them of each (of none that holds nothing of the result)."""
     return replace(
         tensor,
         shape=shape,
-        pieces=tuple(new for new in pieces if new is not None),
-        copies=tuple(new for new in copies if new is not None),
+        pieces=tuple(new for old in tensor.pieces for new in pieces(old)),
+        copies=tuple(new for old in tensor.copies for new in pieces(old)),
         alias_of=None,
     )
 
@@ -251,34 +224,22 @@ def _with(values: Shape, axis: int, value: int) -> Shape:
     return (*values[:axis], value, *values[axis + 1 :])
 
 
-def reshaped(tensor: Tensor, shape: Shape) -> Tensor:
-    """Another shape for the same elements in the same order, as ``torch.reshape``."""
-    if math.prod(shape) != tensor.numel:
-        raise Inconsistent(f"shape {list(tensor.shape)} does not have as many elements as {list(shape)}", tensor=tensor.name)
-    return replace(tensor, shape=shape, own_grid=tensor.grid, alias_of=None)
-
-
 def unfolded(tensor: Tensor, axis: int, sizes: Shape) -> Tensor:
-    """One dimension as several (``torch.unflatten``). Raises Undecidable if shards cut that dimension."""
-    _check_grid(tensor)
+    """One dimension as several (``torch.unflatten``). What a piece holds of it is a range, which becomes one box or a few."""
     _check_axis(tensor, axis)
     if math.prod(sizes) != tensor.shape[axis]:
         raise Inconsistent(f"dimension {axis} of shape {list(tensor.shape)} is not {' x '.join(map(str, sizes))}", tensor=tensor.name)
-    inner = contiguous_strides(sizes)
 
     def spread(values: Shape, new: Shape) -> Shape:
         return (*values[:axis], *new, *values[axis + 1 :])
 
-    def piece(old: Piece) -> Piece:
-        if old.box.extent[axis] != tensor.shape[axis]:
-            raise Undecidable(f"dimension {axis} is sharded, so it cannot be split", tensor=tensor.name, hint="merge without --match-base")
-        box = Box(spread(old.box.offset, (0,) * len(sizes)), spread(old.box.extent, sizes))
-        return replace(old, strides=spread(old.strides, tuple(n * old.strides[axis] for n in inner)), box=box, crc=None)
+    def pieces(old: Piece) -> Iterator[Piece]:
+        stride, offset = old.strides[axis], old.offset
+        strides = spread(old.strides, tuple(n * stride for n in contiguous_strides(sizes)))
+        for part in range_boxes(sizes, old.box.offset[axis], old.box.extent[axis]):
+            box = Box(spread(old.box.offset, part.offset), spread(old.box.extent, part.extent))
+            crc = old.crc if box.numel == old.box.numel else None
+            yield replace(old, offset=offset, strides=strides, box=box, crc=crc)
+            offset += part.numel * stride * tensor.dtype.itemsize
 
-    return replace(
-        tensor,
-        shape=spread(tensor.shape, sizes),
-        pieces=tuple(map(piece, tensor.pieces)),
-        copies=tuple(map(piece, tensor.copies)),
-        alias_of=None,
-    )
+    return _cut(tensor, spread(tensor.shape, sizes), pieces)

@@ -282,16 +282,22 @@ def _upper_half(values: Array) -> Array:
     return upper
 
 
-def _remainder(dividend: Array, quotient: Array, divisor: float) -> Array:
-    """Dividend - quotient * divisor, which is exact in float64 for the rounded quotient (Dekker's product)."""
+def _product(values: Array, factor: float) -> tuple[Array, Array]:
+    """Rounded products, and what they lack of the exact ones (Dekker's product)."""
     import numpy
 
-    upper = _upper_half(quotient)
-    lower = quotient - upper
-    divisor_upper = float(_upper_half(numpy.array([divisor]))[0])
-    divisor_lower = divisor - divisor_upper
-    product = quotient * divisor
-    error = ((upper * divisor_upper - product) + upper * divisor_lower + lower * divisor_upper) + lower * divisor_lower
+    upper = _upper_half(values)
+    lower = values - upper
+    factor_upper = float(_upper_half(numpy.array([factor]))[0])
+    factor_lower = factor - factor_upper
+    product = values * factor
+    error = ((upper * factor_upper - product) + upper * factor_lower + lower * factor_upper) + lower * factor_lower
+    return product, error
+
+
+def _remainder(dividend: Array, quotient: Array, divisor: float) -> Array:
+    """Dividend - quotient * divisor, which is exact in float64 for the rounded quotient."""
+    product, error = _product(quotient, divisor)
     remainder: Array = (dividend - product) - error
     return remainder
 
@@ -300,12 +306,7 @@ def _is_product(high: Array, low: Array, quotient: Array, divisor: float) -> Arr
     """Where a pair is exactly the product of a quotient (near to it) and the divisor."""
     import numpy
 
-    upper = _upper_half(quotient)
-    lower = quotient - upper
-    divisor_upper = float(_upper_half(numpy.array([divisor]))[0])
-    divisor_lower = divisor - divisor_upper
-    product = quotient * divisor
-    error = ((upper * divisor_upper - product) + upper * divisor_lower + lower * divisor_upper) + lower * divisor_lower
+    product, error = _product(quotient, divisor)
     total, lacking = error.copy(), numpy.empty_like(error)
     _two_sum(total, -low, lacking, [numpy.empty_like(error), numpy.empty_like(error)])
     exact: Array = (total == high - product) & (lacking == 0)

@@ -147,6 +147,9 @@ KINDS: dict[str, Kind] = {
     "different-shape": Kind("error", "against", "a tensor has another shape than in the source", AGAIN),
     "different-dtype": Kind("error", "against", "the dtype of a tensor is not the requested one, or not one that a cast gives", AGAIN),
     "different-scale": Kind("error", "against", "adapter_config.json scales LoRA differently from the run", "export the adapter again"),
+    "other-arguments": Kind(
+        "error", "against", "config.json says other numbers than the run's arguments", "merge it again with the --base of this model"
+    ),
     "changed-source": Kind("info", "against", "a file that the output was made from has changed in size or time, or is gone"),
     "lost-tensor": Kind("error", "against", "the source has this tensor, but the output lacks it", AGAIN),
     "unproved-tensor": Kind(

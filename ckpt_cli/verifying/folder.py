@@ -12,7 +12,7 @@ from pathlib import Path
 from ckpt_cli.discover.beside.files import could_be_model
 from ckpt_cli.discover.beside.same_weights import holds_same, is_copy_of
 from ckpt_cli.discover.beside.stages import stage_trouble
-from ckpt_cli.errors import CkptError, CorruptFile, PartOfSet, Unsupported
+from ckpt_cli.errors import CkptError, PartOfSet, Unsupported
 from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest
@@ -21,6 +21,7 @@ from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.folder import EMA, INDEX, INDEX_SUFFIX, SINGLE, described_entry, safetensors_part
+from ckpt_cli.formats.safetensors.index import listed_files
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
 from ckpt_cli.formats.sets.names import part_error, part_name, unlisted_parts
@@ -225,17 +226,10 @@ def _entries(path: Path, files: Files, found: list[Finding]) -> Mapping[str, Ten
 def _weight_map(index: Path, found: list[Finding]) -> dict[str, str] | None:
     """Tensor name -> file name as an index has it, None (and a finding) if it is no index."""
     try:
-        content = parse_json(read_small(index), "the index")
-        mapping = content.get("weight_map") if isinstance(content, dict) else None
-        if not isinstance(mapping, dict) or not mapping:
-            raise CorruptFile("the index has no weight_map")
-        outside = [name for name, file in mapping.items() if not stays_inside(file) or not file.endswith(SUFFIX)]
-        if outside:
-            raise CorruptFile("the index names a file outside of its folder or of another format", tensor=outside[0])
+        return listed_files(index, SUFFIX)
     except CkptError as error:
         found.append(unread("damaged-index", error, index.name))
         return None
-    return mapping
 
 
 def _index_findings(mapping: Mapping[str, str], headers: Mapping[str, Mapping[str, Tensor] | None]) -> Iterator[Finding]:

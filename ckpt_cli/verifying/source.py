@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +18,13 @@ from ckpt_cli.boxes import Box, Shape, contiguous_strides, shape_text
 from ckpt_cli.dtypes import Dtype, numpy_dtype
 from ckpt_cli.files.crc32 import crc_of
 from ckpt_cli.files.source import Source
-from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.casting import cast
-from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex, read_range
+from ckpt_cli.tensors.parallel import Advance, with_progress
+from ckpt_cli.tensors.reading import blocks, element_bytes, elements, read_tile
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.verifying.findings import finding
-from ckpt_cli.verifying.values import workers_for
 
 if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array
@@ -61,33 +60,26 @@ def compare_with_source(
 
     Both map names to tensors. NaN is equal to NaN only if the bits are, but after a cast, where its payload may change.
     """
-    shown = progress or Silent()
     common = [name for name in wanted if name in outputs]
     lost = [name for name in wanted if name not in outputs]
     unproved = [name for name in outputs if name not in wanted]
     found = [finding("lost-tensor", f"the source has it with shape {shape_text(wanted[name].tensor.shape)}", tensor=name) for name in lost]
     found += [finding("unproved-tensor", f"shape {shape_text(outputs[name].shape)}", tensor=name) for name in unproved]
     total = sum(wanted[name].tensor.nbytes for name in common)
-    shown.start(total, "comparing")
-
-    stop = Stop()
-
-    def compare(name: str) -> Finding | None:
-        def advance(count: int) -> None:
-            stop.check()
-            shown.advance(count, name)
-
-        return _compare(name, outputs[name], wanted[name], advance)
-
-    try:
-        results = in_threads(compare, common, workers_for((wanted[name].tensor for name in common), jobs), stop)
-    finally:
-        shown.finish()
+    results = with_progress(
+        lambda name, advance: _compare(name, outputs[name], wanted[name], advance),
+        common,
+        (wanted[name].tensor for name in common),
+        jobs=jobs,
+        progress=progress,
+        total=total,
+        label="comparing",
+    )
     different = [result for result in results if result is not None]
     return found + _with_origins(different, outputs, wanted), total
 
 
-def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int], None]) -> Finding | None:
+def _compare(name: str, output: Tensor, wanted: Wanted, advance: Advance) -> Finding | None:
     source = wanted.tensor
     if output.shape != source.shape:
         return finding("different-shape", f"{shape_text(output.shape)}, but {shape_text(source.shape)} in the source", tensor=name)
@@ -98,11 +90,11 @@ def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int],
         return finding("different-dtype", f"{output.dtype}, but {right} was requested (the source has {source.dtype})", tensor=name)
     seen = _Difference()
     for piece in source.pieces:
-        for block in _blocks(piece, source.grid, max(source.dtype.itemsize, output.dtype.itemsize)):
+        for block in _blocks(piece, source.shape, max(source.dtype.itemsize, output.dtype.itemsize)):
             held = _adjusted(piece, _block(piece.source, piece.offset, piece.strides, block, source.dtype), source.dtype)
-            written = _written(output, source.grid, Box(tuple(map(sum, zip(piece.box.offset, block.offset, strict=True))), block.extent))
+            written = _written(output, Box(tuple(map(sum, zip(piece.box.offset, block.offset, strict=True))), block.extent))
             _count(seen, held, written, source.dtype, output.dtype, piece.box, block)
-            advance(block.numel * source.dtype.itemsize)
+            advance(block.numel * source.dtype.itemsize, name)
     if not seen.count:
         return None
     share = f"{seen.count} of {source.numel} elements differ"
@@ -112,10 +104,10 @@ def _compare(name: str, output: Tensor, wanted: Wanted, advance: Callable[[int],
     return finding("different-values", message, tensor=name, different=seen.count, elements=source.numel, largest=largest)
 
 
-def _blocks(piece: Piece, grid: Shape, itemsize: int) -> Iterator[Box]:
-    """Boxes inside of a piece that span at most `SPAN` bytes, in the source and in an array of shape ``grid``."""
-    strides = contiguous_strides(grid)
-    waiting = [Box((0,) * len(grid), piece.box.extent)]
+def _blocks(piece: Piece, shape: Shape, itemsize: int) -> Iterator[Box]:
+    """Boxes inside of a piece that span at most `SPAN` bytes, in the source and in an array of this shape."""
+    strides = contiguous_strides(shape)
+    waiting = [Box((0,) * len(shape), piece.box.extent)]
     while waiting:
         box = waiting.pop()
         reach = [(n - 1) * max(steps) for n, *steps in zip(box.extent, strides, piece.strides, strict=True)]
@@ -160,30 +152,17 @@ def _adjusted(piece: Piece, block: Array, dtype: Dtype) -> Array:
     return raw
 
 
-def _written(output: Tensor, grid: Shape, box: Box) -> Array:
+def _written(output: Tensor, box: Box) -> Array:
     """The elements of a box of an output, whose only piece is the whole of it, or which is gathered from several."""
     import numpy
 
-    if len(output.pieces) == 1 and output.own_grid is None and output.pieces[0].strides == contiguous_strides(output.shape):
+    strides = contiguous_strides(output.shape)
+    if len(output.pieces) == 1 and output.pieces[0].strides == strides:
         piece = output.pieces[0]
-        return _adjusted(piece, _block(piece.source, piece.offset, contiguous_strides(grid), box, output.dtype), output.dtype)
+        return _adjusted(piece, _block(piece.source, piece.offset, strides, box, output.dtype), output.dtype)
     raw = bytearray(box.numel * output.dtype.itemsize)
-    index, done = PieceIndex(output.pieces), 0
-    for start, count in _runs(grid, box):
-        part = memoryview(raw)[done : done + count * output.dtype.itemsize]
-        read_range(output, start, count, part, index)
-        done += len(part)
+    read_tile(output, box, raw)
     return numpy.frombuffer(raw, dtype=f"V{output.dtype.itemsize}").reshape(box.extent)
-
-
-def _runs(grid: Shape, box: Box) -> Iterator[tuple[int, int]]:
-    """Positions and lengths of the rows of a box in a C-ordered array."""
-    import itertools
-
-    strides = contiguous_strides(grid)
-    length = box.extent[-1] if box.extent else 1
-    for index in itertools.product(*(range(o, o + n) for o, n in zip(box.offset[:-1], box.extent[:-1], strict=True))):
-        yield sum(i * s for i, s in zip(index, strides, strict=False)) + (box.offset[-1] if box.offset else 0), length
 
 
 def _count(seen: _Difference, held: Array, written: Array, source: Dtype, target: Dtype, place: Box, block: Box) -> None:
@@ -234,40 +213,30 @@ def damaged_records(
         for piece in tensor.pieces:
             for origin in piece.source.origins:
                 plain = origin.identity == piece.source.identity
-                used.setdefault(origin.path, []).append(_span(tensor, piece) if plain else (0, origin.size))
+                used.setdefault(origin.path, []).append(piece.span(tensor.dtype.itemsize) if plain else (0, origin.size))
     ranges = {path: _joined(spans) for path, spans in used.items()}
     for tensor in (*(item.tensor for item in wanted.values()), *stored):
         for piece in tensor.pieces:
-            if piece.crc is not None and _meets(ranges.get(piece.source.path, []), _span(tensor, piece)):
+            if piece.crc is not None and _meets(ranges.get(piece.source.path, []), piece.span(tensor.dtype.itemsize)):
                 read.setdefault((piece.source.path, piece.offset), (tensor, piece))
-    shown, stop = progress or Silent(), Stop()
-    shown.start(sum(_length(tensor, piece) for tensor, piece in read.values()), "checksums")
 
-    def check(item: tuple[Tensor, Piece]) -> Finding | None:
+    def check(item: tuple[Tensor, Piece], advance: Advance) -> Finding | None:
         tensor, piece = item
-        now = crc_of(piece.source, piece.offset, _length(tensor, piece), stop.check)
-        shown.advance(_length(tensor, piece), tensor.name)
+        now = crc_of(piece.source, piece.offset, _length(tensor, piece), lambda: advance(0, tensor.name))
+        advance(_length(tensor, piece), tensor.name)
         if now == piece.crc:
             return None
         message = f"damaged in the source: CRC-32 is {now:08x}, but {piece.crc:08x} was saved"
         return finding("wrong-checksum", message, tensor=tensor.name, file=Path(piece.source.path).name, damaged="source")
 
-    try:
-        order = [read[key] for key in sorted(read)]
-        results = in_threads(check, order, workers_for((tensor for tensor, _ in order), jobs), stop)
-    finally:
-        shown.finish()
+    order = [read[key] for key in sorted(read)]
+    total = sum(_length(tensor, piece) for tensor, piece in order)
+    results = with_progress(check, order, (tensor for tensor, _ in order), jobs=jobs, progress=progress, total=total, label="checksums")
     return [result for result in results if result is not None]
 
 
 def _length(tensor: Tensor, piece: Piece) -> int:
     return piece.box.numel * tensor.dtype.itemsize
-
-
-def _span(tensor: Tensor, piece: Piece) -> tuple[int, int]:
-    """Where the bytes of a piece begin and end in its source."""
-    last = sum((n - 1) * stride for n, stride in zip(piece.box.extent, piece.strides, strict=True)) if piece.box.numel else -1
-    return piece.offset, piece.offset + (last + 1) * tensor.dtype.itemsize
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -308,16 +277,8 @@ def _with_origins(different: Sequence[Finding], outputs: Mapping[str, Tensor], w
 
 def _crc(tensor: Tensor, dtype: Dtype) -> int:
     """The CRC-32 of a tensor as it would be written in a dtype."""
-    import numpy
-
-    index, crc, step = PieceIndex(tensor.pieces), 0, SPAN // tensor.dtype.itemsize
-    for start in range(0, tensor.numel, step):
-        count = min(step, tensor.numel - start)
-        raw = bytearray(count * tensor.dtype.itemsize)
-        read_range(tensor, start, count, raw, index)
-        if dtype != tensor.dtype:
-            rounded = numpy.empty(count, numpy_dtype(dtype))
-            cast(numpy.frombuffer(raw, numpy_dtype(tensor.dtype)), tensor.dtype, dtype, rounded)
-            raw = bytearray(rounded.tobytes())
-        crc = zlib.crc32(raw, crc)
+    crc = 0
+    for start, count in blocks(tensor, SPAN // tensor.dtype.itemsize):
+        same = dtype == tensor.dtype
+        crc = zlib.crc32(element_bytes(tensor, start, count) if same else elements(tensor, start, count, dtype).tobytes(), crc)
     return crc

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.errors import reading
 from ckpt_cli.name_patterns import pattern_of, ranged
-from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.progress import Progress
 from ckpt_cli.results.statistics import TensorStats
-from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex
+from ckpt_cli.tensors.parallel import Advance, with_progress
+from ckpt_cli.tensors.reading import blocks, elements
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.verifying.drift.compare import BLOCK, PACKED, read_values
+from ckpt_cli.verifying.drift.compare import BLOCK, PACKED
 from ckpt_cli.verifying.drift.distances import widened
-from ckpt_cli.verifying.values import workers_for
 
 if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array
@@ -95,15 +94,16 @@ def tensor_stats(
     tensors: Mapping[str, Tensor], *, histogram: bool = False, jobs: int | None = None, progress: Progress | None = None
 ) -> tuple[tuple[TensorStats, ...], tuple[TensorStats, ...]]:
     """Statistics of every tensor (those that share a storage with another are left out), and of groups of like names and dtypes."""
-    shown, stop = progress or Silent(), Stop()
     distinct = {name: tensor for name, tensor in tensors.items() if tensor.alias_of is None}
-    shown.start(sum(tensor.nbytes for tensor in distinct.values()), LABEL)
-    try:
-        found = in_threads(
-            lambda tensor: _moments(tensor, histogram, shown, stop), distinct.values(), workers_for(distinct.values(), jobs), stop
-        )
-    finally:
-        shown.finish()
+    found = with_progress(
+        lambda tensor, advance: _moments(tensor, histogram, advance),
+        distinct.values(),
+        distinct.values(),
+        jobs=jobs,
+        progress=progress,
+        total=sum(tensor.nbytes for tensor in distinct.values()),
+        label=LABEL,
+    )
     known = [(name, tensor.dtype.code, moments) for (name, tensor), moments in zip(distinct.items(), found, strict=True)]
     return tuple(moments.stats(name, code) for name, code, moments in known), _groups(known)
 
@@ -121,18 +121,16 @@ def _groups(known: Iterable[tuple[str, str, Moments]]) -> tuple[TensorStats, ...
     )
 
 
-def _moments(tensor: Tensor, histogram: bool, progress: Progress, stop: Stop) -> Moments:
+def _moments(tensor: Tensor, histogram: bool, advance: Advance) -> Moments:
     if tensor.dtype.code in PACKED:
         # Not numbers on their own.
-        progress.advance(tensor.nbytes, LABEL)
+        advance(tensor.nbytes, LABEL)
         return Moments(tensor.numel, real=False, packed=True)
-    index, found = PieceIndex(tensor.pieces), Moments()
+    found = Moments()
     with reading(tensor=tensor.name):
-        for start in range(0, tensor.numel, BLOCK):
-            stop.check()
-            count = min(BLOCK, tensor.numel - start)
-            found += _block(read_values(tensor, start, count, index), histogram)
-            progress.advance(count * tensor.dtype.itemsize, LABEL)
+        for start, count in blocks(tensor, BLOCK):
+            found += _block(elements(tensor, start, count), histogram)
+            advance(count * tensor.dtype.itemsize, LABEL)
     return found
 
 

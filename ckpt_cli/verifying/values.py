@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,11 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.files.crc32 import combined, crc_of
 from ckpt_cli.files.folders import is_file, stays_inside
 from ckpt_cli.files.source import Files
-from ckpt_cli.output.writer import default_jobs
-from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.casting import view_as
-from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import Region, is_run, read_region, read_tile, tiles
+from ckpt_cli.tensors.parallel import Advance, with_progress
+from ckpt_cli.tensors.reading import is_run, read_tile, stored_bytes, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.tensors.torn import LEAST_ZEROS, is_vocabulary, may_end_in_zeros
 from ckpt_cli.verifying.beside import OF_WEIGHTS
@@ -66,31 +65,18 @@ def check_values(
     ``checksums`` are CRC-32 by tensor name; records of torch files carry their own. ``sample`` (0 to 1) reads about this
     share of the blocks of each tensor, at least one; then only values are judged.
     """
-    shown = progress or Silent()
     distinct = {name: tensor for name, tensor in tensors.items() if tensor.alias_of is None}
-    shown.start(int(sum(_cost(tensor) for tensor in distinct.values()) * (sample or 1)), "values")
-
-    stop = Stop()
-
-    def check(item: tuple[str, Tensor]) -> tuple[list[Finding], int, int]:
-        def advance(count: int) -> None:
-            stop.check()
-            shown.advance(count, item[0])
-
-        return _check(*item, checksums.get(item[0]), sample, advance)
-
-    try:
-        results = in_threads(check, distinct.items(), workers_for(distinct.values(), jobs), stop)
-    finally:
-        shown.finish()
+    results = with_progress(
+        lambda item, advance: _check(*item, checksums.get(item[0]), sample, advance),
+        distinct.items(),
+        distinct.values(),
+        jobs=jobs,
+        progress=progress,
+        total=int(sum(_cost(tensor) for tensor in distinct.values()) * (sample or 1)),
+        label="values",
+    )
     found = [item for findings, _, _ in results for item in findings]
     return ValueCheck(tuple(found), sum(read for _, read, _ in results), sum(compared for _, _, compared in results))
-
-
-def workers_for(tensors: Iterable[Tensor], jobs: int | None) -> int:
-    """Threads that read tensors: one where a source can only be read forward."""
-    forward = any(piece.source.forward_only for tensor in tensors for piece in tensor.pieces)
-    return 1 if forward else jobs or default_jobs()
 
 
 def check_weights_beside(folder: Path, checksums: Mapping[str, int], files: Files) -> ValueCheck:
@@ -110,29 +96,27 @@ def _cost(tensor: Tensor) -> int:
     return sum(piece.box.numel for piece in (*tensor.pieces, *tensor.copies)) * tensor.dtype.itemsize
 
 
-def _check(
-    name: str, tensor: Tensor, wanted: int | None, sample: float | None, advance: Callable[[int], None]
-) -> tuple[list[Finding], int, int]:
+def _check(name: str, tensor: Tensor, wanted: int | None, sample: float | None, advance: Advance) -> tuple[list[Finding], int, int]:
     seen, crcs, found, compared = _Seen(), {}, [], 0
     tails: list[tuple[Piece, int]] = []
     chance, own, read = random.Random(name), {id(piece) for piece in tensor.pieces}, 0
     for piece in (*tensor.pieces, *(tensor.copies if sample is None else ())):
         crc = zeros = 0
         for block in _sampled(piece.box.extent, tensor.dtype.itemsize, sample, chance):
-            raw = _stored(piece, block, tensor.dtype)
+            raw = stored_bytes(piece, block, tensor.dtype.itemsize)
             crc = zlib.crc32(raw, crc)
-            kept = len(raw.rstrip(b"\0"))
+            kept = len(raw) if raw[-1:] != b"\0" else len(raw.rstrip(b"\0"))
             zeros = len(raw) - kept if kept else zeros + len(raw)
             if id(piece) in own:
                 _look(seen, raw if piece.verbatim else _adjusted(tensor, piece, block), tensor.dtype)
             read += len(raw)
-            advance(len(raw))
+            advance(len(raw), name)
         crcs[id(piece)] = crc
         if sample is None and id(piece) in own and zeros and zeros >= min(LEAST_ZEROS, _length(piece, tensor) // 4):
             tails.append((piece, zeros))
         if sample is None and piece.crc is not None:
             whole = is_run(piece.box.extent, piece.strides)
-            stored = crc if whole else crc_of(piece.source, piece.offset, _length(piece, tensor), lambda: advance(0))
+            stored = crc if whole else crc_of(piece.source, piece.offset, _length(piece, tensor), lambda: advance(0, name))
             compared += 1
             if stored != piece.crc:
                 message = f"CRC-32 is {stored:08x}, but {piece.crc:08x} was saved"
@@ -174,15 +158,8 @@ def _sampled(extent: Shape, itemsize: int, sample: float | None, chance: random.
         yield from itertools.islice(tiles(extent, itemsize, BLOCK), (at := chance.randrange(count)), at + 1)
 
 
-def _stored(piece: Piece, block: Box, dtype: Dtype) -> bytearray:
-    """The bytes of a block of a piece as they are stored, in C order."""
-    raw = bytearray(block.numel * dtype.itemsize)
-    read_region(Region(piece, block.offset, block.extent, dtype.itemsize), raw)
-    return raw
-
-
 def _adjusted(tensor: Tensor, piece: Piece, block: Box) -> bytearray:
-    """The same with byte order and lazy flags undone."""
+    """The elements of a block of a piece with byte order and lazy flags undone."""
     raw = bytearray(block.numel * tensor.dtype.itemsize)
     at = Box(tuple(a + b for a, b in zip(piece.box.offset, block.offset, strict=True)), block.extent)
     read_tile(replace(tensor, pieces=(piece,)), at, raw)

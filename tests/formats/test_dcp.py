@@ -27,7 +27,18 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckpt_cli
 from ckpt_cli.boxes import Box
-from ckpt_cli.errors import CkptError, CorruptFile, Gap, IncompleteError, Inconsistent, MissingShard, NotFound, Overlap, Unsupported
+from ckpt_cli.errors import (
+    CkptError,
+    CorruptFile,
+    Gap,
+    IncompleteError,
+    Inconsistent,
+    MissingShard,
+    NotFound,
+    Overlap,
+    PartOfSet,
+    Unsupported,
+)
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
@@ -866,6 +877,8 @@ class TestGroupsBesideTheModel:
             ({"model": "W", "critic": {"head.weight": (2, 2)}}, "other-components", "critic"),
             ({"app": {"model": "W"}, "old": {"app": {"model": "W"}}}, "other-groups", "old"),
             ({"state": {"model": "W"}, "model": "W"}, "other-groups", "model_2"),
+            ({"model": "W", "projector": {"head.weight": (2, 2)}}, "other-groups", "projector"),
+            ({"model": "W", "model_part1": {"layers.1.weight": (2, 2)}}, "other-groups", "model_part1"),
             ({"model": "W", "my model": "W"}, "other-groups", "other"),
             ({"actor": {"model": "W"}, "critic": {"model": "W"}}, "other-groups", "critic"),
         ],
@@ -882,6 +895,30 @@ class TestGroupsBesideTheModel:
         assert [note.code for note in told] == [code]
         assert f"{named} (--type {named}" in told[0].text
         assert ckpt_cli.merge(folder, tmp_path / "out", type=named).outputs[0].component == named
+
+    @pytest.mark.parametrize("above", [(), ("app",)], ids=["top", "nested"])
+    def test_are_joined_where_they_are_parts_of_one_model(self, tmp_path: Path, above: tuple[str, ...]) -> None:
+        parts = {f"model_part{number}": {f"layers.{number}.weight": torch.full((2, 3), float(number))} for number in (0, 1, 2)}
+        content: Any = parts
+        for key in above:
+            content = {key: content}
+        component = describe(save(tmp_path / "step", content))
+        assert sorted(component.tensors) == ["layers.0.weight", "layers.1.weight", "layers.2.weight"]
+        assert component.notes == ()
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ({"model_part0": {"layers.0.weight": 1.0}, "model_part2": {"layers.2.weight": 1.0}}, "part 1 is not"),
+            ({"model_part1": {"layers.0.weight": 1.0}}, "part 0 is not"),
+            ({"model_part0": {"layers.0.weight": 1.0}, "model_part1": {"layers.0.weight": 2.0}}, "two of them hold this tensor"),
+        ],
+        ids=["between", "first", "counted anew"],
+    )
+    def test_are_refused_where_they_are_not_all_parts(self, tmp_path: Path, content: dict[str, dict[str, float]], said: str) -> None:
+        held = {key: {name: torch.full((2, 3), value) for name, value in part.items()} for key, part in content.items()}
+        with pytest.raises(PartOfSet, match=said):
+            ckpt_cli.merge(save(tmp_path / "step", held), tmp_path / "out")
 
     def test_are_no_counters_and_no_optimizer(self, tmp_path: Path) -> None:
         model = {"layers.0.weight": torch.ones(2, 3)}

@@ -12,6 +12,7 @@ RESULTS: Mapping[str, tuple[str, ...]] = {
     "inspect": ("inspect.InspectResult", "statistics.StatsResult"),
     "merge": ("written.MergeResult",),
     "average": ("written.AverageResult",),
+    "publish": ("written.PublishResult",),
     "extract-state": ("written.ExtractResult",),
     "verify": ("verify.VerifyResult",),
     "diff": ("diff.DiffResult",),

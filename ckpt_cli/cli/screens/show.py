@@ -31,13 +31,12 @@ def show_result(result: ShowResult, session: Session) -> None:
         return
     step = f", step {result.step}" if result.step is not None else ""
     shape = f"{text.shape(result.shape)}   {result.dtype}" + (f"   {result.layout}" if result.layout else "")
-    grid = f", stored as an array of {text.shape(result.grid)}" if result.grid != result.shape else ""
     index = f"[{result.index}]" if result.index else ""
     print_facts(
         console,
         [
             ("tensor", f"{printable(result.name)}{index}"),
-            ("shape", f"{shape}{grid}"),
+            ("shape", shape),
             ("found in", f"{text.path(result.path)}   {result.component}{step}"),
         ],
     )

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from ckpt_cli.results.inspect import DetectResult, InspectResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import Finding, VerifyResult
-    from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult
+    from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult, PublishResult
 
-    Result = AverageResult | DetectResult | DiffResult | EnvResult | ExtractResult | InspectResult | MergeResult | ShowResult | VerifyResult
+    Written = AverageResult | ExtractResult | MergeResult | PublishResult
+    Result = Written | DetectResult | DiffResult | EnvResult | InspectResult | ShowResult | VerifyResult
 
 ROWS = 8
 """How many of one code are shown."""
@@ -58,13 +59,13 @@ def _all(result: Result) -> Iterator[Trouble]:
     from ckpt_cli.results.environment import EnvResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import VerifyResult
-    from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult
+    from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult, PublishResult
 
     if isinstance(result, VerifyResult):
         yield from _of_notes(result.notes)
         yield from _of_findings(result.findings)
         return
-    if isinstance(result, (DiffResult, EnvResult, ExtractResult, ShowResult)):
+    if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ShowResult)):
         yield from _of_notes(result.notes)
         return
     if isinstance(result, AverageResult):

@@ -19,7 +19,16 @@ from ckpt_cli.cli.screens.widgets import BAD, GOOD, ROWS, as_cells, good, here, 
 from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo
 from ckpt_cli.results.lora import LoraInfo
-from ckpt_cli.results.written import AveragedComponent, AverageResult, ExtractResult, FileInfo, MergedComponent, MergeResult, WrittenFolder
+from ckpt_cli.results.written import (
+    AveragedComponent,
+    AverageResult,
+    ExtractResult,
+    FileInfo,
+    MergedComponent,
+    MergeResult,
+    PublishResult,
+    WrittenFolder,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +51,10 @@ def merge_result(result: MergeResult, session: Session) -> None:
             console.print(plain(output.output), soft_wrap=True)
         return
     for output in result.outputs:
+        if output.part is not None and output.part.number:
+            # The first part tells the rest, once.
+            print_facts(console, _written(output, result.dry_run, result.seconds))
+            continue
         info = next(info for info in checkpoint.components if info.name == output.component.split("+")[0])
         facts = checkpoint_facts(checkpoint, info)[:1]
         facts.append(("covered", _coverage(output, info)))
@@ -82,6 +95,8 @@ def merge_result(result: MergeResult, session: Session) -> None:
     _print_notes(session, [*(note for output in result.outputs for note in output.notes), *checkpoint.notes])
     if result.dry_run:
         next_line(session, _for_real(session, "merge", [checkpoint.run or checkpoint.path]))
+    elif result.outputs[0].part is not None and not result.outputs[0].part.published:
+        _next_part(session, result.outputs)
     elif result.exit_code:
         next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
     elif any(output.verified for output in result.outputs):
@@ -101,6 +116,9 @@ def average_result(result: AverageResult, session: Session) -> None:
             console.print(plain(output.output), soft_wrap=True)
         return
     for output in result.outputs:
+        if output.part is not None and output.part.number:
+            print_facts(console, _written(output, result.dry_run, result.seconds))
+            continue
         console.print(_source_table(output))
         console.print()
         mean = "sum(weight x value)" + (f" / {result.divisor:g}" if result.divisor != 1 else "")
@@ -126,8 +144,25 @@ def average_result(result: AverageResult, session: Session) -> None:
     if result.dry_run:
         paths = [source.path for source in result.outputs[0].sources]
         next_line(session, _for_real(session, "average", [*paths, "-o", result.outputs[0].output]))
+    elif result.outputs[0].part is not None and not result.outputs[0].part.published:
+        _next_part(session, result.outputs)
     else:
         next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
+
+
+def publish_result(result: PublishResult, session: Session) -> None:
+    """What `ckpt publish` prints."""
+    console = session.out()
+    if session.quiet:
+        for output in result.outputs:
+            console.print(plain(output.output), soft_wrap=True)
+        return
+    for output in result.outputs:
+        size = f"{text.plural(len(output.files), 'file')}, {text.size(sum(file.bytes for file in output.files))}"
+        by = f" by {text.plural(output.parts, 'part')}" if output.parts else ", published before"
+        print_facts(console, [("published", here(output.output, f"{size}{by}"))])
+    console.print()
+    next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
 
 
 def extract_result(result: ExtractResult, session: Session) -> None:
@@ -183,6 +218,22 @@ def extract_result(result: ExtractResult, session: Session) -> None:
 # -- parts -----------------------------------------------------------------------------------------------------------
 
 
+def _next_part(session: Session, outputs: Sequence[WrittenFolder]) -> None:
+    """After a part of an output: the first one that is not written, or publishing, if all are. Of a launcher, the last part does that."""
+    folders = [text.argument(output.output) for output in outputs]
+    parts = [output.part for output in outputs if output.part is not None]
+    if parts[0].launched:
+        next_line(session, f"ckpt verify {folders[0]} --full")
+        return
+    missing = [number for part in parts for number in range(part.count) if number not in part.done]
+    if not missing:
+        next_line(session, f"ckpt publish {' '.join(folders)}")
+        return
+    mine, other = f"{parts[0].number}/{parts[0].count}", f"{missing[0]}/{parts[0].count}"
+    typed = [other if word == mine else word.replace(f"--part={mine}", f"--part={other}") for word in session.typed]
+    next_line(session, " ".join(["ckpt", session.command, *map(shlex.quote, typed)]))
+
+
 def _beside(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """Notes about what is in or beside the checkpoint and is not written: no warning, but always shown."""
     said = ("extra-state", "other-weights", "other-components")
@@ -203,6 +254,9 @@ def _for_real(session: Session, command: str, arguments: Sequence[str]) -> str:
 def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple[str, str | Text]]:
     """Where an output is, or would be, and its size."""
     size = f"{text.plural(len(output.files), 'file')}, {text.size(output.bytes_written)}"
+    if output.part is not None and not output.part.published:
+        part = output.part
+        return [("wrote", f"part {part.number} of {part.count} in {text.duration(seconds)}; {len(part.done)} of {part.count} are written")]
     if dry_run:
         free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
         return [("would write", here(output.output, f"{size}{free}")), ("memory", f"at most about {text.size(output.peak_memory)}")]

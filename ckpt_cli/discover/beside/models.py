@@ -27,15 +27,15 @@ SAMPLED = 48
 """Tensors of which a sample is compared, at equal distances: another step has other values in nearly all of them."""
 
 
-def model_notes(place: Place, component: Component, config: Config, files: Files) -> list[Note]:
-    """What is said of model folders inside of the folder of a component: which was read, and how the other differs."""
-    notes = []
+def model_notes(place: Place, component: Component, config: Config, files: Files) -> dict[Path, Note]:
+    """What is said of model folders inside of the folder of a component, by folder: which was read, and how the other differs."""
+    notes = {}
     for folder in _model_folders(place):
-        told = _told(folder, place, component, config, files)
+        told = told_of(folder, component.tensors, config, files)
         if told is not None:
             level, text = told
             read = f"{few([path.name for path in component.files], 1)} was read for {place.name}"
-            notes.append(Note("warning" if level else "info", "other-model" if level else "other-weights", f"{read}; {text}"))
+            notes[folder] = Note("warning" if level else "info", "other-model" if level else "other-weights", f"{read}; {text}")
     return notes
 
 
@@ -46,20 +46,24 @@ def _model_folders(place: Place) -> Iterator[Path]:
         for entry in entries_in(root) if is_folder(root) else ():
             # No weights are read from there, so that one that cannot be accessed does not matter.
             with contextlib.suppress(Unreadable):
-                if entry not in own and step_of(entry) is None and is_folder(entry) and is_file(entry / CONFIG):
+                if entry not in own and step_of(entry) is None and is_folder(entry) and is_file(entry / CONFIG) and _is_loaded(entry):
                     yield entry
 
 
-def _told(folder: Path, place: Place, component: Component, config: Config, files: Files) -> tuple[bool, str] | None:
-    """Whether the weights of a folder are other ones, and what is said of them; None if it holds none, or another kind of model."""
-    loaded = [match for match in recognise(folder) if format_of(match).is_loaded and match.component == "model"]
-    if not loaded:
+def _is_loaded(folder: Path) -> bool:
+    return any(format_of(match).is_loaded and match.component == "model" for match in recognise(folder))
+
+
+def told_of(folder: Path, held: Mapping[str, Tensor], config: Config, files: Files) -> tuple[bool, str] | None:
+    """Whether the weights of a folder are others than those that are ``held``, and what is said of them; None for another kind of model."""
+    matches = [match for match in recognise(folder) if match.component == "model"]
+    if not matches:
         return None
     try:
-        tensors = describe(loaded[0], files, ReadOptions()).tensors
+        tensors = describe(matches[0], files, ReadOptions()).tensors
     except CkptError as error:
         return True, f"{folder.name}/ holds weights too, which cannot be read: {error.message}"
-    mine = _under_hub_names(component.tensors, config)
+    mine = _under_hub_names(held, config)
     common = [name for name in mine if name in tensors]
     if 2 * len(common) < len(tensors) and folder.name != HUB_FOLDER:
         return None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
 from ckpt_cli.formats.megatron.signs import refuse_unfinished
+from ckpt_cli.formats.sets.parts import PART, refuse_twice, with_parts
 from ckpt_cli.formats.torch_files.averages import AVERAGE
 from ckpt_cli.formats.torch_files.matrices import SLOTS
 from ckpt_cli.formats.trainers import TRAINERS
@@ -109,6 +110,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
         name = next(free for free in (name, *(f"{name}_{number}" for number in range(2, len(nested) + 3))) if free not in names)
         names.add(name)
         named.append(_group(catalog, name, "", inside, prefix))
+    named = _joined(named, found)
     # Groups with matrices come first: of two groups, counters are not the model either.
     found += sorted(named, key=lambda group: (not _has_matrix(group.tensors), _rank(group.name)))
     flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not _is_flat_state(t, modules)}
@@ -117,6 +119,21 @@ def groups_of(catalog: Catalog) -> list[Group]:
         group = _group(catalog, "model" if first and "model" not in names else "flat", FLAT, flat, ())
         found = [group, *found] if first else [*found, group]
     return found
+
+
+def _joined(groups: Sequence[Group], found: Sequence[Group]) -> list[Group]:
+    """The groups with those as one that are parts of one model by their names, unless it was ``found`` already. Raises PartOfSet."""
+    by_name = {group.name: group for group in groups}
+    made: list[Group] = []
+    for stem, names in with_parts([*(group.name for group in found), *by_name]).items():
+        if names[0] not in by_name:
+            continue
+        group = replace(by_name[names[0]], name=stem)
+        for part in map(by_name.__getitem__, names[1:]):
+            refuse_twice(group.tensors, part.tensors, names)
+            group = replace(group, tensors={**group.tensors, **part.tensors}, objects={**group.objects, **part.objects})
+        made.append(group)
+    return made
 
 
 def _words(tensor: CatalogTensor) -> list[str]:
@@ -233,6 +250,4 @@ def may_be_the_model(group: Group, main: Group) -> bool:
     if main.writer in ("", FLAT):
         return True
     telling = [part for part in group.key.split(".") if not CONTAINER.fullmatch(part)]
-    if any(AVERAGE.fullmatch(part) or MODEL.fullmatch(part) for part in telling):
-        return False
-    return not telling or group.tensors.keys() == main.tensors.keys()
+    return not any(AVERAGE.fullmatch(part) or (MODEL.fullmatch(part) and not PART.fullmatch(part)) for part in telling)

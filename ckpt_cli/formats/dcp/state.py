@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.boxes import whole
 from ckpt_cli.errors import CorruptFile, Inconsistent
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
@@ -15,7 +14,7 @@ from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.metadata import CatalogTensor, read_catalog
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented
-from ckpt_cli.tensors.reading import read_tile
+from ckpt_cli.tensors.reading import element_bytes
 
 MAX_BYTES = 64 << 20
 SPARE, SPREAD = 64, 16
@@ -67,10 +66,7 @@ def tensor_value(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unre
     tensor = assembled(entry.name, entry, reader)
     if tensor.nbytes > MAX_BYTES:
         return Unrepresented(f"a tensor of {tensor.nbytes} bytes")
-    data = bytearray(tensor.nbytes)
-    if data:
-        read_tile(tensor, whole(tensor.shape), data)
-    return TensorValue(tensor.dtype, tensor.shape, bytes(data))
+    return TensorValue(tensor.dtype, tensor.shape, bytes(element_bytes(tensor)))
 
 
 def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:

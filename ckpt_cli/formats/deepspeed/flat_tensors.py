@@ -10,7 +10,7 @@ from ckpt_cli.errors import MissingShard, Undecidable
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import Part, PlacedTensor, tile, tiled
 from ckpt_cli.formats.deepspeed.partitions import Parameter
-from ckpt_cli.formats.flat import Run, run_pieces
+from ckpt_cli.formats.flat import FlatRange, range_pieces
 from ckpt_cli.tensors.tensor import Tensor
 
 
@@ -27,12 +27,12 @@ def flat_tensor(parameter: Parameter, slot: str, shape: Shape | None) -> Tensor:
             tensor=parameter.name,
             expected="a layer with a tensor of this name",
         )
-    return flat_of(parameter.name, shape, parameter.runs[slot], parameter.ranks)
+    return flat_of(parameter.name, shape, parameter.ranges[slot], parameter.ranks)
 
 
-def flat_of(name: str, shape: Shape, runs: Sequence[Run], ranks: int) -> Tensor:
+def flat_of(name: str, shape: Shape, ranges: Sequence[FlatRange], ranks: int) -> Tensor:
     """A tensor that lies in the flat vectors of some of the ranks. Raises Gap if these do not hold all of it."""
-    if not runs:
+    if not ranges:
         raise MissingShard("no rank holds any of it", tensor=name)
-    pieces = [piece for run in runs for piece in run_pieces(run, shape)]
-    return tiled(name, runs[0].stored.dtype, shape, pieces, "sharded" if len(runs) > 1 else "whole", f"flat x{ranks}")
+    pieces = [piece for part in ranges for piece in range_pieces(part, shape)]
+    return tiled(name, ranges[0].stored.dtype, shape, pieces, "sharded" if len(ranges) > 1 else "whole", f"flat x{ranks}")

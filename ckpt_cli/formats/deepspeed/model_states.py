@@ -50,24 +50,10 @@ class ModelStates:
     fragments: Mapping[str, StoredTensor]
     shared: Mapping[str, str]
 
-    @property
-    def has_placeholders(self) -> bool:
-        """Whether the parameters are empty, as stage 3 leaves them."""
-        named = {*self.frozen, *(name for group in self.groups or () for name in group)}
-        held = [tensor for name, tensor in (self.module or {}).items() if name in named]
-        return bool(held) and all(tensor.shape == (0,) for tensor in held)
-
     def number(self, key: str) -> int | None:
         """A counter or a size; None if the file does not have it."""
         value = self.entries.get(key)
         return value if type(value) is int and value >= 0 else None
-
-    def setting(self, *keys: str) -> Any:
-        """A setting of DeepSpeed's config; None if it is not set."""
-        value: Any = self.entries.get("ds_config")
-        for key in keys:
-            value = (as_dict(value) or {}).get(key)
-        return value
 
 
 def read_model_states(path: Path, files: Files) -> ModelStates:

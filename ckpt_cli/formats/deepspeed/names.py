@@ -30,7 +30,7 @@ NUMBER = r"[0-9]{1,7}"
 MODEL = re.compile(rf"(zero_pp_rank_(?P<dp>{NUMBER})_)?mp_rank_(?P<mp>{NUMBER})_model_states\.pt", re.ASCII)
 OPTIMIZER = re.compile(rf"(bf16_|fp16_)?zero_pp_rank_(?P<dp>{NUMBER})_mp_rank_(?P<mp>{NUMBER})_optim_states\.pt", re.ASCII)
 LAYER = re.compile(rf"layer_(?P<layer>{NUMBER})(-model_(?P<tp>{NUMBER}))?-model_states\.pt", re.ASCII)
-EXPERT = re.compile(rf"layer_(?P<layer>{NUMBER})_expert_(?P<expert>{NUMBER})_mp_rank_(?P<mp>{NUMBER})_model_states\.pt", re.ASCII)
+EXPERT_FILE = re.compile(rf"layer_(?P<layer>{NUMBER})_expert_(?P<expert>{NUMBER})_mp_rank_(?P<mp>{NUMBER})_model_states\.pt", re.ASCII)
 EXPERT_OPTIMIZER = re.compile(rf"expp_rank_(?P<rank>{NUMBER})_mp_rank_(?P<mp>{NUMBER})_optim_states\.pt", re.ASCII)
 UNIVERSAL, UNIVERSAL_FILE = "zero", "fp32.pt"
 SUFFIX = "_states.pt"
@@ -67,7 +67,7 @@ class SaveFiles:
 
 def is_deepspeed_name(name: str) -> bool:
     """Whether a file is called as DeepSpeed calls the files of a save."""
-    return any(regex.fullmatch(name) for regex in (MODEL, OPTIMIZER, LAYER, EXPERT, EXPERT_OPTIMIZER))
+    return any(regex.fullmatch(name) for regex in (MODEL, OPTIMIZER, LAYER, EXPERT_FILE, EXPERT_OPTIMIZER))
 
 
 def files_in_save(folder: Path, there: Folders) -> list[Path]:
@@ -106,7 +106,7 @@ class _Names:
             self._put(ranks, int(fields["dp"]) if fields["dp"] is not None else -1, path)
         elif (fields := OPTIMIZER.fullmatch(name)) is not None:
             self._put(self.optimizer.setdefault(int(fields["mp"]), {}), int(fields["dp"]), path)
-        elif (fields := EXPERT.fullmatch(name)) is not None:
+        elif (fields := EXPERT_FILE.fullmatch(name)) is not None:
             self._put(self.experts, (int(fields["layer"]), int(fields["expert"])), path)
         elif (fields := EXPERT_OPTIMIZER.fullmatch(name)) is not None:
             self._put(self.expert_optimizer, int(fields["rank"]), path)

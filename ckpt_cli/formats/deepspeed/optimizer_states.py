@@ -22,7 +22,7 @@ from ckpt_cli.names import check_name
 from ckpt_cli.tensors.plain_values import ValueReader
 
 STATE = "optimizer_state_dict"
-MASTER = "fp32"
+FP32 = "fp32"
 """The slot of the weights themselves, beside ``exp_avg`` and others."""
 
 STAGE = ("deepspeed.runtime.zero.config", "ZeroStageEnum")
@@ -160,10 +160,10 @@ class _Reader:
         return states, tuple({key: value for key, value in group.items() if key != "params"} for group in options), members
 
     def _partition(self, master: StoredTensor, state: Mapping[Any, Any]) -> Partition:
-        vectors, scalars, values = {MASTER: master}, {}, {}
+        vectors, scalars, values = {FP32: master}, {}, {}
         for slot, node in state.items():
             stored = self.file.tensor(node)
-            if check_name(slot) == MASTER or "." in slot:
+            if check_name(slot) == FP32 or "." in slot:
                 raise CorruptFile(f"a state of the optimizer is called {slot[:100]}")
             if stored is None:
                 values[slot] = self.values.read(node)

@@ -25,17 +25,17 @@ from ckpt_cli.errors import Inconsistent, MissingShard, MixedWorldSizes, reading
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
-from ckpt_cli.formats.deepspeed.optimizer_states import MASTER, OptimizerStates
-from ckpt_cli.formats.flat import Run, runs_of_line
+from ckpt_cli.formats.deepspeed.optimizer_states import FP32, OptimizerStates
+from ckpt_cli.formats.flat import FlatRange, ranges_of_line
 from ckpt_cli.tensors.plain_values import equal
 
-EXPERT = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>[0-9]{1,6})(?P<after>\..*)", re.ASCII)
+EXPERT_NAME = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>[0-9]{1,6})(?P<after>\..*)", re.ASCII)
 MIXED = "files from two saves may be mixed"
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter in flat vectors: its shape (None if only another file says it) and its runs by slot, out of those of ``ranks`` ranks.
+    """A parameter in flat vectors: its shape (None if only another file says it) and its ranges by slot, out of those of ``ranks`` ranks.
 
     ``scalars`` and ``values`` are one for all parameters of its group; ``odd`` are slots that do not hold a number per element.
     """
@@ -43,7 +43,7 @@ class Parameter:
     name: str
     numel: int
     shape: Shape | None
-    runs: Mapping[str, tuple[Run, ...]]
+    ranges: Mapping[str, tuple[FlatRange, ...]]
     ranks: int
     scalars: Mapping[str, StoredTensor]
     values: Mapping[str, Any]
@@ -129,7 +129,7 @@ def _by_shapes(groups: Sequence[Mapping[str, Shape]], first: OptimizerStates, ra
         if first.stage == 3:
             _check_ranks(count, ranks)
             placed.append(list(_partitioned(shapes, index, ranks)))
-        elif any(EXPERT.fullmatch(name) for name in shapes) and count < len(ranks):
+        elif any(EXPERT_NAME.fullmatch(name) for name in shapes) and count < len(ranks):
             placed.append(list(_of_experts(shapes, index, count, ranks)))
         else:
             _check_ranks(count, ranks)
@@ -149,15 +149,15 @@ def _on_line(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerS
         needed = min(max(total - place * part, 0), part)
         lengths.append({needed, part})
         _check_lengths(states, index, {needed, part}, total)
-        length = states.partitions[index].vectors[MASTER].numel
+        length = states.partitions[index].vectors[FP32].numel
         if states.paddings is not None and states.paddings[index] not in (part - length, part - needed):
             raise Inconsistent(f"group_paddings says {states.paddings[index]}, and {part - length} elements are missing", path=states.path)
     start = 0
     for (name, shape), gap in zip(shapes.items(), gaps, strict=True):
         count = math.prod(shape)
         slots = _slots(index, ranks, lengths)
-        runs = {slot: runs_of_line(start, count, part, [states.partitions[index].vectors[slot] for states in ranks]) for slot in slots}
-        yield _parameter(name, count, shape, runs, index, ranks)
+        ranges = {slot: ranges_of_line(start, count, part, [states.partitions[index].vectors[slot] for states in ranks]) for slot in slots}
+        yield _parameter(name, count, shape, ranges, index, ranks)
         start += count + gap
 
 
@@ -170,10 +170,10 @@ def _of_experts(shapes: Mapping[str, Shape], index: int, count: int, ranks: Sequ
             expected="the files of all ranks",
         )
     sets = len(ranks) // count
-    local = 1 + max(int(fields["number"]) for name in shapes if (fields := EXPERT.fullmatch(name)) is not None)
+    local = 1 + max(int(fields["number"]) for name in shapes if (fields := EXPERT_NAME.fullmatch(name)) is not None)
     for block in range(sets):
         for parameter in _on_line(shapes, index, ranks[block::sets]):
-            fields = EXPERT.fullmatch(parameter.name)
+            fields = EXPERT_NAME.fullmatch(parameter.name)
             if fields is None:
                 raise Inconsistent("a group of experts holds a parameter of none", tensor=parameter.name)
             name = f"{fields['before']}{block * local + int(fields['number'])}{fields['after']}"
@@ -190,23 +190,23 @@ def _partitioned(shapes: Mapping[str, Shape], index: int, ranks: Sequence[Optimi
     for name, shape in shapes.items():
         count = math.prod(shape)
         part = -(-count // world)
-        runs = {
+        ranges = {
             slot: tuple(
-                Run(states.partitions[index].vectors[slot], start, rank * part, min(part, count - rank * part), rank)
+                FlatRange(states.partitions[index].vectors[slot], start, rank * part, min(part, count - rank * part), rank)
                 for rank, states in enumerate(ranks)
-                if rank * part < count
+                if rank * part < count or not rank
             )
             for slot in _slots(index, ranks, [{total}] * world)
         }
-        yield _parameter(name, count, shape, runs, index, ranks)
+        yield _parameter(name, count, shape, ranges, index, ranks)
         start += part
 
 
 def _check_lengths(states: OptimizerStates, index: int, allowed: set[int], total: int) -> None:
-    vector = states.partitions[index].vectors[MASTER]
+    vector = states.partitions[index].vectors[FP32]
     if vector.numel not in allowed:
         raise Inconsistent(
-            f"{MASTER} of group {index} has {vector.numel} elements",
+            f"{FP32} of group {index} has {vector.numel} elements",
             path=states.path,
             expected=f"{' or '.join(map(str, sorted(allowed)))}, as the shapes in the model states say ({total} in all)",
             hint=MIXED,
@@ -230,10 +230,12 @@ def _slots(index: int, ranks: Sequence[OptimizerStates], lengths: Sequence[set[i
 
 
 def _parameter(
-    name: str, count: int, shape: Shape | None, runs: Mapping[str, tuple[Run, ...]], index: int, ranks: Sequence[OptimizerStates]
+    name: str, count: int, shape: Shape | None, ranges: Mapping[str, tuple[FlatRange, ...]], index: int, ranks: Sequence[OptimizerStates]
 ) -> Parameter:
     own = ranks[0].partitions[index]
-    return Parameter(name, count, shape, runs, len(ranks), own.scalars, own.values, tuple(slot for slot in own.vectors if slot not in runs))
+    return Parameter(
+        name, count, shape, ranges, len(ranks), own.scalars, own.values, tuple(slot for slot in own.vectors if slot not in ranges)
+    )
 
 
 # -- by the slices in the optimizer states -------------------------------------------------------------------------------
@@ -244,27 +246,27 @@ def _by_slices(first: OptimizerStates, ranks: Sequence[OptimizerStates]) -> list
     placed = []
     for index, count in enumerate(first.counts):
         _check_ranks(count, ranks)
-        slots = _slots(index, ranks, [{states.partitions[index].vectors[MASTER].numel} for states in ranks])
-        ranges: dict[str, list[tuple[int, int, int]]] = {}
+        slots = _slots(index, ranks, [{states.partitions[index].vectors[FP32].numel} for states in ranks])
+        slices: dict[str, list[tuple[int, int, int]]] = {}
         for place, states in enumerate(ranks):
             own = states.slices[index]
             end = 0
             for name, (size, start) in sorted(own.items(), key=lambda item: item[1][1]):
-                if start < end or start + size > states.partitions[index].vectors[MASTER].numel:
+                if start < end or start + size > states.partitions[index].vectors[FP32].numel:
                     raise Inconsistent("param_slice_mappings does not fit the partition", path=states.path, tensor=name)
                 end = start + size
-                ranges.setdefault(name, []).append((place, start, size))
-        if not ranges:
+                slices.setdefault(name, []).append((place, start, size))
+        if not slices:
             raise Inconsistent("nothing tells which parameters the partitions hold", expected="param_shapes or param_slice_mappings")
         parameters = []
-        for name, held in ranges.items():
-            runs: dict[str, tuple[Run, ...]] = {}
+        for name, held in slices.items():
+            ranges: dict[str, tuple[FlatRange, ...]] = {}
             for slot in slots:
                 position, listed = 0, []
                 for place, start, size in held:
-                    listed.append(Run(ranks[place].partitions[index].vectors[slot], start, position, size, place))
+                    listed.append(FlatRange(ranks[place].partitions[index].vectors[slot], start, position, size, place))
                     position += size
-                runs[slot] = tuple(listed)
-            parameters.append(_parameter(name, sum(size for _, _, size in held), None, runs, index, ranks))
+                ranges[slot] = tuple(listed)
+            parameters.append(_parameter(name, sum(size for _, _, size in held), None, ranges, index, ranks))
         placed.append(parameters)
     return placed

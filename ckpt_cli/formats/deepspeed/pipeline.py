@@ -16,7 +16,7 @@ from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import tiled
 from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import flat_tensor, tensor_of
-from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
+from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.partitions import MIXED, Parameter
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.tensors.tensor import Tensor
@@ -56,8 +56,8 @@ def _tied_names(save: Save) -> dict[tuple[int, str], str]:
             continue
         alike = [key for key in left if name.endswith(f".{key[1]}") and left[key].numel == parameter.numel and key not in found]
         fits = [key for key in alike if parameter.shape in (None, left[key].shape)]
-        if len(fits) > 1 and parameter.runs:
-            fits = [key for key in fits if agrees(flat_tensor(parameter, MASTER, left[key].shape), tensor_of(name, left[key]))]
+        if len(fits) > 1 and parameter.ranges:
+            fits = [key for key in fits if agrees(flat_tensor(parameter, FP32, left[key].shape), tensor_of(name, left[key]))]
         if len(fits) != 1:
             text = "no layer holds a tensor of this name and size" if not fits else f"{len(fits)} layers hold a tensor like it"
             raise Undecidable(f"layers share this parameter, and {text}", path=save.root, tensor=name)

@@ -11,9 +11,9 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import with_aliases
-from ckpt_cli.formats.base import Format, Match, ReadOptions
+from ckpt_cli.formats.base import WEIGHTS_16, Format, Match, ReadOptions
 from ckpt_cli.formats.deepspeed.names import files_in_save, is_deepspeed_name, save_files
-from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
+from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.save import Save, read_save
 from ckpt_cli.formats.deepspeed.stage_0 import optimizer_entries, read_masters
 from ckpt_cli.formats.deepspeed.state import named_optimizer, steps_of_optimizer, training_values
@@ -26,8 +26,6 @@ from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "deepspeed"
-WEIGHTS_16 = "weights16"
-"""The component that is the module itself, in the dtype of the training."""
 
 
 class DeepSpeed(Format):
@@ -117,7 +115,7 @@ def _module(save: Save) -> list[Any]:
 def _has_masters(save: Save, files: Files) -> bool:
     """Whether the optimizer keeps the weights in more bits than the module."""
     if save.optimizers:
-        return any(part.vectors[MASTER].dtype.bits > 16 for ranks in save.optimizers.values() for part in ranks[0].partitions)
+        return any(part.vectors[FP32].dtype.bits > 16 for ranks in save.optimizers.values() for part in ranks[0].partitions)
     if save.names.parameters:
         return True
     return not save.is_partitioned and any("fp32_groups" in entries for _, _, entries in optimizer_entries(save, files))

@@ -19,6 +19,7 @@ from ckpt_cli.formats.deepspeed.names import UNIVERSAL, SaveFiles, save_files
 from ckpt_cli.formats.deepspeed.optimizer_states import OptimizerStates, read_optimizer_states
 from ckpt_cli.formats.deepspeed.partitions import MIXED, ParameterGroup, parameter_groups
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.formats.sets.recorded import Recorded, recorded_rank, refuse_exchanged
 from ckpt_cli.formats.torch_files.state_dict import read_state
 
 
@@ -101,6 +102,7 @@ def _read(match: Match, files: Files) -> Save:
             experts[name] = stored
     save = Save(names, match.root, models, optimizers, layers, experts)
     _check_model_ranks(save)
+    _check_recorded(save)
     _check_twins(match, save, files)
     for mp in models:
         _check_data_ranks(save, mp)
@@ -168,6 +170,18 @@ def _check_model_ranks(save: Save) -> None:
     lacking = next((mp for mp in save.models if save.optimizers and mp not in save.optimizers), None)
     if lacking is not None:
         raise _missing("optimizer states", _first_path(save.names.optimizer), min(save.optimizers), lacking)
+
+
+def _check_recorded(save: Save) -> None:
+    """That the ranks in the arguments of a program (as Megatron-DeepSpeed keeps them) rise with those in the names of the files."""
+    grid = {
+        (mp, dp): Recorded(states.path.name, states.path, recorded_rank(states.entries))
+        for mp, ranks in save.models.items()
+        for dp, states in ranks.items()
+    }
+    for axis in (0, 1):
+        for line in sorted({place[axis] for place in grid}):
+            refuse_exchanged([grid[place] for place in sorted(grid) if place[axis] == line])
 
 
 def _check_data_ranks(save: Save, mp: int) -> None:

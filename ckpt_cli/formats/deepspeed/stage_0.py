@@ -19,7 +19,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
 from ckpt_cli.formats.deepspeed.model_states import check_stem
-from ckpt_cli.formats.deepspeed.partitions import EXPERT
+from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.weights import bytes_of, stored_weights
 from ckpt_cli.formats.optimizer_state import Group, NamedState
@@ -83,13 +83,14 @@ def read_masters(save: Save, files: Files) -> Masters:
     stored = {name: tensor for name, tensor in stored.items() if name not in aliases}
     optimizers = optimizer_entries(save, files)
     found.is_flat = any("fp32_groups_flat" in entries for _, _, entries in optimizers)
-    for block, (path, file, entries) in enumerate(optimizers):
+    blocks = {path: rank for rank, path in save.names.expert_optimizer.items()}
+    for path, file, entries in optimizers:
         groups = entries.get("fp32_groups")
         if groups is None:
             continue
         with reading(path):
             masters = _masters(file, groups)
-            own = _of_block(stored, block, len(optimizers))
+            own = _of_block(stored, blocks.get(path, 0), max(blocks.values(), default=0) + 1)
             names = _in_order(masters, own) or _by_values(masters, own, found)
             for (group, position), name in names.items():
                 found.places[path, group, position] = name
@@ -100,7 +101,7 @@ def read_masters(save: Save, files: Files) -> Masters:
 
 def _check_experts(stored: Mapping[str, Tensor], found: Masters, save: Save) -> None:
     """Every rank of experts has an optimizer of its own: where some experts have fp32 weights, all have."""
-    lacking = [name for name in stored if EXPERT.fullmatch(name) and name not in found.tensors and name not in found.doubtful]
+    lacking = [name for name in stored if EXPERT_NAME.fullmatch(name) and name not in found.tensors and name not in found.doubtful]
     if lacking and found.tensors:
         there = save.names.expert_optimizer
         missing = next(rank for rank in range(len(there) + 1) if rank not in there)
@@ -123,7 +124,7 @@ def _masters(file: TorchFile, groups: object) -> list[list[Tensor]]:
 
 def _of_block(stored: Mapping[str, Tensor], block: int, blocks: int) -> dict[str, Tensor]:
     """What the optimizer of one rank of experts holds: the dense part, and its own experts under their global numbers."""
-    numbers = {name: int(fields["number"]) for name in stored if (fields := EXPERT.fullmatch(name)) is not None}
+    numbers = {name: int(fields["number"]) for name in stored if (fields := EXPERT_NAME.fullmatch(name)) is not None}
     local = -(-(max(numbers.values(), default=-1) + 1) // blocks)
     return {name: tensor for name, tensor in stored.items() if name not in numbers or numbers[name] // local == block}
 

@@ -8,7 +8,7 @@ from ckpt_cli.errors import Unsupported, reading
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
 from ckpt_cli.formats.deepspeed.model_states import WEIGHTS
-from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
+from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.stage_0 import stage_0_optimizer
 from ckpt_cli.formats.deepspeed.universal import universal_optimizer
@@ -43,10 +43,10 @@ def named_optimizer(save: Save, files: Files) -> NamedState | None:
         raise Unsupported(text, path=next(iter(save.optimizers.values()))[0].path, hint="leave out --optimizer")
     if not save.is_stage_3:
         check_agreement(slot_tensors(save), stored_weights(save), save)
-    slots = dict.fromkeys(slot for held in save.groups.values() for group in held for p in group.parameters for slot in p.runs)
+    slots = dict.fromkeys(slot for held in save.groups.values() for group in held for p in group.parameters for slot in p.ranges)
     tensors: dict[tuple[str, str], Tensor] = {}
     for slot in slots:
-        if slot != MASTER:
+        if slot != FP32:
             tensors |= {(name, slot): tensor for name, tensor in slot_tensors(save, slot).items()}
     values: dict[tuple[str, str], Any] = {}
     groups: list[Group] = []

@@ -1,4 +1,4 @@
-"""DeepSpeed's universal checkpoints: ``zero/<parameter>/{fp32,exp_avg,exp_avg_sq,step}.pt``, one whole parameter each.
+"""DeepSpeed's universal checkpoints: ``zero/<parameter>/fp32.pt`` and a file per slot (``exp_avg``, ``step``), one whole parameter each.
 
 From stages 1 and 2 a file is ``{"param": tensor, ...}``, from stage 3 a vector whose shape the model states tell. What
 ``--inject_missing_state`` adds (frozen parameters and buffers, cast to fp32) is taken from the model states, which hold it as it is.
@@ -13,24 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
-from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.folders import files_in, is_file
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.deepspeed.flat_tensors import flat_of, tensor_of
 from ckpt_cli.formats.deepspeed.names import UNIVERSAL
-from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
+from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.save import Save
-from ckpt_cli.formats.flat import Run
+from ckpt_cli.formats.flat import FlatRange
 from ckpt_cli.formats.optimizer_state import Group, NamedState
 from ckpt_cli.names import check_name
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
 
-SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
-
-def universal_tensors(save: Save, files: Files, slot: str = MASTER) -> dict[str, Tensor]:
+def universal_tensors(save: Save, files: Files, slot: str = FP32) -> dict[str, Tensor]:
     """One slot of every trained parameter. Raises MissingShard for a parameter of the model states without fp32 weights."""
     shapes = {
         name: shape for ranks in save.models.values() for group in next(iter(ranks.values())).groups or () for name, shape in group.items()
@@ -47,23 +45,24 @@ def universal_tensors(save: Save, files: Files, slot: str = MASTER) -> dict[str,
             if shape is None or stored.shape in (shape, ()):
                 tensors[name] = tensor_of(name, stored)
             elif len(stored.shape) == 1 and stored.numel == math.prod(shape):
-                tensors[name] = flat_of(name, shape, [Run(stored, 0, 0, stored.numel, 0)], 1)
+                tensors[name] = flat_of(name, shape, [FlatRange(stored, 0, 0, stored.numel, 0)], 1)
             else:
                 raise Inconsistent(f"the file holds shape {list(stored.shape)}", expected=f"{list(shape)}, as the model states say")
     lacking = next((name for name in shapes if name not in tensors), None)
-    if slot == MASTER and lacking is not None:
+    if slot == FP32 and lacking is not None:
         wanted = save.root / UNIVERSAL / lacking / f"{slot}.pt"
         raise MissingShard("the fp32 weights of this parameter are missing", path=save.root, tensor=lacking, expected=str(wanted))
     return tensors
 
 
 def universal_optimizer(save: Save, files: Files) -> NamedState:
-    """The moments of every parameter, and the options of the groups."""
+    """The slots of every parameter, whatever the optimizer calls them, and the options of the groups."""
     trained = universal_tensors(save, files)
     tensors: dict[tuple[str, str], Tensor] = {}
-    for slot in SLOTS:
+    listed = (path.stem for folder in save.names.parameters for path in files_in(folder, lambda name: name.endswith(".pt")))
+    for slot in sorted({*listed} - {FP32}):
         held = universal_tensors(save, files, slot)
-        lacking = next((name for name in trained if name not in held), None)
+        lacking = next((name for name, tensor in trained.items() if tensor.numel and name not in held), None)
         if held and lacking is not None:
             wanted = save.root / UNIVERSAL / lacking / f"{slot}.pt"
             raise MissingShard(f"{slot} of this parameter is missing, others have it", path=save.root, tensor=lacking, expected=str(wanted))
@@ -73,7 +72,7 @@ def universal_optimizer(save: Save, files: Files) -> NamedState:
 
 def universal_files(save: Save) -> list[Path]:
     """The files of the weights."""
-    return [path for folder in save.names.parameters if is_file(path := folder / f"{MASTER}.pt")]
+    return [path for folder in save.names.parameters if is_file(path := folder / f"{FP32}.pt")]
 
 
 def _stored(path: Path, files: Files) -> StoredTensor:

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from ckpt_cli.errors import Inconsistent, MissingShard, Unsupported, reading
 from ckpt_cli.files.torch_file import StoredTensor
+from ckpt_cli.formats.base import WEIGHTS_16
 from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import flat_of, flat_tensor, tensor_of
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
-from ckpt_cli.formats.deepspeed.optimizer_states import MASTER
-from ckpt_cli.formats.deepspeed.partitions import EXPERT, MIXED
+from ckpt_cli.formats.deepspeed.optimizer_states import FP32
+from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, MIXED
 from ckpt_cli.formats.deepspeed.pipeline import layer_shapes, layer_tensors, union_of_stages
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.tensor_parallel import whole_tensors
-from ckpt_cli.formats.flat import Run
+from ckpt_cli.formats.flat import FlatRange
 from ckpt_cli.tensors.tensor import Tensor
 
 
@@ -33,12 +34,12 @@ def stored_weights(save: Save) -> dict[str, Tensor]:
     return tensors
 
 
-def slot_tensors(save: Save, slot: str = MASTER) -> dict[str, Tensor]:
+def slot_tensors(save: Save, slot: str = FP32) -> dict[str, Tensor]:
     """One slot of all parameters that the partitions hold: the fp32 weights, or a moment. Parameters without it are left out."""
     shapes = layer_shapes(save) if save.is_pipeline else {}
     shards: dict[int, dict[str, Tensor]] = {}
     for mp, groups in save.groups.items():
-        held = [parameter for group in groups for parameter in group.parameters if slot in parameter.runs]
+        held = [parameter for group in groups for parameter in group.parameters if slot in parameter.ranges]
         shards[mp] = {parameter.name: flat_tensor(parameter, slot, parameter.shape or shapes.get(parameter.name)) for parameter in held}
     if save.is_pipeline:
         return union_of_stages(shards)
@@ -59,11 +60,14 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
     twins = {bytes_of(own): name for name in masters if (own := stored.get(name)) is not None and own.numel}
     tensors: dict[str, Tensor] = {}
     for name in dict.fromkeys((*stored, *masters, *frozen, *shared)):
+        own = stored.get(name)
+        if own is not None and not own.numel and not save.is_stage_3:
+            tensors[name] = own  # DeepSpeed takes all parameters without elements for one that is shared
+            continue
         held = masters.get(name) or frozen.get(name) or masters.get(shared.get(name, "")) or frozen.get(shared.get(name, ""))
         if held is not None:
             tensors[name] = replace(held, name=name)
-        elif name in stored:
-            own = stored[name]
+        elif own is not None:
             if own.shape == (0,) and name in shared:
                 continue  # another name of a parameter that was left out of the save
             if save.is_stage_3 and own.shape == (0,) and name not in save.first.buffers:
@@ -88,7 +92,7 @@ def check_named(stored: Mapping[str, Tensor], save: Save) -> None:
     """That the module holds every parameter that the model states list. Raises MissingShard."""
     for mp in save.models:
         for name in (*(name for group in save.model_of(mp).groups or () for name in group), *save.model_of(mp).frozen):
-            if name not in stored and EXPERT.fullmatch(name) is None:
+            if name not in stored and EXPERT_NAME.fullmatch(name) is None:
                 number = name.split(".")[0]
                 wanted = f"layer_{int(number):02d}-model_states.pt" if save.is_pipeline and number.isdecimal() else None
                 expected = str(save.root / wanted) if wanted else None
@@ -122,7 +126,7 @@ def check_agreement(masters: Mapping[str, Tensor], stored: Mapping[str, Tensor],
                 path=save.root,
                 tensor=name,
                 expected="files of one save, of which none was exchanged with another",
-                hint="--type weights16 takes those of the module" if own.dtype.bits == 16 < master.dtype.bits else None,
+                hint=f"--type {WEIGHTS_16} takes those of the module" if own.dtype.bits == 16 < master.dtype.bits else None,
             )
 
 
@@ -135,7 +139,7 @@ def _frozen(save: Save) -> dict[str, Tensor]:
         for name, shape in first.frozen.items():
             count, world = math.prod(shape), len(ranks)
             part = -(-count // world)
-            runs = []
+            ranges = []
             for place, (rank, states) in enumerate(sorted(ranks.items())):
                 with reading(states.path, tensor=name):
                     stored = states.fragments.get(name)
@@ -143,9 +147,9 @@ def _frozen(save: Save) -> dict[str, Tensor]:
                         has = "nothing" if stored is None else f"{stored.numel} elements"
                         raise Inconsistent(f"the part of this frozen parameter is {has}", expected=f"{part} elements", hint=MIXED)
                     _refuse_codes(stored, states, name)
-                if place * part < count:
-                    runs.append(Run(stored, 0, place * part, min(part, count - place * part), rank))
-            shards[mp][name] = flat_of(name, shape, runs, world)
+                if place * part < count or not place:
+                    ranges.append(FlatRange(stored, 0, place * part, min(part, count - place * part), rank))
+            shards[mp][name] = flat_of(name, shape, ranges, world)
     return shards[min(shards)] if len(shards) == 1 else whole_tensors(shards, save.first)
 
 

@@ -17,6 +17,7 @@ from ckpt_cli.tensors.plain_values import ValueReader
 
 ARGS = "args"
 ITERATION = "iteration"
+SCHEDULER = "opt_param_scheduler"
 SIZES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",

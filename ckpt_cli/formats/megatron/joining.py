@@ -10,7 +10,7 @@ from typing import Literal
 from ckpt_cli.boxes import whole
 from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.files.torch_file import StoredTensor
-from ckpt_cli.formats.assembly import Part, PlacedTensor, tile
+from ckpt_cli.formats.assembly import one_piece
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.views import concatenated, permuted, sliced, unfolded, unstacked
 
@@ -41,7 +41,7 @@ def local_tensors(stored: Mapping[str, StoredTensor], rank: int, experts: int | 
     """What one rank holds, with global numbers of experts: it has ``experts`` of them, from number ``first`` on."""
     held: dict[str, Tensor] = {}
     for name, tensor in stored.items():
-        local = _whole(name, tensor, rank)
+        local = one_piece(name, tensor, rank)
         if (fields := PACKED.fullmatch(name)) is not None:
             held |= _unpacked(local, fields["before"], fields["number"], experts, first)
             continue
@@ -52,11 +52,6 @@ def local_tensors(stored: Mapping[str, StoredTensor], rank: int, experts: int | 
         new = name if fields is None else f"{fields['before']}{int(fields['number']) + first}{fields['after']}"
         held[new] = replace(local, name=new)
     return held
-
-
-def _whole(name: str, stored: StoredTensor, rank: int) -> Tensor:
-    placed = PlacedTensor(stored.shape, [Part(rank, stored, whole(stored.shape), (0,) * len(stored.shape))], "whole", "")
-    return tile(name, stored.dtype, placed, 0, ())
 
 
 def _unpacked(packed: Tensor, before: str, number: str, experts: int | None, first: int) -> dict[str, Tensor]:

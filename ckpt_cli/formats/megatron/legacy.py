@@ -15,17 +15,23 @@ from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.megatron.common import Common
 from ckpt_cli.formats.megatron.joining import joined, local_tensors, with_copies
 from ckpt_cli.formats.megatron.native import in_order
-from ckpt_cli.formats.megatron.ranks import FILE, RANK_FOLDER, RankFile, Sizes, read_ranks
+from ckpt_cli.formats.megatron.one_save import read_save
+from ckpt_cli.formats.megatron.ranks import FILE, RANK_FOLDER, RankFile, Sizes
 from ckpt_cli.formats.megatron.reader import argument_leaves, check_iteration, iteration_of, step_note
 from ckpt_cli.formats.megatron.training import of_ranks, refuse_numbered
 from ckpt_cli.formats.optimizer_state import NamedState
+from ckpt_cli.formats.sets.recorded import HINT
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.names import check_name
-from ckpt_cli.tensors.component import Component, Mesh
+from ckpt_cli.tensors.component import Component, Mesh, Note
 from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "megatron-legacy"
 LAYERS = "decoder.layers."
+FINAL_NORM = "decoder.final_layernorm.weight"
+GATED = ("swiglu", "quick_geglu", "geglu", "gated_linear_unit")
+"""Arguments with which ``linear_fc1`` holds a gate, whatever its activation is."""
+
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 Ranks = Mapping[tuple[int, int], Tensor]
@@ -54,18 +60,21 @@ class Legacy(Format):
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
         return of_ranks(match.files, files), match.root
 
+    def doubts(self, match: Match, files: Files) -> list[Note]:
+        return read_save(match.files, files)[2]
+
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         refuse_numbered(match.files, files)
         return None
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        sizes, ranks = read_ranks(match.files, files)
+        sizes, ranks, notes = read_save(match.files, files)
         common = ranks[0].common
         check_iteration(common, match.root, iteration_of(match.root))
         with reading(match.root):
             tensors = in_order(_tensors(sizes, ranks))
         leaves = [leaf for rank in ranks for leaf in rank.leaves]
-        notes = [*left_out_notes(leaves), *age_notes([files.source(path) for path in match.files])]
+        notes += [*left_out_notes(leaves), *age_notes([files.source(path) for path in match.files])]
         notes.append(step_note(common, f"{len(ranks)} files of ranks"))
         world = common.arguments.get("world_size")
         return Component(
@@ -91,7 +100,7 @@ def _mesh(sizes: Sizes, common: Common) -> Mesh:
 
 def _tensors(sizes: Sizes, ranks: Sequence[RankFile]) -> dict[str, Tensor]:
     arguments = ranks[0].common.arguments
-    gated = arguments.get("swiglu") is True or arguments.get("gated_linear_unit") is True
+    gated = any(arguments.get(name) is True for name in GATED)
     tied = arguments.get("untie_embeddings_and_output_weights") is False
     found: dict[str, list[Tensor]] = {}
     layers = 0
@@ -100,6 +109,10 @@ def _tensors(sizes: Sizes, ranks: Sequence[RankFile]) -> dict[str, Tensor]:
         for stage in range(sizes.pp):
             held = _gathered([rank for rank in ranks if rank.pp == stage], chunk, _experts_of(sizes, arguments, ranks[0]))
             numbers = _numbers(held, ranks, stage)
+            if (numbers and FINAL_NORM in found) or (EMBEDDING in held and layers and EMBEDDING not in found):
+                text = f"pipeline stage {stage} belongs before the stages whose files count before it"
+                path = next(rank.path for rank in ranks if rank.pp == stage)
+                raise Inconsistent(text, path=path, expected="embedding first, final norm last", hint=HINT)
             for name, by_rank in held.items():
                 new = _renumbered(name, layers)
                 if tied and new == OUTPUT:

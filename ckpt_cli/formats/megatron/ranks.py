@@ -18,7 +18,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
-from ckpt_cli.formats.megatron.common import ITERATION, Common, read_common
+from ckpt_cli.formats.megatron.common import ITERATION, SCHEDULER, Common, read_common
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.torch_files.state_dict import read_state
 from ckpt_cli.names import few
@@ -68,9 +68,10 @@ def sizes_of(common: Common, path: Path) -> Sizes:
             expected="args with tensor_model_parallel_size and pipeline_model_parallel_size",
         )
     ep, etp = common.size("ep") or 1, common.size("etp")
-    if common.arguments.get("num_experts") is not None and etp is not None and etp != tp:
+    extended = common.arguments.get("moe_extended_tp") is True and ep > 1
+    if common.arguments.get("num_experts") is not None and (extended or (etp is not None and etp != tp)):
         raise Unsupported(
-            f"experts were cut by {etp} ranks and other tensors by {tp}, which legacy files do not show",
+            f"experts were cut by {tp * ep if extended else etp} ranks and other tensors by {tp}, which legacy files do not show",
             path=path,
             expected="expert_tensor_parallel_size = tensor_model_parallel_size",
             hint="load it with Megatron and save it in the format torch_dist",
@@ -96,7 +97,7 @@ def read_ranks(paths: Sequence[Path], files: Files) -> tuple[Sizes, list[RankFil
 
 def _common_of(file: TorchFile, path: Path) -> Common:
     with reading(path):
-        return read_common(file, lambda key: key in (ITERATION, VERSION))
+        return read_common(file, lambda key: key in (ITERATION, SCHEDULER, VERSION))
 
 
 def _check_alike(common: Common, sizes: Sizes, first: Common, path: Path, other: Path) -> None:
@@ -150,6 +151,8 @@ def _chunks(file: TorchFile, path: Path, sizes: Sizes, number: int) -> tuple[tup
     for key, node in entries.items():
         fields = CHUNK.fullmatch(key) if isinstance(key, str) else None
         if fields is not None:
+            if int(fields["number"] or 0) in held:
+                raise CorruptFile("it holds both model and model0", path=path, expected="one of them")
             held[int(fields["number"] or 0)] = node
     if sorted(held) != [*range(min(sizes.vpp, MAX_CHUNKS))]:
         expected = "model" if sizes.vpp == 1 else f"model0 to model{sizes.vpp - 1}"

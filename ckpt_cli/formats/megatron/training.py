@@ -11,14 +11,14 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.dcp.metadata import named_metadata
-from ckpt_cli.formats.megatron.common import Common, read_common
-from ckpt_cli.formats.megatron.ranks import CHUNK, read_ranks
+from ckpt_cli.formats.megatron.common import SCHEDULER, Common, read_common
+from ckpt_cli.formats.megatron.one_save import read_save
+from ckpt_cli.formats.megatron.ranks import CHUNK
 from ckpt_cli.formats.megatron.step import RANDOM, Step
 from ckpt_cli.formats.optimizer_state import Group, NamedState
 from ckpt_cli.tensors.plain_values import TensorValue, equal
 from ckpt_cli.tensors.tensor import Tensor
 
-SCHEDULER = "opt_param_scheduler"
 OPTIMIZER = "optimizer"
 MAX_DEPTH = 4
 
@@ -38,7 +38,7 @@ def of_step(step: Step) -> dict[str, Any]:
 
 def of_ranks(paths: Sequence[Path], files: Files) -> dict[str, Any]:
     """The state in legacy files: that of the first one, but for the random states of all."""
-    _, ranks = read_ranks(paths, files)
+    _, ranks, _ = read_save(paths, files)
     commons = [read_common(TorchFile(files.source(rank.path)), lambda key: not CHUNK.fullmatch(key) and key != OPTIMIZER) for rank in ranks]
     return _named(commons[0], [_random(common.values.get("rng_state")) for common in commons])
 

@@ -130,7 +130,9 @@ class LocalReader:
         meta = described.get("tensor_meta")
         if not isinstance(meta, Call) or not meta.args:
             raise CorruptFile("a DTensor does not say its global shape")
-        shape = dimensions(meta.args[0])
+        if not isinstance(meta.known, tuple):
+            meta.known = dimensions(meta.args[0])
+        shape: Shape = meta.known
         mesh = self._mesh(described.get("mesh"))
         most = max(MAX_FACTOR, math.prod(mesh.shape))
         placements = described.get("placements")

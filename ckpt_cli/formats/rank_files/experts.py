@@ -32,9 +32,10 @@ def expert_blocks(
     None for a tensor that is no stack of experts or whose stack is whole. Raises Undecidable without the number of
     experts, MissingShard or Inconsistent if the blocks do not add up to it.
     """
+    if not shape or not _is_stack_of_experts(name):
+        return None
     meshes = {local.mesh.ranks: local.mesh for local in held}
-    on_submesh = any(len(ranks) < world_size for ranks in meshes)
-    if not on_submesh or not shape or not _is_stack_of_experts(name):
+    if all(len(ranks) >= world_size for ranks in meshes):
         return None
     if experts is None:
         if len(meshes) == 1 and not missing:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
 from ckpt_cli.files.folders import Folders
-from ckpt_cli.files.pickle_nodes import describe
+from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
@@ -20,7 +21,8 @@ from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import MAX_RANKS, Format, Match, ReadOptions, missing_of
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.sets.contents import refuse_part
-from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group
+from ckpt_cli.formats.sets.recorded import recorded_rank
+from ckpt_cli.formats.torch_files.groups import FileGroup, chosen_group, groups_of, notes_of_group
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Mesh, Note
@@ -43,6 +45,16 @@ PATTERNS = (
     NamePattern(re.compile(r"ema_rank(?P<rank>[0-9]+)\.pt", re.ASCII), "ema", "BAGEL fork"),
     NamePattern(re.compile(r"pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?_rank(?P<rank>[0-9]+)\.bin", re.ASCII), "model", "accelerate"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RankRead:
+    """What the file of a rank holds: the chosen state dict's ``entries``, described as ``state``, beside the other ``groups``."""
+
+    state: RankState
+    notes: list[Note]
+    entries: Mapping[Any, Any]
+    groups: list[FileGroup]
 
 
 class RankShards(Format):
@@ -106,7 +118,7 @@ class RankShards(Format):
         main = match.group or self.groups(match, files)[0]
         component = match.component if match.group is None else _component(match.ranks[min(match.ranks)])
         read = [read_rank_file(rank, path, files, component, match.group, main) for rank, path in sorted(match.ranks.items())]
-        states = [state for state, _ in read]
+        states = [each.state for each in read]
         world_size = self.world_size(match, states)
         missing = missing_of(world_size, match.ranks)
         check_rank_files(states, world_size)
@@ -117,7 +129,7 @@ class RankShards(Format):
                 error.expected = str(match.root / _name_of(match, missing[0]))
             raise
         all_notes = (
-            *notes_of_ranks([notes for _, notes in read]),
+            *notes_of_ranks([each.notes for each in read]),
             *assembled.notes,
             *left_out_notes(leaf for state in states for leaf in state.leaves),
             *age_notes([files.source(path) for path in match.ranks.values()]),
@@ -138,7 +150,7 @@ class RankShards(Format):
         )
 
 
-def read_rank_file(rank: int, path: Path, files: Files, component: str, group: str | None, main: str) -> tuple[RankState, list[Note]]:
+def read_rank_file(rank: int, path: Path, files: Files, component: str, group: str | None, main: str) -> RankRead:
     """What the file of a rank holds of a component (or of one ``group`` of it), and notes about the rest of it.
 
     ``main`` is the group that the other files have. Raises Inconsistent if this one lacks it, and what reading raises.
@@ -154,7 +166,17 @@ def read_rank_file(rank: int, path: Path, files: Files, component: str, group: s
         held, leaves = read_state(chosen.entries, reader, path)
         beside = tuple(Leaf(str(key), describe(value)) for key, value in chosen.beside.items())
         notes = notes_of_group("the file of each rank", way, groups, chosen)
-    return RankState(rank, path, held, (*beside, *leaves), file.fingerprint), notes
+    state = RankState(rank, path, held, (*beside, *leaves), file.fingerprint, _recorded(file, path))
+    return RankRead(state, notes, chosen.entries, groups)
+
+
+def _recorded(file: TorchFile, path: Path) -> int | None:
+    """The rank that a file says beside its tensors, or that was in its name when torch wrote it."""
+    named = f"{file.stem}{path.suffix}"
+    pattern = _pattern(named)
+    fields = None if pattern is None else pattern.regex.fullmatch(named)
+    said = recorded_rank(as_dict(file.root) or {})
+    return said if said is not None or fields is None else int(fields["rank"])
 
 
 def _component(path: Path) -> str:
@@ -207,7 +229,12 @@ def _check_ranks(states: list[RankState]) -> None:
     """
     claims = {state.rank: claimed for state in states for claimed in [_claimed_rank(state)] if claimed is not None}
     if len(claims) > 1 and len(set(claims.values())) == 1 and not _copied(states):
-        return
+        claims = {}
+    recorded = {state.rank: state.recorded for state in states if state.recorded is not None}
+    # Ranks within a node, or of one process that wrote all files, tell nothing.
+    node = max(recorded.values(), default=0) + 1
+    if any(rank % node != said for rank, said in recorded.items()):
+        claims = recorded | claims
     for state in states:
         if claims.get(state.rank, state.rank) != state.rank:
             raise Inconsistent(

@@ -79,14 +79,14 @@ class HubFolder(Format):
         if match.trouble is not None or match.component != "model":
             return [match.component]
         first = match.files[0]
-        names = read_weight_map(first, ".safetensors") if first.suffix == ".json" else read_header(files.source(first)).entries
+        names = read_weight_map(first, ".safetensors") if first.suffix == ".json" else files.parsed(first, read_header).entries
         split = split_average(dict.fromkeys(name if isinstance(name, str) else name.name for name in names))
         return [match.component] if split is None else [match.component, "ema"]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
         if first.suffix != ".json":
-            header = read_header(source := files.source(first))
+            header, source = files.parsed(first, read_header), files.source(first)
             with reading(first):
                 refuse_shard(header.metadata)
             entries = [(entry, source) for entry in header.entries]

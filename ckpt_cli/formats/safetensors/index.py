@@ -25,20 +25,26 @@ def check_members(mapping: Mapping[str, str], file: str, inside: Iterable[str]) 
             raise Inconsistent("the file holds a tensor that the index does not assign to it", tensor=name, hint=hint)
 
 
-def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
-    """Tensor name -> file name; every file lies in the index's folder, has the ``suffix``, and is there.
+def listed_files(index: Path, suffix: str) -> dict[str, str]:
+    """Tensor name -> file name as an index has it; every file has the ``suffix`` and lies in its folder. Raises CorruptFile."""
+    content = parse_json(read_small(index), "the index")
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(mapping, dict) or not mapping:
+        raise CorruptFile("the index has no weight_map")
+    for name, file in mapping.items():
+        if not stays_inside(file) or not file.endswith(suffix):
+            message = "the index names a file outside of its folder or of another format"
+            raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
+    return mapping
 
-    Raises CorruptFile or MissingShard.
+
+def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
+    """The same for a model that is whole: every file is there, and none of its set is unlisted.
+
+    Raises CorruptFile, PartOfSet or MissingShard.
     """
     with reading(index):
-        content = parse_json(read_small(index), "the index")
-        mapping = content.get("weight_map") if isinstance(content, dict) else None
-        if not isinstance(mapping, dict) or not mapping:
-            raise CorruptFile("the index has no weight_map")
-        for name, file in mapping.items():
-            if not stays_inside(file) or not file.endswith(suffix):
-                message = "the index names a file outside of its folder or of another format"
-                raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
+        mapping = listed_files(index, suffix)
         names = sorted(set(mapping.values()))
         unlisted = unlisted_parts(names)
         if unlisted:

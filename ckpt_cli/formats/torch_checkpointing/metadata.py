@@ -94,7 +94,7 @@ class Item:
         for path, entries in self.tensors.items():
             own = [sharding for ranks, sharding in entries if rank in ranks]
             if len(own) > 1:
-                raise CorruptFile(f"the metadata describe {_text(path)} twice for rank {rank}")
+                raise CorruptFile(f"the metadata describe {printable(path_text(path))[:100]} twice for rank {rank}")
             if own:
                 held[path] = own[0]
         return held
@@ -240,5 +240,6 @@ def _placement(entry: Mapping[str, Any], rank: int, most: int) -> Placement:
     return Placement("Shard" if kind == "Shard" else "_StridedShard", dim % rank, factor)
 
 
-def _text(path: Sequence[str | int]) -> str:
-    return printable(".".join(map(str, path)))[:100]
+def path_text(path: NestedPath) -> str:
+    """A place as the name of a tensor, which is what safetensors files call it."""
+    return ".".join(map(str, path))

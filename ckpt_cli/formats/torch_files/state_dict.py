@@ -73,7 +73,7 @@ def leaf_of(name: str, node: object) -> Leaf:
 
 def _refuse_flat_parameters(held: Mapping[str, Local]) -> None:
     """FSDP's LOCAL_STATE_DICT: flat vectors without the names and shapes of what is in them."""
-    flat = next((name for name in held if FLAT_PARAMETER.fullmatch(name)), None)
+    flat = next((name for name in held if "flat_param" in name and FLAT_PARAMETER.fullmatch(name)), None)
     if flat is not None:
         raise Unsupported(
             "these are flat parameters of FSDP (LOCAL_STATE_DICT): names and shapes of what is in them are not recorded",

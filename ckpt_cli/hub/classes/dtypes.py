@@ -31,17 +31,14 @@ def odd_dtypes(tensors: Mapping[str, Tensor], config: Config, kind: KnownClass |
     """
     quantised = "quantization_config" in config or "compression_config" in config
     found: dict[Dtype, list[str]] = {}
-    floats = {pattern_of(name)[0] for name, tensor in tensors.items() if tensor.dtype.kind == "float"} if _any_other(tensors) else set()
+    others = any(tensor.dtype.kind != "float" for tensor in tensors.values())
+    floats = {pattern_of(name)[0] for name, tensor in tensors.items() if others and tensor.dtype.kind == "float"}
     for name, tensor in tensors.items():
         dtype = tensor.dtype
         if dtype.kind != "float" and (not quantised or dtype.kind == "complex") and _is_weight(name, tensor, kind, floats):
             found.setdefault(dtype, []).append(name)
     texts = [_text(dtype, names, tensors, config) for dtype, names in found.items()]
     return [Note("warning", "odd-dtype", text) for text in texts if text is not None]
-
-
-def _any_other(tensors: Mapping[str, Tensor]) -> bool:
-    return any(tensor.dtype.kind != "float" for tensor in tensors.values())
 
 
 def _is_weight(name: str, tensor: Tensor, kind: KnownClass | str, floats: Collection[str]) -> bool:

@@ -6,64 +6,22 @@ first is written. What a class cannot express is a reason to write none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.hub.config import Config, ties_embeddings
-from ckpt_cli.hub.megatron.sizes import size_of, sizes_of
+from ckpt_cli.hub.megatron.settings import Arguments, compare, groups, odd_argument
+from ckpt_cli.hub.megatron.sizes import size_of
 from ckpt_cli.tensors.component import Note
 
-Arguments = Mapping[str, Any]
-
-PLAIN: dict[str, tuple[object, ...]] = {
-    "swiglu": (True,),
-    "normalization": ("RMSNorm",),
-    "position_embedding_type": ("rope",),
-    "rotary_percent": (1.0, 1),
-    "rotary_interleaved": (False,),
-    "use_rope_scaling": (False,),
-    "apply_layernorm_1p": (False,),
-    "layernorm_zero_centered_gamma": (False,),
-    "add_bias_linear": (False,),
-    "multi_latent_attention": (False,),
-    "squared_relu": (False,),
-    "attention_output_gate": (False,),
-    "moe_router_enable_expert_bias": (False,),
-    "moe_router_score_function": ("softmax",),
-    "moe_router_topk_scaling_factor": (None,),
-    "moe_router_group_topk": (None,),
-    "moe_apply_probs_on_input": (False,),
-    "moe_latent_size": (None,),
-    "softmax_type": ("vanilla",),
-    "qk_l2_norm": (False,),
-    "quick_geglu": (False,),
-    "glu_linear_offset": (0.0, 0),
-    "activation_func_clamp_value": (None,),
-    "rotary_seq_len_interpolation_factor": (None,),
-    "mrope_section": (None,),
-    "is_hybrid_model": (False,),
-    "use_mup": (False,),
-    "window_size": (None,),
-    "mtp_num_layers": (None, 0),
-    "linear_attention_freq": (None,),
-    "no_rope_freq": (None,),
-    "experimental_attention_variant": (None,),
-    "heterogeneous_layers_config_path": (None,),
-    "heterogeneous_layers_config_encoded_json": (None,),
-}
-"""Arguments that are more than a class of `_kind` has unless they are one of these; older versions of Megatron lack some."""
-
-ZERO_CENTRED = ("apply_layernorm_1p", "layernorm_zero_centered_gamma")
-INTERLEAVED = ("glm4", "glm4_moe", "deepseek_v3")
-"""Classes of the hub whose rotary embedding turns neighbours, as Megatron does with ``rotary_interleaved`` (or does itself in MLA)."""
+WITHOUT_END = ("NullTokenizer", "NullMultimodalTokenizer")
+"""Tokenizers of Megatron that add the end of a document to the tokens of ``vocab_size``."""
 
 
 def config_from(arguments: Arguments) -> dict[str, Any] | str:
     """The config.json of the model that some arguments describe, or why there is none."""
     if not arguments:
         return "the checkpoint holds no arguments of its training"
-    odd = next((name for name, usual in PLAIN.items() if name in arguments and arguments[name] not in usual), None)
+    odd = odd_argument(arguments)
     if odd is not None:
         return f"the argument {odd} is {str(arguments[odd])[:40]}, which no config is written for"
     needed = ("num_layers", "hidden_size", "num_attention_heads")
@@ -83,7 +41,7 @@ def config_from(arguments: Arguments) -> dict[str, Any] | str:
         "intermediate_size": size_of(arguments, "ffn_hidden_size"),
         "num_hidden_layers": arguments["num_layers"],
         "num_attention_heads": arguments["num_attention_heads"],
-        "num_key_value_heads": _groups(arguments),
+        "num_key_value_heads": groups(arguments),
         "head_dim": size_of(arguments, "kv_channels"),
         "max_position_embeddings": size_of(arguments, "max_position_embeddings", "seq_length"),
         "rms_norm_eps": arguments.get("layernorm_epsilon", arguments.get("norm_epsilon")),
@@ -144,61 +102,19 @@ def _number(arguments: Arguments) -> float:
     return float(found) if isinstance(found, (int, float)) else 0.0
 
 
-def _groups(arguments: Arguments) -> int | None:
-    heads = size_of(arguments, "num_attention_heads")
-    return size_of(arguments, "num_query_groups") if arguments.get("group_query_attention") is True else heads
-
-
 def _tied(arguments: Arguments) -> bool | None:
     untied = arguments.get("untie_embeddings_and_output_weights")
     return None if not isinstance(untied, bool) else not untied
 
 
-def _normalised(arguments: Arguments) -> bool | None:
-    """Whether the weights of the chosen experts sum to one: the softmax is of these, or of all; None for other scores."""
-    before = arguments.get("moe_router_pre_softmax")
-    return not before if isinstance(before, bool) and arguments.get("moe_router_score_function", "softmax") == "softmax" else None
-
-
 def check_config(config: Config, arguments: Arguments) -> list[Note]:
-    """Warnings about a config that says other numbers than the training's arguments.
-
-    Raises Inconsistent if it has other heads, by which tensors are cut, and Unsupported for arguments that make weights mean something
-    else than they do in the class of the config.
-    """
-    if not arguments:
-        return []
-    centred = next((name for name in ZERO_CENTRED if arguments.get(name) is True), None)
-    turned = arguments.get("rotary_interleaved") is True and config.get("model_type") not in INTERLEAVED
-    if centred is not None or turned:
-        raise Unsupported(
-            f"the training had {centred or 'rotary_interleaved'}, with which its weights mean something else than in this class",
-            expected="weights as the class in config.json has them",
-            hint="--names native writes them as they are",
-        )
-    sizes = sizes_of(config)
-    for symbol, said in (
-        ("H", size_of(arguments, "num_attention_heads")),
-        ("G", _groups(arguments)),
-        ("d", size_of(arguments, "kv_channels")),
-    ):
-        if said is not None and symbol in sizes and sizes[symbol] != said and arguments.get("multi_latent_attention") is not True:
-            what = {"H": "attention heads", "G": "key and value heads", "d": "elements per head"}[symbol]
-            text = f"config.json says {sizes[symbol]} {what}, the training had {said}"
-            raise Inconsistent(text, expected="the config.json of this model", hint="pass the --base of this model")
-    rope = config.get("rope_parameters")
-    said_by = {
-        "rms_norm_eps": arguments.get("layernorm_epsilon", arguments.get("norm_epsilon")),
-        "rope_theta": arguments.get("rotary_base"),
-        "num_experts_per_tok": arguments.get("moe_router_topk") if size_of(arguments, "num_experts") is not None else None,
-        "tie_word_embeddings": _tied(arguments),
-        "norm_topk_prob": _normalised(arguments),
-    }
-    held = {**config, "tie_word_embeddings": ties_embeddings(config), **(rope if isinstance(rope, Mapping) else {})}
-    differing = [f"{name} {held[name]} ({said})" for name, said in said_by.items() if said is not None and held.get(name, said) != said]
-    if not differing:
-        return []
-    return [Note("warning", "config-differs", f"config.json says otherwise than the training's arguments: {', '.join(differing)}")]
+    """Warnings about a config that ties other tensors than the training did, and what `compare` warns of. Raises what that raises."""
+    notes = compare(config, arguments)
+    tied, said = _tied(arguments), ties_embeddings(config)
+    if tied in (None, said):
+        return notes
+    text = f"config.json says otherwise than the training's arguments: tie_word_embeddings {said} ({tied})"
+    return [*notes, Note("warning", "config-differs", text)]
 
 
 def vocabulary_size(config: Config) -> int:
@@ -207,8 +123,17 @@ def vocabulary_size(config: Config) -> int:
 
 
 def padding_note(config: Config, arguments: Arguments) -> list[Note]:
-    """What is said of a vocabulary whose own size nothing tells, so that its padding is written: ``config`` was made of ``arguments``."""
-    if not arguments or size_of(arguments, "vocab_size") is not None or config != config_from(arguments):
+    """What is said of a vocabulary whose own size arguments do not tell, if ``config`` was made of them.
+
+    Without a size the padding is written; the tokens of some tokenizers do not count the end of a document.
+    """
+    if not arguments or config != config_from(arguments):
+        return []
+    count = size_of(arguments, "vocab_size")
+    if count is not None and str(arguments.get("tokenizer_type")) in WITHOUT_END and (size_of(arguments, "padded_vocab_size") or 0) > count:
+        text = f"the {count} tokens in the arguments are those before the end of a document, whose row {count} is left out"
+        return [Note("warning", "end-of-document", f"{text}; --base DIR with a config.json that counts it keeps the row")]
+    if count is not None:
         return []
     text = "the size of the vocabulary is not recorded: the rows that pad it are written too; --base DIR with the base model trims them"
     return [Note("warning", "vocabulary-padded", text)]

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import UsageError, reading
 from ckpt_cli.hub.bagel import bagel_facts
 from ckpt_cli.output.plan import OutputTensor
-from ckpt_cli.output.writer import default_jobs
-from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.progress import Progress
 from ckpt_cli.results.drift import BaseComparison, FormatFact, FormChange, TensorDrift
-from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.parallel import Stop, in_threads
-from ckpt_cli.tensors.reading import PieceIndex, read_range
+from ckpt_cli.tensors.parallel import Advance, with_progress
+from ckpt_cli.tensors.reading import element_bytes, elements
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.drift.distances import Accumulator, Distances
 from ckpt_cli.verifying.drift.groups import by_drift, frozen_parts, group_drifts, heatmap_of
-
-if TYPE_CHECKING:
-    from ckpt_cli.tensors.reading import Array
 
 BLOCK = 128 << 10
 """Elements that are compared at a time: their float64 copies stay in the cache."""
@@ -115,7 +109,7 @@ def _compare(
     )
     if not values:
         return comparison
-    drifts = _drifts(alike, sample or 1.0, jobs, progress or Silent())
+    drifts = _drifts(alike, sample or 1.0, jobs, progress)
     return comparison.model_copy(
         update={
             "sample": sample,
@@ -140,33 +134,32 @@ def _change(pair: Pair) -> FormChange:
     )
 
 
-def _drifts(pairs: Sequence[Pair], share: float, jobs: int | None, progress: Progress) -> list[TensorDrift]:
-    sources = (piece.source for pair in pairs for tensor in (pair.mine, pair.base) for piece in tensor.pieces)
-    workers = 1 if any(source.forward_only for source in sources) else jobs or default_jobs()
-    stop = Stop()
-    progress.start(sum(pair.nbytes for pair in pairs), LABEL)
-    try:
-        return in_threads(lambda pair: _drift(pair, share, progress, stop), pairs, workers, stop)
-    finally:
-        progress.finish()
+def _drifts(pairs: Sequence[Pair], share: float, jobs: int | None, progress: Progress | None) -> list[TensorDrift]:
+    return with_progress(
+        lambda pair, advance: _drift(pair, share, advance),
+        pairs,
+        (tensor for pair in pairs for tensor in (pair.mine, pair.base)),
+        jobs=jobs,
+        progress=progress,
+        total=sum(pair.nbytes for pair in pairs),
+        label=LABEL,
+    )
 
 
-def _drift(pair: Pair, share: float, progress: Progress, stop: Stop) -> TensorDrift:
-    mine, base = PieceIndex(pair.mine.pieces), PieceIndex(pair.base.pieces)
+def _drift(pair: Pair, share: float, advance: Advance) -> TensorDrift:
     apart, numel = Accumulator(), pair.base.numel
     packed = [dtype.code in PACKED for dtype in (pair.mine.dtype, pair.base.dtype)]
     compared = changed = 0
     with reading(tensor=pair.name):
         for start, count in _blocks(numel, share):
-            stop.check()
             if any(packed):
-                raw = [_read(tensor, start, count, index) for tensor, index in ((pair.mine, mine), (pair.base, base))]
+                raw = [element_bytes(tensor, start, count) for tensor in (pair.mine, pair.base)]
                 changed += count if pair.mine.dtype != pair.base.dtype else _changed_bytes(raw, count)
             else:
-                ours = _cast(read_values(pair.mine, start, count, mine), pair.mine.dtype, pair.dtype)
-                apart.add(ours, read_values(pair.base, start, count, base))
+                ours = elements(pair.mine, start, count, pair.dtype)
+                apart.add(ours, elements(pair.base, start, count))
             compared += count
-            progress.advance(count * pair.nbytes // numel, LABEL)
+            advance(count * pair.nbytes // numel, LABEL)
     if any(packed):
         return TensorDrift(name=pair.name, elements=numel, compared=compared, changed=changed)
     return _tensor_drift(pair.name, numel, apart.result())
@@ -197,32 +190,6 @@ def _blocks(numel: int, share: float) -> Iterator[tuple[int, int]]:
     for i in range(wanted):
         start = i * blocks // wanted * BLOCK
         yield start, min(BLOCK, numel - start)
-
-
-def _cast(values: Array, dtype: Dtype, wanted: Dtype) -> Array:
-    import numpy
-
-    if dtype == wanted:
-        return values
-    rounded = numpy.empty(len(values), numpy_dtype(wanted))
-    cast(values, dtype, wanted, rounded)
-    return rounded
-
-
-def read_values(tensor: Tensor, start: int, count: int, index: PieceIndex) -> Array:
-    """Elements from position ``start`` on in C order, as numbers that numpy has (complex32 is widened)."""
-    import numpy
-
-    buffer = _read(tensor, start, count, index)
-    if tensor.dtype.code == "C32":
-        return numpy.frombuffer(buffer, numpy.float16).astype(numpy.float32).view(numpy.complex64)
-    return view_as(buffer, tensor.dtype, count)
-
-
-def _read(tensor: Tensor, start: int, count: int, index: PieceIndex) -> bytearray:
-    buffer = bytearray(count * tensor.dtype.itemsize)
-    read_range(tensor, start, count, buffer, index)
-    return buffer
 
 
 def _changed_bytes(raw: Sequence[bytearray], count: int) -> int:

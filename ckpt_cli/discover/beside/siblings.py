@@ -1,0 +1,101 @@
+"""Folders that hold weights beside those that are read: a projector, an encoder, another part of the model, or an older copy of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from ckpt_cli.discover.beside.folders import Held, held_below, kind_of
+from ckpt_cli.discover.beside.models import told_of
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.errors import Unreadable
+from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.trainers import CERTAIN, has_form
+from ckpt_cli.hub.config import Config
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.tensors.tensor import Tensor
+
+FORMS = re.compile(
+    r"(onnx|openvino|gguf|ggml|core_?ml|tflite|tf|tensorflow|flax|jax|mlx|rust|quanti[sz]ed|int[48]|fp8)([._-].*)?", re.IGNORECASE
+)
+"""Folders with the same weights in forms for other programs."""
+
+NUMBER = re.compile(r"[-_.]?[0-9]{1,6}\Z", re.ASCII)
+
+
+def sibling_notes(found: Found, place: Place, held: Component, config: Config, files: Files, told: Collection[Path]) -> list[Note]:
+    """What is said of folders with weights that are in no component, from the folder that was passed down to that of the weights.
+
+    What lies beside a folder that was passed is none of its own, unless it is called like another part of it. ``told`` are folders of
+    which something else is said.
+    """
+    top, root = found.given or found.path, place.match.root
+    if not root.is_relative_to(top):
+        return []
+    passed = (other.folder for each in found.places for other in each.passed_over if other.folder is not None)
+    taken = {folder for each in found.places for folder in (each.match.root, *each.match.more_roots, *(f.parent for f in each.match.files))}
+    tops = (top, place.home) if place.home.is_relative_to(top) else (top,)
+    return notes_below(tops, root, {*taken, *told, *passed}, place.name, held.tensors, config, files)
+
+
+def notes_below(
+    tops: Sequence[Path], root: Path, taken: Collection[Path], name: str, tensors: Mapping[str, Tensor], config: Config, files: Files
+) -> list[Note]:
+    """The notes about folders below the ``tops``, of which ``root`` is read; those that are ``taken``, or around such, are none of them."""
+    there = Folders()
+    try:
+        if not there.is_folder(root):
+            return []  # beside a single file anything may lie
+        below = {entry.path: entry for top in dict.fromkeys(tops) for entry in held_below(top, there) or ()}
+        held = [entry for entry in below.values() if _counts(entry, root, taken)]
+        held += _numbered(root, there, taken) if root in tops and step_of(root.parent) is not None else []
+    except Unreadable:
+        return []  # no weights are read from there
+    notes, others = [], []
+    for entry in (entry for entry in held if entry.kind != "copy"):
+        told = told_of(entry.path, tensors, config, files) if entry.matches else None
+        if told is None:
+            others.append(f"{entry.name}/")
+        else:
+            notes.append(Note("warning" if told[0] else "info", "other-folders", f"{name} was read; {told[1]}"))
+    copies = [f"{entry.name}/" for entry in held if entry.kind == "copy"]
+    if others:
+        missing = "it belongs to the model, that part is" if len(others) == 1 else "they belong to the model, these parts are"
+        text = f"{few(others, 4)} {_verb(others)} weights too, and {_was(others)} not read: if {missing} missing from {name}"
+        notes.append(Note("warning", "other-folders", text))
+    if copies:
+        text = f"{few(copies, 4)} {_verb(copies)} weights too, by name those of another model or an older copy, and {_was(copies)} not read"
+        notes.append(Note("info", "other-folders", text))
+    return notes
+
+
+def _counts(entry: Held, root: Path, taken: Collection[Path]) -> bool:
+    """Whether a folder holds weights that nothing else is said of."""
+    if entry.kind in ("apart", "adapter", "output") or any(format_of(match).in_tags for match in entry.matches):
+        return False
+    if any(folder == entry.path or folder.is_relative_to(entry.path) for folder in (root, *taken)):
+        return False
+    if entry.path.is_relative_to(root):
+        return bool(entry.matches) and entry.kind != "part"
+    return not any(entry.path.is_relative_to(folder) for folder in taken) and FORMS.fullmatch(entry.path.name) is None
+
+
+def _numbered(root: Path, there: Folders, taken: Collection[Path]) -> list[Held]:
+    """The folders beside one that are called like it but for a number: parts of one model, or several of one kind."""
+    stem = NUMBER.sub("", root.name)
+    alike = [entry for entry in held_below(root.parent, there) or () if entry.path.parent == root.parent]
+    alike = [entry for entry in alike if NUMBER.sub("", entry.name) == stem and not has_form(entry.name, CERTAIN)]
+    return [entry for entry in alike if entry.path != root and entry.path not in taken and kind_of(entry.name) != "apart"]
+
+
+def _verb(names: Collection[str]) -> str:
+    return "holds" if len(names) == 1 else "hold"
+
+
+def _was(names: Collection[str]) -> str:
+    return "was" if len(names) == 1 else "were"

@@ -1,0 +1,156 @@
+"""A folder to be written: its drafts, its plan, its side files, and what manifest, approval and result of every command have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from ckpt_cli.discover.open import OpenedComponent
+from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
+from ckpt_cli.files.manifest import FUSED, LEFT_OUT
+from ckpt_cli.hub.assets import lacking_notes
+from ckpt_cli.hub.classes.claims import refuse_lacking
+from ckpt_cli.hub.text_assets import text_notes
+from ckpt_cli.hub.tokenizer_file import TOKENIZER
+from ckpt_cli.output import manifest
+from ckpt_cli.output.options import WritingOptions
+from ckpt_cli.output.plan import Plan
+from ckpt_cli.output.publish import (
+    Order,
+    Publication,
+    SideFiles,
+    Target,
+    class_comparison,
+    model_files,
+    overflow_notes,
+    refuse_overflows,
+    written_facts,
+)
+from ckpt_cli.output.strict import refuse_warnings
+from ckpt_cli.output.target import check_target
+from ckpt_cli.output.writer import Written
+from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.tensors.component import Note
+
+PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part"})
+"""Options that do not change what is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One output folder: one component, or several that share it. ``facts`` are those of the command, for the manifest.
+
+    ``notes`` is all that is known before anything is written.
+    """
+
+    drafts: tuple[Draft, ...]
+    output: Path
+    plan: Plan
+    side_files: SideFiles
+    notes: tuple[Note, ...]
+    facts: Mapping[str, Any]
+    state_files: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        drafts: Sequence[Draft],
+        output: Path,
+        whole: Plan,
+        setting: Setting[Options],
+        facts: Mapping[str, Any],
+        side_files: SideFiles | None = None,
+        **more: Any,
+    ) -> Self:
+        """The folder of drafts, with the assets of the first one unless ``side_files`` says what goes beside the weights."""
+        first = drafts[0]
+        if side_files is None:
+            written = {file.name for file in whole.files}
+            side_files = {name: content for name, content in model_files(first.assets, whole).items() if name not in written}
+        texts = {name: path for name, path in first.assets.files.items() if name in side_files}
+        notes = (
+            *(note for draft in drafts for note in draft.notes),
+            *(() if first.is_adapter else lacking_notes(first.assets, setting.base.folder if setting.base is not None else None)),
+            *text_notes(texts, {TOKENIZER: first.assets.tokenizer}),
+        )
+        notes = tuple(dict.fromkeys(notes))
+        return cls(drafts=tuple(drafts), output=output, plan=whole, side_files=side_files, notes=notes, facts=facts, **more)
+
+    @property
+    def name(self) -> str:
+        return "+".join(draft.opened.name for draft in self.drafts)
+
+    def met(self, written: Written) -> list[Note]:
+        """Notes about values that were found while writing, if they are allowed."""
+        return overflow_notes(written)
+
+    def approve(self, written: Written, options: WritingOptions) -> None:
+        """Raise CastOverflow or Warned for what was found while writing, before anything is published."""
+        if not options.allow_overflow:
+            refuse_overflows(written, self.plan)
+        if options.strict:
+            refuse_warnings(self.met(written))
+
+    def order(self, command: str, options: WritingOptions, *, in_place: bool = False, passing: Iterable[str] = ()) -> Order:
+        """What `publish` needs; ``passing`` are more options that do not change what is written."""
+        return Order(
+            self.plan,
+            self.side_files,
+            Target(self.output, options.overwrite, in_place),
+            lambda written: self._manifest(command, options, {*PASSING, *passing}, written),
+            approve=lambda written: self.approve(written, options),
+        )
+
+    def _manifest(self, command: str, options: WritingOptions, passing: set[str], written: Written) -> bytes:
+        facts = {
+            **self.facts,
+            "elements": self.plan.elements,
+            "dropped": dict(self.plan.dropped),
+            "names": [draft.claim.text for draft in self.drafts],
+            LEFT_OUT: sorted({name for draft in self.drafts for name in draft.left_out}),
+            FUSED: sorted({digest for draft in self.drafts for digest in draft.fused}),
+        }
+        settings = {name: getattr(options, name) for name in (field.name for field in fields(options)) if name not in passing}
+        settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
+        side = [*self.side_files, *([self.plan.index_name] if self.plan.index_name else [])]
+        return manifest.build(
+            command, settings, self.plan.sources, self.plan.digest, written.files, written.checksums, side, written.side_files, facts
+        )
+
+    def result(self, options: WritingOptions, published: Publication) -> dict[str, Any]:
+        """The fields of a `WrittenFolder`."""
+        first = self.drafts[0]
+        notes = dict.fromkeys((*self.notes, *self.met(published.written)))
+        return {
+            **written_facts(self.plan, published, options.jobs, not_assets=self.state_files),
+            "component": self.name,
+            "output": str(self.output),
+            "naming": first.claim.text,
+            "compared": class_comparison(first.claim),
+            "carried": tuple(name for draft in self.drafts for name in draft.carried),
+            "renamed": sum(draft.selection.renamed for draft in self.drafts),
+            "left_out": sum(draft.selection.left_out for draft in self.drafts),
+            "lacking": () if first.is_adapter else tuple(first.assets.lacking),
+            "notes": tuple(NoteInfo.of(note) for note in notes),
+        }
+
+
+def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
+    """Raise MissingTensors or Inconsistent for a draft that a loader of its model would not accept."""
+    for draft in drafts:
+        refuse_lacking(draft.claim, draft.tensors, setting.of_base, setting.options.names)
+
+
+def check_output(
+    target: Path, paths: Iterable[Path], components: Iterable[OpenedComponent], setting: Setting[Options], whole: Plan = UNPLANNED
+) -> None:
+    """Raise OutputError for a folder that exists, or in or around the input: checkpoints, all their nodes, the base, what is read."""
+    roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
+    base = [setting.base.folder] if setting.base is not None else []
+    read = [Path(source.path) for source in whole.sources]
+    check_target(target, [*paths, *roots, *base], overwrite=setting.options.overwrite, read=read)

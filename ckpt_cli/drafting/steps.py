@@ -1,0 +1,149 @@
+"""The steps from opened components to a planned output, which every command takes; what a command adds is decided before or handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
+from ckpt_cli.base_model.checks import checked_base
+from ckpt_cli.base_model.opened import named_alike
+from ckpt_cli.discover.beside.outputs import partial_notes
+from ckpt_cli.drafting.draft import Draft, Options, Setting
+from ckpt_cli.dtypes import BASE
+from ckpt_cli.hub.assets import CONFIG, config_notes
+from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
+from ckpt_cli.hub.classes.dtypes import odd_dtypes
+from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.hub.ties import differing_notes
+from ckpt_cli.hub.tokenizer import vocabulary_notes
+from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.names import few
+from ckpt_cli.output.plan import make_plan
+from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE
+from ckpt_cli.output.select import compare_copies
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.torn import torn_notes
+
+Step = Callable[[Draft, Setting[Options]], Draft]
+
+
+def finished(draft: Draft, setting: Setting[Options], weights_name: str, matched: Step[Options] | None = None) -> Draft:
+    """A draft whose tensors were selected, taken through all further steps; ``matched`` gives it the form of the base.
+
+    Nothing is refused here that `verify` and `open` can still look at: see `ckpt_cli.drafting.job.job_of`.
+    """
+    draft = _checked_with_base(draft, setting)
+    draft = _carried(draft, setting)
+    if matched is not None:
+        draft = matched(draft, setting)
+    draft = _with_dtypes_of_base(draft, setting)
+    draft = _claimed(draft, setting)
+    draft = _planned(draft, setting, weights_name)
+    return _noted(draft, setting, weights_name)
+
+
+def noted(draft: Draft, notes: Iterable[Note]) -> Draft:
+    """With more notes."""
+    return replace(draft, notes=tuple(dict.fromkeys((*draft.notes, *notes))))
+
+
+def copies_compared(tensors: Iterable[Tensor], setting: Setting[Options]) -> list[Note]:
+    """Notes about replicas of tensors that come from the base. Raises Inconsistent for some that differ, unless these are allowed."""
+    allowed = setting.options.allow_unequal_replicas
+    return [note for tensor in tensors if tensor.check_copies for note in compare_copies(tensor, allowed)]
+
+
+def _checked_with_base(draft: Draft, setting: Setting[Options]) -> Draft:
+    """With notes about a base that may be another model. Raises Inconsistent if it is one, and anything is taken from it."""
+    base, options, files = setting.base, setting.options, draft.assets.files
+    if base is None:
+        return draft
+    filtered = options.include or options.exclude or draft.uncommon
+    notes = checked_base(
+        base,
+        draft.tensors,
+        config=draft.assets.config,
+        own_config=CONFIG in files and files[CONFIG].parent != base.folder,
+        taken=options.takes_from_base or any(path.parent == base.folder for path in files.values()),
+        by_name=options.fills_from_base or options.dtype == BASE,
+        computed=options.fills_from_base or adapters_alone(draft.opened.component.tensors),
+        unfiltered=draft.stored if filtered else None,
+    )
+    return noted(draft, notes)
+
+
+def _carried(draft: Draft, setting: Setting[Options]) -> Draft:
+    """With the tensors that --carry-from-base takes from the base."""
+    held, globs, config, selection = setting.of_base, setting.options.carry_from_base, draft.assets.config, draft.selection
+    if held is None or not globs:
+        return draft
+    alike = named_alike(held, selection.kind, selection.naming, config)
+    carried, notes = carried_tensors(selection.tensors, selection.on_purpose, alike, globs, config)
+    selection = replace(selection, tensors={**selection.tensors, **carried})
+    notes += copies_compared(carried.values(), setting)
+    return noted(replace(draft, selection=selection, carried=tuple(carried)), notes)
+
+
+def _with_dtypes_of_base(draft: Draft, setting: Setting[Options]) -> Draft:
+    if setting.of_base is None or setting.options.dtype != BASE:
+        return draft
+    dtypes, notes = dtypes_of_base(draft.tensors, setting.of_base)
+    return noted(replace(draft, dtypes=dtypes), notes)
+
+
+def _claimed(draft: Draft, setting: Setting[Options]) -> Draft:
+    """With the report about its names."""
+    selection = draft.selection
+    if has_adapters(selection.tensors):
+        return replace(draft, claim=Claim("PEFT's, as they are", None, (), {}))
+    claim = claim_for(
+        {name: tensor.shape for name, tensor in selection.tensors.items()},
+        selection.kind,
+        selection.naming,
+        draft.assets.config,
+        on_purpose=selection.on_purpose,
+        change=selection.change,
+        beside=selection.lacking,
+    )
+    if not draft.by_base:
+        return replace(draft, claim=without_allowed(claim, setting.options.allow_missing))
+    # The base decides what belongs to the model, also where its config has a place for more.
+    text = f"{len(claim.lacking)} of the tensors of {claim.named} are also missing in the base: {few(list(claim.lacking), 3)}"
+    notes = (*claim.notes, Note("warning", "missing-in-base", text)) if claim.lacking else claim.notes
+    return replace(draft, claim=replace(claim, lacking={}, notes=notes))
+
+
+def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
+    options = setting.options
+    made = make_plan(
+        draft.tensors,
+        dtype="keep" if options.dtype in (None, BASE) else options.dtype,
+        dtypes=draft.dtypes,
+        max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if setting.style.splits else None),
+        weights_name=weights_name,
+        quantised="quantization_config" in draft.assets.config,
+        dropped=draft.selection.dropped,
+        combinations=draft.combinations,
+    )
+    if setting.base is not None and draft.from_base:
+        draft = replace(draft, fused=(*draft.fused, *setting.base.fused_adapters))
+    return replace(draft, plan=made, fused=tuple(dict.fromkeys(draft.fused)))
+
+
+def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
+    """With what is said of the finished plan: ties, names, config, dtypes, vocabulary, and the files that were read."""
+    config, tensors, style = draft.assets.config, draft.tensors, setting.style
+    notes = differing_notes(draft.selection.differing, tensors)
+    if not draft.claim.is_whole:
+        notes += [note for source in draft.sources for note in partial_notes(source.component, source.made, tensors)]
+    if weights_name == style.loaded:
+        notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
+    floats = {output.dtype.code for output in draft.plan.tensors if output.dtype.kind == "float"}
+    notes += config_notes(config, {name: tensor.shape for name, tensor in tensors.items()}, floats)
+    notes += odd_dtypes(tensors, config, draft.selection.kind)
+    notes += vocabulary_notes(draft.assets, tensors)
+    read = [tensor for source in draft.sources for tensor in source.component.tensors.values()]
+    notes += torn_notes([*read, *(output.tensor for output in draft.plan.tensors)])
+    return noted(draft, [*notes, *draft.claim.notes])

@@ -1,0 +1,267 @@
+"""Parts of one plan, written by processes that know nothing of each other, make the output that one process makes, or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, NotFound, OutputExists, UsageError
+from ckpt_cli.files.source import Files
+from ckpt_cli.output import manifest
+from ckpt_cli.output.parts import MARK, PartsFolder, published, write_part
+from ckpt_cli.output.plan import Plan, make_plan, work_of
+from ckpt_cli.output.publish import Order, Target, publish
+from ckpt_cli.output.share import Part, share_of
+from ckpt_cli.output.writer import Written
+from tests.cli import ROOT
+from tests.test_execute import Sources, sources  # noqa: F401 - a fixture
+
+SIDE: dict[str, bytes | Path] = {"config.json": b"{}"}
+OPTIONS = {"dtype": "keep"}
+
+
+@pytest.fixture
+def plan(sources: Sources) -> Plan:  # noqa: F811
+    return make_plan(sources.tensors, max_shard_size=300_000)
+
+
+def built(plan: Plan, written: Written) -> bytes:
+    side = [*SIDE, *([plan.index_name] if plan.index_name else [])]
+    return manifest.build("merge", OPTIONS, plan.sources, plan.digest, written.files, written.checksums, side, written.side_files, {})
+
+
+def at_once(plan: Plan, target: Path) -> dict[str, bytes]:
+    """What one process writes."""
+    publish([Order(plan, SIDE, Target(target), lambda written: built(plan, written))])
+    return contents(target)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def run_part(plan: Plan, text: str, target: Path) -> list[int]:
+    _, done = write_part(plan, Part.of(text), target, SIDE, lambda written: built(plan, written))
+    return done
+
+
+class TestWhatAPartIs:
+    @pytest.mark.parametrize("count", [1, 2, 3, 7, 50, 10_000])
+    def test_every_piece_of_work_and_every_header_belongs_to_one_part(self, plan: Plan, count: int) -> None:
+        shares = [share_of(plan, Part(number, count)) for number in range(count)]
+        work = [(portion.file.name, each.target_offset) for share in shares for portion in share.files for each in portion.work]
+        assert sorted(work) == sorted((file.name, each.target_offset) for file in plan.files for each in work_of(file))
+        headers = [portion.file.name for share in shares for portion in share.files if portion.with_header]
+        assert sorted(headers) == sorted(file.name for file in plan.files)
+        assert sum(share.nbytes for share in shares) == plan.bytes_read
+
+    def test_parts_are_of_one_size_as_far_as_work_allows(self, plan: Plan) -> None:
+        sizes = [share_of(plan, Part(number, 4)).nbytes for number in range(4)]
+        assert max(sizes) < 1.5 * min(sizes)
+
+    def test_only_the_files_that_a_part_reads_are_watched(self, plan: Plan) -> None:
+        watched = [{source.path for source in share_of(plan, Part(number, 10)).sources} for number in range(10)]
+        assert set.union(*watched) == {source.path for source in plan.sources}
+        assert any(each != watched[0] for each in watched)
+
+    @pytest.mark.parametrize("text", ["", "1", "8/8", "-1/8", "1/0", "0/0", "a/b", "1/8/2", "01/+8", "٣/8", "1/9999999", " 1/8"])
+    def test_what_is_no_part(self, text: str) -> None:
+        with pytest.raises(UsageError, match="is no part"):
+            Part.of(text)
+
+
+class TestWhatALauncherSays:
+    @pytest.mark.parametrize(
+        ("environment", "part"),
+        [
+            ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "3/8"),
+            ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "0/4"),
+            ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "1/2"),
+            ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "1/2"),
+        ],
+    )
+    def test_is_the_part_of_the_process(self, environment: dict[str, str], part: str) -> None:
+        assert str(Part.of_environment(environment)) == part
+
+    @pytest.mark.parametrize("environment", [{}, {"RANK": "1"}, {"WORLD_SIZE": "8"}, {"SLURM_NTASKS": "8"}])
+    def test_without_one_there_is_no_part(self, environment: dict[str, str]) -> None:
+        with pytest.raises(UsageError, match="no launcher says") as caught:
+            Part.of_environment(environment)
+        assert "--part K/N" in str(caught.value.advice)
+
+    @pytest.mark.parametrize(
+        "environment", [{"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "x", "WORLD_SIZE": "8"}, {"RANK": "", "WORLD_SIZE": ""}]
+    )
+    def test_that_is_no_part_is_refused(self, environment: dict[str, str]) -> None:
+        with pytest.raises(UsageError, match="RANK is"):
+            Part.of_environment(environment)
+
+
+class TestTheOutput:
+    @pytest.mark.parametrize("count", [1, 2, 5, 23])
+    def test_is_what_one_process_writes(self, plan: Plan, tmp_path: Path, count: int) -> None:
+        expected = at_once(plan, tmp_path / "one")
+        order = list(range(count))
+        random.Random(count).shuffle(order)
+        for number in order:
+            run_part(plan, f"{number}/{count}", tmp_path / "parts")
+        done = published(tmp_path / "parts")
+        assert contents(tmp_path / "parts") == expected
+        assert (done.parts, done.files) == (count, {file.name: file.size for file in plan.files})
+        assert [path.name for path in tmp_path.iterdir() if MARK in path.name] == []
+
+    @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+    def test_casts(self, sources: Sources, tmp_path: Path, dtype: str) -> None:  # noqa: F811
+        plan = make_plan(sources.tensors, dtype=dtype)
+        expected = at_once(plan, tmp_path / "one")
+        for number in (2, 0, 1):
+            run_part(plan, f"{number}/3", tmp_path / "parts")
+        published(tmp_path / "parts")
+        assert contents(tmp_path / "parts") == expected
+
+    def test_parts_may_run_twice(self, plan: Plan, tmp_path: Path) -> None:
+        expected = at_once(plan, tmp_path / "one")
+        for number in (1, 0, 1, 2, 0, 2):
+            run_part(plan, f"{number}/3", tmp_path / "parts")
+        published(tmp_path / "parts")
+        assert contents(tmp_path / "parts") == expected
+
+    def test_a_part_that_was_killed_is_run_again(self, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        expected = at_once(plan, tmp_path / "one")
+        run_part(plan, "0/2", tmp_path / "parts")
+        with monkeypatch.context() as patch:
+            patch.setattr("ckpt_cli.output.writer.zlib.crc32", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run_part(plan, "1/2", tmp_path / "parts")
+        with pytest.raises(MissingParts, match="1 of 2 parts are not written yet: 1"):
+            published(tmp_path / "parts")
+        assert run_part(plan, "1/2", tmp_path / "parts") == [0, 1]
+        published(tmp_path / "parts")
+        assert contents(tmp_path / "parts") == expected
+
+    def test_publishing_again_is_no_error(self, plan: Plan, tmp_path: Path) -> None:
+        run_part(plan, "0/1", tmp_path / "parts")
+        first, second = published(tmp_path / "parts"), published(tmp_path / "parts")
+        assert (first.folder, first.files) == (second.folder, second.files)
+
+    def test_several_processes_may_publish_at_the_same_time(self, plan: Plan, tmp_path: Path) -> None:
+        expected = at_once(plan, tmp_path / "one")
+        for number in range(4):
+            run_part(plan, f"{number}/4", tmp_path / "parts")
+        program = "import sys; from pathlib import Path; from ckpt_cli.output.parts import published; published(Path(sys.argv[1]))"
+        command = [sys.executable, "-c", program, str(tmp_path / "parts")]
+        processes = [subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) for _ in range(4)]
+        assert [process.wait() for process in processes] == [0] * 4
+        assert contents(tmp_path / "parts") == expected
+
+    def test_an_older_output_is_replaced_only_if_that_was_asked_for(self, plan: Plan, tmp_path: Path) -> None:
+        before = at_once(plan, tmp_path / "out")
+        run_part(plan, "0/1", tmp_path / "out")
+        with pytest.raises(OutputExists):
+            published(tmp_path / "out")
+        assert contents(tmp_path / "out") == before
+        published(tmp_path / "out", overwrite=True)
+        assert contents(tmp_path / "out") == before
+        assert [path.name for path in tmp_path.iterdir()] == ["sources", "out"] or len(list(tmp_path.iterdir())) == 2
+
+
+class TestNothingIsPublished:
+    """Whatever lacks or does not fit: the parts stay as they are, and the error says what to do."""
+
+    @pytest.fixture
+    def shared(self, plan: Plan, tmp_path: Path) -> Iterator[PartsFolder]:
+        for number in range(3):
+            run_part(plan, f"{number}/3", tmp_path / "out")
+        folder = PartsFolder(tmp_path / "out", plan.digest)
+        yield folder
+        assert folder.root.is_dir()
+        assert not (tmp_path / "out").exists()
+
+    def test_without_any_part(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match="no part of this output was written"):
+            published(tmp_path / "out")
+        with pytest.raises(NotFound):
+            published(tmp_path / "no" / "such" / "folder")
+
+    def test_while_parts_are_missing(self, shared: PartsFolder) -> None:
+        shared.record(Part(1, 3)).unlink()
+        with pytest.raises(MissingParts, match="1 of 3 parts are not written yet: 1") as caught:
+            published(shared.target)
+        assert caught.value.exit_code == 4
+
+    def test_before_any_part_is_done(self, shared: PartsFolder) -> None:
+        for number in range(3):
+            shared.record(Part(number, 3)).unlink()
+        with pytest.raises(MissingParts, match="no part is written yet"):
+            published(shared.target)
+
+    def test_with_parts_of_two_divisions(self, shared: PartsFolder, plan: Plan) -> None:
+        run_part(plan, "0/2", shared.target)
+        with pytest.raises(Inconsistent, match="cut into 2 and into 3 parts"):
+            published(shared.target)
+
+    def test_with_parts_of_two_plans(self, shared: PartsFolder, sources: Sources) -> None:  # noqa: F811
+        run_part(make_plan(sources.tensors, dtype="bf16"), "0/3", shared.target)
+        with pytest.raises(Inconsistent, match="2 different plans") as caught:
+            published(shared.target)
+        assert len(caught.value.details) == 2
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"schema": 99}', b"null"])
+    def test_with_a_damaged_record(self, shared: PartsFolder, content: bytes) -> None:
+        shared.record(Part(1, 3)).write_bytes(content)
+        with pytest.raises(CorruptFile):
+            published(shared.target)
+
+    def test_with_a_record_of_another_plan(self, shared: PartsFolder) -> None:
+        path = shared.record(Part(1, 3))
+        path.write_text(json.dumps({**json.loads(path.read_text()), "plan_digest": "0" * 64}))
+        with pytest.raises(CorruptFile):
+            published(shared.target)
+
+    def test_with_a_file_that_was_cut(self, shared: PartsFolder) -> None:
+        path = next(iter(sorted(shared.output.glob("*.safetensors"))))
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(Inconsistent, match="not what the parts wrote"):
+            published(shared.target)
+
+    def test_with_a_file_that_is_gone(self, shared: PartsFolder) -> None:
+        next(iter(sorted(shared.output.glob("*.safetensors")))).unlink()
+        with pytest.raises(Inconsistent, match="not what the parts wrote"):
+            published(shared.target)
+
+    def test_with_a_header_of_zeros(self, shared: PartsFolder) -> None:
+        """As on a machine that does not see what another one wrote."""
+        path = next(iter(sorted(shared.output.glob("*.safetensors"))))
+        path.write_bytes(bytes(64) + path.read_bytes()[64:])
+        with pytest.raises(Inconsistent, match="not what the parts wrote"):
+            published(shared.target)
+
+    def test_onto_something_that_appeared(self, shared: PartsFolder) -> None:
+        shared.target.mkdir()
+        (shared.target / "mine.txt").write_text("mine")
+        with pytest.raises(OutputExists):
+            published(shared.target)
+        (shared.target / "mine.txt").unlink()
+        shared.target.rmdir()
+
+
+def test_values_that_overflow_refuse_the_part(tmp_path: Path) -> None:
+    from ckpt_cli.errors import CastOverflow
+    from ckpt_cli.output.publish import refuse_overflows
+
+    with Files() as files:
+        made = Sources(tmp_path, files)
+        made.add("w", torch.full((10, 10), 1e30))
+        plan = make_plan(made.tensors, dtype="fp16")
+        with pytest.raises(CastOverflow):
+            write_part(plan, Part(0, 1), tmp_path / "out", {}, lambda written: built(plan, written), approve=refuse_overflows)
+    with pytest.raises(MissingParts):
+        published(tmp_path / "out")

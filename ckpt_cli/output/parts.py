@@ -165,7 +165,8 @@ def published(target: Path, *, overwrite: bool = False) -> Published:
         raise NotFound(
             "no part of this output was written",
             path=target,
-            hint="run all parts first: `ckpt merge` or `ckpt average`, as many times as there are parts, with this output",
+            hint="write the parts first, all with this -o: --part 0/8 to --part 7/8 of ckpt merge or ckpt average;"
+            " without --part an output needs no ckpt publish",
         )
     with _alone(shared.root):
         return _published(shared, overwrite=overwrite) if shared.root.is_dir() else published(target, overwrite=overwrite)

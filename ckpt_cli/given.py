@@ -290,8 +290,6 @@ def _option(name: str, value: object, hint: Any) -> Any:
         return bytes_of(value, option)
     if name == "sample" and isinstance(value, str):
         return parse_share(value)
-    if any(get_origin(choice) is os.PathLike for choice in choices):
-        return path_text(value, option)
     return _typed(value, option, choices[0])
 
 
@@ -299,6 +297,8 @@ def _typed(value: object, option: str, kind: Any) -> Any:
     """A value of one type, or UsageError."""
     if get_origin(kind) is tuple:
         return _several(value, option, get_args(kind)[0])
+    if any(get_origin(choice) is os.PathLike for choice in get_args(kind)):
+        return path_text(value, option)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise UsageError(f"{value} is not a choice for {option}", expected=", ".join(get_args(kind)))
@@ -315,11 +315,9 @@ def _typed(value: object, option: str, kind: Any) -> Any:
 
 
 def _several(value: object, option: str, kind: type) -> tuple[Any, ...]:
-    if isinstance(value, str):
-        if kind is str:
-            return (text_of(value, option),)
-        return parse_list(value, int, option) or () if kind is int else parse_list(value, float, option) or ()
-    if isinstance(value, (bytes, Mapping)) or not hasattr(value, "__iter__"):
+    if isinstance(value, str) and kind in (int, float):
+        return parse_list(value, kind, option) or ()
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         return (_typed(value, option, kind),)
     return tuple(_typed(each, option, kind) for each in value)
 

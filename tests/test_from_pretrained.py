@@ -131,3 +131,14 @@ class TestTheMergedModel:
     def test_drops_the_head_only_where_it_is_tied(self, trained: Path, tmp_path: Path, name: str) -> None:
         result = ckpt_cli.merge(trained / name, tmp_path / "out")
         assert list(result.outputs[0].dropped) == (["lm_head.weight"] if name.endswith("-tied") else [])
+
+
+def test_the_example_says_what_its_page_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines of Python in examples/README.md, run as they are on what its first command writes."""
+    from tests.cli import ROOT
+
+    page = (ROOT / "examples" / "README.md").read_text()
+    code = "\n".join(line.strip() for line in page[page.index("    from transformers") :].splitlines())
+    ckpt_cli.merge(ROOT / "examples" / "tiny-run", tmp_path, type="both", overwrite=True)
+    exec(code.replace("/tmp/merged", str(tmp_path)), {})
+    assert "A checkpoint is a set of named tensors, and a tensor is a list of pieces." in capsys.readouterr().out

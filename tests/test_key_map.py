@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ckpt_cli
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, UsageError
-from ckpt_cli.output.key_map import Rule, mapped_names, read_key_map
+from ckpt_cli.output.key_map import MAX_PATTERN, Rule, mapped_names, read_key_map
+from tests.cli import ROOT, ckpt
 
 NAMES = ("transformer.h.0.attn.weight", "transformer.h.0.mlp.weight", "transformer.h.11.mlp.weight", "lm_head.weight")
 
@@ -31,7 +34,7 @@ class Place:
     def text(self, content: str, name: str = "map.json") -> tuple[Rule, ...]:
         path = self.folder / name
         path.write_text(content)
-        return read_key_map(path)
+        return read_key_map([path])
 
 
 @pytest.fixture
@@ -132,7 +135,7 @@ class TestToml:
     def test_bytes_that_are_no_text_are_refused(self, place: Place) -> None:
         (place.folder / "map.toml").write_bytes(b'"a" = "\xff"')
         with pytest.raises(UsageError, match="TOML"):
-            read_key_map(place.folder / "map.toml")
+            read_key_map([place.folder / "map.toml"])
 
 
 class TestCollisions:
@@ -219,7 +222,7 @@ class TestRulesThatMakeNoSense:
 
     def test_a_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(NotFound) as caught:
-            read_key_map(tmp_path / "map.json")
+            read_key_map([tmp_path / "map.json"])
         assert caught.value.path == str(tmp_path / "map.json")
 
 
@@ -246,4 +249,138 @@ def test_toml_that_the_parser_cannot_hold_is_refused(tmp_path: Path, text: str) 
     path = tmp_path / "map.toml"
     path.write_text(text)
     with pytest.raises(UsageError):
-        read_key_map(path)
+        read_key_map([path])
+
+
+class TestRulesOnTheCommandLine:
+    """A=B: names that begin with A begin with B instead."""
+
+    @pytest.mark.parametrize(
+        ("given", "old", "new"),
+        [
+            ("net=model", "net.layers.0.w", "model.layers.0.w"),
+            ("net.=model.", "net.layers.0.w", "model.layers.0.w"),
+            ("net.=model", "net.w", "model.w"),
+            ("net=", "net.w", "w"),
+            ("net.=", "net.net.w", "net.w"),
+            ("net=", "net", "net"),
+            ("net=", "network.w", "network.w"),
+            ("net=", "a.net.w", "a.net.w"),
+            ("=model.", "w", "model.w"),
+            ("head.weight=lm_head.weight", "head.weight", "lm_head.weight"),
+            ("head.w=lm_head.w", "head.weight", "head.weight"),
+            ("a.b=x", "a.b.w", "x.w"),
+            ("a.b=x", "aXb.w", "aXb.w"),
+            (r"(a)=\1", "(a).w", r"\1.w"),
+            (r"a=\g<0>", "a.w", r"\g<0>.w"),
+        ],
+    )
+    def test_are_for_whole_parts_of_names(self, given: str, old: str, new: str) -> None:
+        assert mapped_names([old], read_key_map([given])) == {old: new}
+
+    def test_come_in_their_order_with_those_of_files(self, place: Place) -> None:
+        place.json({"net.b.w": "second", "net.c.w": None})
+        rules = read_key_map(["net.a=first", str(place.folder / "map.json"), "net="])
+        names = ["net.a.w", "net.b.w", "net.c.w", "net.d.w"]
+        assert list(mapped_names(names, rules).values()) == ["first.w", "second", None, "d.w"]
+
+    def test_a_file_with_an_equals_sign_in_its_path_is_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in ("epoch=1.json", "epoch=2"):
+            (tmp_path / name).write_text('{"a": "b"}')
+        assert [mapped_names(["a"], read_key_map([given])) for given in ("epoch=1.json", "./epoch=2")] == [{"a": "b"}] * 2
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "=",
+            ".=",
+            "a=a",
+            "a.=a",
+            "a=b=c",
+            "a=b,c=d",
+            "a= b",
+            "a\n=b",
+            "a*=b",
+            "a=\u202e",
+            "a\0=b",
+            "\x1b[31m=a=",
+            "a=" + "b" * MAX_PATTERN,
+        ],
+    )
+    def test_what_is_no_rule_is_refused(self, text: str) -> None:
+        with pytest.raises(UsageError, match="is no rule for names") as caught:
+            read_key_map([text])
+        assert "\x1b" not in str(caught.value)
+        assert "net= takes net. off" in (caught.value.hint or "")
+
+    def test_a_word_that_is_neither_says_what_a_rule_looks_like(self) -> None:
+        with pytest.raises(NotFound) as caught:
+            read_key_map(["net."])
+        assert "net= takes net. off" in (caught.value.hint or "")
+
+    def test_two_names_that_become_one_are_refused(self) -> None:
+        with pytest.raises(Inconsistent):
+            mapped_names(["net.w", "w"], read_key_map(["net="]))
+
+    def test_a_name_that_cannot_be_written_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="cannot be written"):
+            mapped_names(["net.w"], read_key_map(["net.w=__metadata__"]))
+
+
+class TestCommandsWithRulesOnTheCommandLine:
+    """What is written under other names is compared again from the manifest, wherever that is read."""
+
+    RULES = ("--key-map", "model.layers=net.blocks", "--key-map", "model.norm=net.norm")
+    NAMES = ("net.blocks.0.mlp.up_proj.weight", "net.norm.weight", "model.embed_tokens.weight")
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        """A run without a config, whose names are then its own."""
+        shutil.copytree(ROOT / "examples" / "tiny-run", tmp_path / "run")
+        for config in (tmp_path / "run").rglob("config.json"):
+            config.unlink()
+        return tmp_path / "run"
+
+    def test_merge_and_verify(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "map.json").write_text('{"lm_head.weight": null}')
+        monkeypatch.chdir(tmp_path)
+        assert ckpt("merge", "run", "-o", "out", *self.RULES, "--key-map", "map.json", cwd=tmp_path).code == 0
+        assert set(self.NAMES) <= set(ckpt_cli.open(tmp_path / "out"))
+        said = json.loads((tmp_path / "out" / "ckpt-manifest.json").read_text())["options"]["key_map"]
+        assert said == ["model.layers=net.blocks", "model.norm=net.norm", str(tmp_path / "map.json")]
+        (tmp_path / "elsewhere").mkdir()
+        outcome = ckpt("verify", tmp_path / "out", "--against", tmp_path / "run", "--json", cwd=tmp_path / "elsewhere")
+        result = json.loads(outcome.out)["data"]
+        assert (outcome.code, result["against"][0]["tensors"], result["against"][0]["different"]) == (0, 24, 0)
+        assert [word for word in result["made_by"] if word in self.RULES[1::2]] == list(self.RULES[1::2])
+
+    def test_verify_without_a_manifest(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(run, tmp_path / "out", key_map=self.RULES[1::2])
+        (tmp_path / "out" / "ckpt-manifest.json").unlink()
+        assert ckpt("verify", tmp_path / "out", "--against", run).code == 1
+        assert ckpt("verify", tmp_path / "out", "--against", run, *self.RULES).code == 0
+
+    def test_average(self, run: Path, tmp_path: Path) -> None:
+        assert ckpt("average", run, "--all", "-o", tmp_path / "mean", *self.RULES).code == 0
+        assert set(self.NAMES) <= set(ckpt_cli.open(tmp_path / "mean"))
+
+    def test_python(self, run: Path) -> None:
+        assert set(self.NAMES) <= set(ckpt_cli.open(run, key_map=self.RULES[1::2]))
+        assert "embed_tokens.weight" in ckpt_cli.open(run, key_map="model=")
+
+    def test_a_rule_without_effect_is_a_warning(self, run: Path, tmp_path: Path) -> None:
+        outcome = ckpt("merge", run, "-o", tmp_path / "out", "--key-map", "nett=")
+        assert outcome.code == 0
+        assert "no tensor name begins with nett." in outcome.err + outcome.out
+
+    @pytest.mark.parametrize("rules", [["a=b=c"], ["\x1b[2J=a="], ["a\0=b"], ["/nothing/map\0.json"], ["=" * 5000]], ids=repr)
+    def test_rules_in_a_manifest_are_checked_too(self, rules: list[str], run: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(run, tmp_path / "out")
+        manifest = tmp_path / "out" / "ckpt-manifest.json"
+        content = json.loads(manifest.read_text())
+        content["options"]["key_map"] = rules
+        manifest.write_text(json.dumps(content))
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.verify(tmp_path / "out", against=run)
+        assert "\x1b" not in str(caught.value)

@@ -36,7 +36,7 @@ class TestMerge:
         for number in (2, 0, 1):
             done = ckpt("merge", RUN, "-o", tmp_path / "parts", *options, "--part", f"{number}/3")
             assert done.code == 0, done.err
-            assert f"part {number} of 3" in done.out
+            assert f"parts   part {number} of 3" in done.out
         assert ckpt("publish", tmp_path / "parts").code == 0
         assert contents(tmp_path / "parts") == contents(tmp_path / "one")
         assert leftovers(tmp_path) == []

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,16 @@ class TestScreens:
         result = verify(tmp_path / "out", full=True, against="run").model_copy(update={"path": "tiny-ema"})
         text = screen(monkeypatch, width, lambda s: verify_result(result, s))
         self.check("verify-failed", width, text)
+
+
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+def test_why_nothing_can_be_merged_is_said_once_on_a_terminal(width: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "examples" / "tiny-run" / "checkpoint-200", tmp_path / "step")
+    for path in list((tmp_path / "step").rglob("model_world_size_4_rank_3.pt")):
+        path.unlink()
+    monkeypatch.chdir(tmp_path)
+    result = detect("step")
+    assert result.problem is not None
+    said = screen(monkeypatch, width, lambda s: detect_result(result, s))
+    assert " ".join(said.split()).count(result.problem.split(":")[0]) == (3 if width is None else 1)  # of model and ema, and in full
+    assert ("cannot be merged" in said.split("warning:")[0]) is (width is not None)

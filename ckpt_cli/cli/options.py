@@ -195,7 +195,10 @@ Names = Annotated[
         words=get_args(Naming),
     ),
 ]
-KeyMap = Annotated[Optional[str], option("--key-map", metavar="FILE", help="Rules that rename tensors, JSON or TOML.", panel=WRITE)]
+KeyMap = Annotated[
+    Optional[list[str]],
+    option("--key-map", metavar="A=B|FILE", help="Rename tensors: net=model, net= to take net. off, or a file of rules.", panel=WRITE),
+]
 Include = Annotated[Optional[list[str]], option("--include", metavar="GLOB", help="Write only these tensors.", panel=WRITE)]
 Exclude = Annotated[Optional[list[str]], option("--exclude", metavar="GLOB", help="Leave out these tensors.", panel=WRITE)]
 WithState = Annotated[bool, option("--with-state", help="Also write what extract-state writes, beside the weights.", panel=WRITE)]
@@ -329,7 +332,7 @@ SourceNames = Annotated[
         "--names", metavar="hub|native", help="Names in the output: as on the hub, or as trained.", panel=SOURCE, words=get_args(Naming)
     ),
 ]
-SourceKeyMap = Annotated[Optional[str], option("--key-map", metavar="FILE", help="The rules that renamed tensors.", panel=SOURCE)]
+SourceKeyMap = Annotated[Optional[list[str]], option("--key-map", metavar="A=B|FILE", help="The rules that renamed tensors.", panel=SOURCE)]
 SourceInclude = Annotated[Optional[list[str]], option("--include", metavar="GLOB", help="Only these tensors were written.", panel=SOURCE)]
 SourceExclude = Annotated[Optional[list[str]], option("--exclude", metavar="GLOB", help="These tensors were left out.", panel=SOURCE)]
 SourceLoraAlpha = Annotated[Optional[str], option("--lora-alpha", metavar="X", help="LoRA alpha.", panel=SOURCE, read=values.real)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,9 @@ def _places(before: object, after: object, type: object, steps: object) -> tuple
     named = [text_of(kind, "--type") for kind in kinds]
     places = [Place(path, step, kind) for path, step, kind in zip((first, second), chosen, named, strict=True)]
     if after is None and places[0] == places[1]:
-        raise UsageError("there is nothing to compare it with", expected="a second path, --steps A,B of a run, or --type A,B")
+        expected = "a second path, --steps A,B of a run, or --type A,B"
+        hint = f"ckpt diff {shlex.quote(str(first))} OTHER; ckpt detect {shlex.quote(str(first))} lists steps and components"
+        raise UsageError("there is nothing to compare it with", expected=expected, hint=hint)
     return places[0], places[1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,8 +99,9 @@ def _tensor(opened: Opened, files: Files, name: str, order: ShardOrder) -> Tenso
         known = {}  # without names of the hub, those of training count
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, dict.fromkeys((*stripped, *known)), n=1)
-    hint = f"did you mean {printable(close[0])}?" if close else "ckpt inspect --all lists them"
+    names = list(dict.fromkeys((*known, *stripped)))
+    close = difflib.get_close_matches(name, names, n=1) or [each for each in names if f".{name}." in f".{each}."][:1]
+    hint = f"did you mean {printable(close[0])}?" if close else f"ckpt inspect {shlex.quote(str(opened.found.path))} --all lists them"
     raise NotFound(f"there is no tensor {printable(name)} in {opened.components[0].name}", path=opened.found.path, hint=hint)
 
 

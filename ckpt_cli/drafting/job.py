@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from ckpt_cli.hub.classes.claims import refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
 from ckpt_cli.output import manifest
+from ckpt_cli.output.key_map import lasting_key_map
 from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.output.plan import Plan
 from ckpt_cli.output.publish import (
@@ -116,7 +116,7 @@ class Job:
             FUSED: sorted({digest for draft in self.drafts for digest in draft.fused}),
         }
         settings = {name: getattr(options, name) for name in (field.name for field in fields(options)) if name not in passing}
-        settings["key_map"] = None if options.key_map is None else os.path.abspath(options.key_map)
+        settings["key_map"] = lasting_key_map(options.key_map)
         side = [*self.side_files, *([self.plan.index_name] if self.plan.index_name else [])]
         return manifest.build(
             command, settings, self.plan.sources, self.plan.digest, written.files, written.checksums, side, written.side_files, facts

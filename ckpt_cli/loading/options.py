@@ -20,7 +20,7 @@ class OpenOptions:
     dtype: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    key_map: str | os.PathLike[str] | None = None
+    key_map: tuple[str | os.PathLike[str], ...] = ()
     lora_alpha: float | None = None
     ema_from_model: bool = False
     allow_unequal_replicas: bool = False
@@ -34,7 +34,7 @@ class OpenKeywords(TypedDict, total=False):
     dtype: DtypeLike | None
     include: str | Sequence[str]
     exclude: str | Sequence[str]
-    key_map: PathLike | None
+    key_map: PathLike | Sequence[PathLike]
     lora_alpha: float | None
     ema_from_model: bool
     allow_unequal_replicas: bool
@@ -54,7 +54,7 @@ class LoadOptions:
     names: Naming | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    key_map: str | os.PathLike[str] | None = None
+    key_map: tuple[str | os.PathLike[str], ...] = ()
     lora_alpha: float | None = None
     ema_from_model: bool = False
     allow_unequal_replicas: bool = False
@@ -71,7 +71,7 @@ class LoadKeywords(TypedDict, total=False):
     names: Naming | None
     include: str | Sequence[str]
     exclude: str | Sequence[str]
-    key_map: PathLike | None
+    key_map: PathLike | Sequence[PathLike]
     lora_alpha: float | None
     ema_from_model: bool
     allow_unequal_replicas: bool

@@ -1,8 +1,10 @@
 r"""``--key-map``: rules that rename tensors, for trainers whose names are not Hugging Face names.
 
-A JSON or TOML file with ``rules``, a list of objects with ``match`` (a regular expression for the whole name) and ``to`` (the
-new name, with ``\1`` or ``\g<name>`` for groups), or simply an object that maps old names to new ones. The first rule that
-matches a name wins; ``"to": null`` (or ``"drop": true``) leaves the tensor out.
+A rule on the command line is ``A=B``: names that begin with ``A`` begin with ``B`` instead. Both are whole parts of names, between
+dots: ``net=`` takes "net." off, ``=model`` puts "model." in front. Anything else is a JSON or TOML file with ``rules``, a list of
+objects with ``match`` (a regular expression for the whole name) and ``to`` (the new name, with ``\1`` or ``\g<name>`` for groups),
+or simply an object that maps old names to new ones; ``"to": null`` (or ``"drop": true``) leaves the tensor out. The first rule of
+all that matches a name wins.
 """
 
 from __future__ import annotations
@@ -10,32 +12,60 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, UsageError, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, NotFound, UsageError, reading
+from ckpt_cli.files.folders import is_there
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.names import check_name, printable
 
 MAX_PATTERN = 1000
+FILES = (".json", ".toml")
+INLINE = "net= takes net. off the names, A=B renames what begins with A"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule; ``to`` is None where the tensor is left out."""
+    """One rule; ``to`` is None where the tensor is left out, ``wanted`` says in words which names it is for."""
 
     match: re.Pattern[str]
     to: str | None
+    wanted: str
 
 
-def read_key_map(file: str | os.PathLike[str] | None) -> tuple[Rule, ...]:
-    """The rules of a file, none without one. Raises UsageError with the number of the invalid rule."""
-    if file is None:
-        return ()
-    path = Path(file)
+def read_key_map(given: Sequence[str | os.PathLike[str]]) -> tuple[Rule, ...]:
+    """The rules of several files and texts ``A=B``, in their order. Raises UsageError that says which rule is invalid, and NotFound."""
+    return tuple(rule for text in map(str, given) for rule in ([_inline(text)] if _is_inline(text) else _of_file(Path(text))))
+
+
+def lasting_key_map(given: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The same rules for whoever reads them in another folder: files by their absolute path."""
+    return [each if _is_inline(each) else os.path.abspath(each) for each in map(str, given)]
+
+
+def _is_inline(text: str) -> bool:
+    """Told from the text alone, so that it means the same wherever it is read: no tensor has a name with a slash."""
+    return "=" in text and "/" not in text and not text.endswith(FILES)
+
+
+def _inline(text: str) -> Rule:
+    old, _, new = (part.removesuffix(".") for part in text.partition("="))
+    if text.count("=") > 1 or old == new or len(text) > MAX_PATTERN or re.search(r"[\s,*]", text) or not text.isprintable():
+        expected = "A=B, whole parts of names, one rule in each --key-map"
+        raise UsageError(f"{printable(text)} is no rule for names", expected=expected, hint=f"{INLINE}; a file holds other rules")
+    # With B, a tensor may be called A itself; without, only what comes after A is a name.
+    pattern = (rf"{re.escape(old)}(\..+)?" if new else rf"{re.escape(old)}\.(.+)") if old else "(.+)"
+    target = _literal(new) + (r"\1" if old else r".\1") if new else r"\1"
+    return Rule(re.compile(pattern, re.DOTALL), target, f"begins with {printable(old)}.")
+
+
+def _of_file(path: Path) -> tuple[Rule, ...]:
+    if not is_there(path):
+        raise NotFound("no such file", path=path, expected="a JSON or TOML file, or a rule", hint=INLINE)
     with reading(path):
         raw = read_small(path)
         content = _toml(raw) if path.suffix == ".toml" else _json(raw)
@@ -50,9 +80,9 @@ def read_key_map(file: str | os.PathLike[str] | None) -> tuple[Rule, ...]:
 
 
 def unused_rules(names: Iterable[str], rules: tuple[Rule, ...]) -> list[str]:
-    """The expressions of rules that match no name."""
+    """Of the rules that match no name, which names they are for."""
     listed = list(names)
-    return [rule.match.pattern for rule in rules if not any(rule.match.fullmatch(name) for name in listed)]
+    return [rule.wanted for rule in rules if not any(rule.match.fullmatch(name) for name in listed)]
 
 
 def mapped_names(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, str | None]:
@@ -98,7 +128,7 @@ def _rule(entry: Any, number: int) -> Rule:
                 pattern.sub(target, "")
     except (re.error, IndexError, OverflowError, RecursionError) as error:
         raise UsageError(f"rule {number} of the key map is not a valid regular expression: {error}") from None
-    return Rule(pattern, target)
+    return Rule(pattern, target, f"matches {printable(pattern.pattern)} as a whole")
 
 
 def _literal(new: Any) -> Any:

@@ -25,7 +25,7 @@ class WritingOptions:
 
     dtype: str | None = None
     names: Naming = "hub"
-    key_map: str | os.PathLike[str] | None = None
+    key_map: tuple[str | os.PathLike[str], ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     max_shard_size: int | None = None
@@ -75,7 +75,7 @@ class WritingKeywords(TypedDict, total=False):
 
     dtype: DtypeLike | None
     names: Naming
-    key_map: PathLike | None
+    key_map: PathLike | Sequence[PathLike]
     include: str | Sequence[str]
     exclude: str | Sequence[str]
     max_shard_size: int | str | None

@@ -93,7 +93,8 @@ def select_tensors(
     mapped_out: dict[str, Tensor] = {}
     stripped = stripped_names(component.tensors)
     mapped = mapped_names(stripped.values(), rules)
-    notes += [_unused("rule", pattern) for pattern in unused_rules(stripped.values(), rules)]
+    unused = [f"a rule of the key map has no effect: no tensor name {wanted}" for wanted in unused_rules(stripped.values(), rules)]
+    notes += [Note("warning", "unused-rule", text) for text in unused]
     native: dict[str, Tensor] = {}
     for old, short in stripped.items():
         new = mapped[short]
@@ -134,7 +135,7 @@ def select_tensors(
             raise NotFound("the key map leaves out every tensor", expected="at least one tensor")
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
     patterns = (*include, *exclude)
-    notes += [_unused("pattern", pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
+    notes += [_unused(pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
     foreign = next((name for name in kept if averaging and OTHER_LORA.search(name)), None)
     factor = foreign or next((name for name in kept if not adapters and has_adapters({name: None})), None)
     if factor is not None:
@@ -215,8 +216,8 @@ def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
     return []
 
 
-def _unused(kind: str, pattern: str) -> Note:
-    return Note("warning", f"unused-{kind}", f"the {kind} {printable(pattern)} matches no tensor name (it must match a whole name)")
+def _unused(pattern: str) -> Note:
+    return Note("warning", "unused-pattern", f"the pattern {printable(pattern)} matches no tensor name (it must match a whole name)")
 
 
 def is_wanted(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:

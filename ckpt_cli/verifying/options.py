@@ -22,7 +22,7 @@ class VerifyOptions:
     full: bool = False
     sample: float | None = None
     names: Naming | None = None
-    key_map: str | os.PathLike[str] | None = None
+    key_map: tuple[str | os.PathLike[str], ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     lora_alpha: float | None = None
@@ -42,7 +42,7 @@ class VerifyKeywords(TypedDict, total=False):
     full: bool
     sample: float | str | None
     names: Naming | None
-    key_map: PathLike | None
+    key_map: PathLike | Sequence[PathLike]
     include: str | Sequence[str]
     exclude: str | Sequence[str]
     lora_alpha: float | None

@@ -27,9 +27,11 @@ def show(
     shard_order: options.ShardOrder = "auto",
 ) -> int:
     from ckpt_cli.cli.screens.show import show_result
+    from ckpt_cli.cli.words.mistakes import refuse_swapped
     from ckpt_cli.commands import show as showing
 
     def work(_: Progress) -> ShowResult:
+        refuse_swapped("show", path, tensor)
         return showing.show(path, tensor, part=part, type=type, step=step, also=also or (), shard_order=shard_order)
 
     session = replace(session, path=path, again=options_again(type=type, step=step, also=also))

@@ -43,6 +43,10 @@ def comparison_facts(comparison: BaseComparison) -> list[tuple[str, str]]:
             facts.append((label, f"{text.plural(len(names), 'tensor')}{which}: {', '.join(names[:SHOWN])}{more}"))
     if comparison.unchanged is not None:
         facts.append(("values", f"{comparison.unchanged} tensors are unchanged, {len(comparison.drifts)} differ"))
-        parts = [f"{part.part}: {text.plural(part.tensors, 'tensor')}" for part in comparison.frozen if part.tensors > 1]
+        parts = [
+            f"all {part.tensors} tensors" if part.part == "*" else f"{part.part}: {part.tensors} tensors"
+            for part in comparison.frozen
+            if part.tensors > 1
+        ]
         facts.append(("frozen", ", ".join(parts[:SHOWN]) + (f" and {len(parts) - SHOWN} more" if len(parts) > SHOWN else "")))
     return facts + [(fact.what, fact.mine if fact.mine == fact.base else f"{fact.mine}; base: {fact.base}") for fact in comparison.formats]

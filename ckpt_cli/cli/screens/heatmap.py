@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.widgets import NARROW, ROWS, as_cells, new_table, plain
+from ckpt_cli.cli.screens.widgets import NARROW, NARROWER, ROWS, as_cells, new_table, plain
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import DriftGroup, Heatmap, HeatmapBlock
 from ckpt_cli.verifying.drift.groups import Scale, largest_rows, scale_of
@@ -32,8 +32,8 @@ LONGEST = 26
 WIDEST = 160
 """Columns of a map where the width is not limited."""
 
-NUMBERS = 38
-"""Columns of the numbers in the narrow table."""
+NUMBERS, FEWER_NUMBERS = 38, 29
+"""Columns of the numbers in the narrow table, and in the narrower one."""
 
 MAP_ROWS = 40
 UNIT = "relative L2 change, ||new - base|| / ||base||, log scale"
@@ -67,12 +67,13 @@ def heatmap(drift: Heatmap, width: int, *, ascii_only: bool = False) -> list[Tex
 def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
     """One row per group of tensors that changed, the biggest drift first.
 
-    Narrow screens drop what is needed least: the number of tensors, the mean, and ".weight" at the end of names.
+    Narrow screens drop what is needed least: the number of tensors, the mean, and ".weight" at the end of names; then the largest change.
     """
     heads = ("tensor", "tensors", "changed", "max |d|", "mean |d|", "rel L2", "cosine")
-    shown = [head for head in heads if width >= NARROW or head not in ("tensors", "mean |d|")]
+    dropped = () if width >= NARROW else ("tensors", "mean |d|") if width >= NARROWER else ("tensors", "mean |d|", "max |d|")
+    shown = [head for head in heads if head not in dropped]
     made = new_table(shown, right=range(1, len(shown)))
-    room = max(width - NUMBERS, LONGEST) if width < NARROW else width
+    room = width if width >= NARROW else max(width - (NUMBERS if width >= NARROWER else FEWER_NUMBERS), LONGEST)
     changed = [group for group in groups if group.changed]
     for group in changed[:ROWS]:
         row = {

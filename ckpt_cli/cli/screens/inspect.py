@@ -51,7 +51,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
         facts.append(("chosen", here(checkpoint.path, ", ".join(named + why))))
     print_facts(console, facts)
     console.print()
-    console.print(_component_table(checkpoint.components, console))
+    console.print(_component_table(checkpoint.components, console, result.problem))
     if len(checkpoint.steps) > 1:
         console.print()
         console.print(_step_table(checkpoint))
@@ -118,7 +118,8 @@ def _step_table(checkpoint: Checkpoint) -> Table:
     return steps
 
 
-def _component_table(components: Sequence[ComponentInfo], console: Console) -> Table:
+def _component_table(components: Sequence[ComponentInfo], console: Console, problem: str | None) -> Table:
+    """A row for each component; on a terminal, the ``problem`` that is said below the tables in full is not said in a column too."""
     heads = ("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state")
     unwanted: tuple[str, ...] = () if console.width >= NARROW else ("format", "files")
     unwanted += () if console.width >= NARROWER else ("mesh", "params")
@@ -136,7 +137,8 @@ def _component_table(components: Sequence[ComponentInfo], console: Console) -> T
             "params": text.params(info.elements) if info.elements is not None else "",
             "size": text.size(info.bytes) if info.bytes is not None else "",
         }
-        state = info.problem or ("complete" if info.elements is not None else "all files are there")
+        below = console.is_terminal and info.problem is not None and info.problem == problem
+        state = "cannot be merged" if below else info.problem or ("complete" if info.elements is not None else "all files are there")
         style = BAD if info.problem else GOOD if info.elements is not None else ""
         table.add_row(*as_cells(cells[head] for head in shown[:-1]), good(state, style))
     return table

@@ -68,6 +68,7 @@ def _print_values(result: ShowResult, session: Session, console: Console, *, exa
     columns = result.shown[-1] if result.shown else 1
     width = max(map(len, cells))
     fit = columns if session.quiet else max((console.width + 2) // (width + 2), 1)
+    fit = -(-columns // -(-columns // fit))  # no lonely column at the end
     outer = result.shown[:-2]
     rows = result.shown[-2] if len(result.shown) > 1 else 1
     for number, first in itertools.product(range(math.prod(outer)), range(0, columns, fit)):

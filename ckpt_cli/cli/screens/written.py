@@ -54,6 +54,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         if output.part is not None and output.part.number:
             # The first part tells the rest, once.
             print_facts(console, _written(output, result.dry_run, result.seconds))
+            console.print()
             continue
         info = next(info for info in checkpoint.components if info.name == output.component.split("+")[0])
         facts = checkpoint_facts(checkpoint, info)[:1]
@@ -118,6 +119,7 @@ def average_result(result: AverageResult, session: Session) -> None:
     for output in result.outputs:
         if output.part is not None and output.part.number:
             print_facts(console, _written(output, result.dry_run, result.seconds))
+            console.print()
             continue
         console.print(_source_table(output))
         console.print()
@@ -159,7 +161,7 @@ def publish_result(result: PublishResult, session: Session) -> None:
         return
     for output in result.outputs:
         size = f"{text.plural(len(output.files), 'file')}, {text.size(sum(file.bytes for file in output.files))}"
-        by = f" by {text.plural(output.parts, 'part')}" if output.parts else ", there before"
+        by = f" by {text.plural(output.parts, 'part')}" if output.parts else ", already done"
         print_facts(console, [("published", here(output.output, f"{size}{by}"))])
     console.print()
     print_notes(session, result.notes)
@@ -257,7 +259,8 @@ def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple
     size = f"{text.plural(len(output.files), 'file')}, {text.size(output.bytes_written)}"
     if output.part is not None and not output.part.published:
         part = output.part
-        return [("wrote", f"part {part.number} of {part.count} in {text.duration(seconds)}; {len(part.done)} of {part.count} are written")]
+        done = f"part {part.number} of {part.count} in {text.duration(seconds)}; {len(part.done)} of {part.count} parts are written"
+        return [("wrote", here(output.output, done))]
     if dry_run:
         free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
         return [("would write", here(output.output, f"{size}{free}")), ("memory", f"at most about {text.size(output.peak_memory)}")]

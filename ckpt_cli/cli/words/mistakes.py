@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpt_cli.cli.words.help import label_of, metavar_of
 from ckpt_cli.cli.words.synonyms import COMMANDS
-from ckpt_cli.errors import CkptError, UsageError
+from ckpt_cli.errors import CkptError, NotFound, UsageError
 
 ELSEWHERE: Mapping[str, str] = {
     "--backend": "leave it out: the format is detected",
@@ -42,6 +42,11 @@ ELSEWHERE: Mapping[str, str] = {
     "--half": "--dtype fp16",
     "--ema": "--type ema",
     "--last-step": "leave it out: the newest complete step is taken",
+    "--world-size": "leave it out: the files say how many ranks there were",
+    "--num-shards": "leave it out: the files say how many ranks there were",
+    "--num-gpus": "leave it out: no GPU is needed",
+    "--model": "PATH stands alone: ckpt merge RUN; --base BASE names the base model",
+    "--tensor": "ckpt show PATH TENSOR",
     "--num-workers": "--jobs N",
     "--workers": "--jobs N",
     "--threads": "--jobs N",
@@ -64,12 +69,12 @@ def explained(error: Exception, arguments: Sequence[str]) -> CkptError:
         return _wrong_use(str(getattr(error, "option_name", "")), str(getattr(error, "message", error)), path, command)
     parameter = getattr(error, "param", None)
     if parameter is not None and not getattr(error, "message", ""):
-        return _missing(parameter, path)
+        return _missing(parameter, command)
     describe = getattr(error, "format_message", None)
     message = (describe() if describe else str(error)).rstrip(".")
     extra = re.match(r"Got unexpected extra argument\S* \((.*)\)", message)
     if extra is not None:
-        return _too_many(extra[1], command)
+        return _too_many(extra[1], path, command)
     return UsageError(message[:1].lower() + message[1:], hint=f"{path} --help")
 
 
@@ -124,9 +129,17 @@ def _no_such_option(option: str, path: str, command: Any) -> CkptError:
     if way_out is None:
         names = {name: parameter for parameter in command.params if parameter.param_type_name == "option" for name in parameter.opts}
         near = closest(dashed, [name for name in names if name.startswith("--")]) if dashed.startswith("--") else None
-        others = [] if near is not None else _commands_with(dashed)
-        way_out = f"did you mean {_long(names[near])}?" if near else f"{' and '.join(others)} has it" if others else f"{path} --help"
+        others = _commands_with(dashed)
+        words = [f"did you mean {_long(names[near])}?"] if near else []
+        words += [f"{_listed(others)} {'have' if len(others) > 1 else 'has'} {dashed if near else 'it'}"] if others else []
+        if others and "-o" not in names and dashed in ("-o", "--output"):
+            words = [f"write what it names without it: {command.epilog.splitlines()[0]}"]
+        way_out = " ".join(words) or f"{path} --help"
     return UsageError(f"{path} has no option {option}", hint=way_out)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _long(parameter: Any) -> str:
@@ -149,14 +162,31 @@ def _wrong_use(option: str, message: str, path: str, command: Any) -> CkptError:
     return UsageError(f"{option} needs a value", expected=parameter.help, hint=f"{option} {metavar_of(parameter)}")
 
 
-def _missing(parameter: Any, path: str) -> CkptError:
+def refuse_swapped(command: str, path: str, other: str) -> None:
+    """Raise NotFound for a PATH that is not there where what stands after it is: a checkpoint that ckpt did not write."""
+    from ckpt_cli.files.manifest import NAME as MANIFEST
+
+    first, second = (os.path.expanduser(each) for each in (path, other))
+    if first and os.path.exists(second) and not os.path.lexists(first) and not os.path.lexists(os.path.join(second, MANIFEST)):
+        hint = f"PATH comes first: {shlex.join(['ckpt', command, other, path])}"
+        raise NotFound("no such file or folder", path=path, hint=hint)
+
+
+def _missing(parameter: Any, command: Any) -> CkptError:
     if parameter.param_type_name == "argument":
-        return UsageError(f"{metavar_of(parameter)} is missing", expected=parameter.help, hint=f"{path} ./run")
+        return UsageError(f"{metavar_of(parameter)} is missing", expected=parameter.help, hint=command.epilog.splitlines()[0])
     return UsageError(f"{_long(parameter)} is missing", expected=parameter.help, hint=f"{label_of(parameter)}")
 
 
-def _too_many(words: str, command: Any) -> CkptError:
+def _too_many(words: str, path: str, command: Any) -> CkptError:
     message = f"one argument too many: {words}" if " " not in words else f"too many arguments: {words}"
     options = {name for parameter in command.params for name in parameter.opts}
-    hint = f"a source is named with --against {words.split()[0]}" if "--against" in options else None
-    return UsageError(message, expected="one PATH" if hint or "--output" not in options else "PATH, and where to write", hint=hint)
+    arguments = [metavar_of(parameter) for parameter in command.params if parameter.param_type_name == "argument" and not parameter.hidden]
+    expected = (
+        "PATH, and where to write" if "--output" in options else f"one {arguments[0]}" if len(arguments) == 1 else " and ".join(arguments)
+    )
+    first = words.split()[0]
+    hint = f"a source is named with --against {first}" if "--against" in options else f"{path} --help"
+    if "--stats" in options and not os.path.lexists(first):
+        hint = f"ckpt show PATH {shlex.quote(first)} shows one tensor"
+    return UsageError(message, expected=expected, hint=hint)

@@ -387,5 +387,5 @@ def _there_before(target: Path) -> Published:
             with Files() as files:
                 tensors = sum(len(read_header(files.source(target / name)).entries) for name in manifest.outputs)
             return Published(target, 0, manifest.outputs, tensors)
-    hint = "write the parts first, all with this -o: --part 0/8 to 7/8 of ckpt merge or ckpt average; without --part, nothing is to be published"
+    hint = "write the parts first, with this -o: --part 0/8 to --part 7/8 of ckpt merge or ckpt average (not needed without --part)"
     raise NotFound("no part of this output was written", path=target, hint=hint)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ import torch
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, NoSpace, NotFound, OutputExists, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.output import manifest
-from ckpt_cli.output.parts import MARK, PartsFolder, Published, publish_parts, write_part
+from ckpt_cli.output.parts import Published, publish_parts, write_part
+from ckpt_cli.output.parts_folder import MARK, PartsFolder
 from ckpt_cli.output.plan import Plan, make_plan, work_of
 from ckpt_cli.output.publish import Order, Target, publish
 from ckpt_cli.output.share import Part, share_of
@@ -197,6 +199,29 @@ class TestTheOutput:
         assert contents(tmp_path / "out") == expected
         assert not shared.root.exists()
 
+    def test_a_publisher_that_was_killed_and_an_output_that_was_removed(
+        self,
+        plan: Plan,
+        sources: Sources,  # noqa: F811
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The older output lies where the parts wrote: it must not be taken for theirs."""
+        at_once(make_plan(sources.tensors, max_shard_size=299_000), tmp_path / "out")
+        run_part(plan, "0/1", tmp_path / "out")
+        with monkeypatch.context() as patch:
+            patch.setattr(PartsFolder, "remove", lambda _: None)
+            published(tmp_path / "out", overwrite=True)
+        shutil.rmtree(tmp_path / "out")
+        with pytest.raises(Inconsistent, match="published before") as caught:
+            published(tmp_path / "out")
+        root = PartsFolder(tmp_path / "out", plan.digest).root
+        assert str(root) in str(caught.value.advice)
+        shutil.rmtree(root)
+        run_part(plan, "0/1", tmp_path / "out")
+        published(tmp_path / "out")
+        assert contents(tmp_path / "out") == at_once(plan, tmp_path / "one")
+
     def test_a_publisher_that_was_killed_right_before_renaming(self, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = at_once(plan, tmp_path / "one")
         run_part(plan, "0/1", tmp_path / "out")
@@ -373,7 +398,7 @@ def test_a_full_disk_is_an_error_of_the_project(plan: Plan, tmp_path: Path, monk
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ckpt_cli.output.parts.write_bytes", full)
+    monkeypatch.setattr("ckpt_cli.output.parts_folder.write_bytes", full)
     with pytest.raises(NoSpace):
         run_part(plan, "0/1", tmp_path / "out")
 

@@ -15,7 +15,7 @@ import pytest
 
 import ckpt_cli
 from ckpt_cli.errors import MissingParts, UsageError
-from ckpt_cli.output.parts import MARK
+from ckpt_cli.output.parts_folder import MARK
 from tests.cli import ROOT, ckpt
 
 RUN = ROOT / "examples" / "tiny-run"

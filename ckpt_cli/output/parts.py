@@ -15,13 +15,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, reading
 from ckpt_cli.files.crc32 import combined, crc_of
@@ -30,49 +27,16 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.safetensors_file import read_header
 from ckpt_cli.files.source import Files, Source, read_small, size_of
+from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Record, Whole
 from ckpt_cli.output.plan import Plan, known_checksums
 from ckpt_cli.output.share import CUTTING, MAX_PARTS, Part, share_of
-from ckpt_cli.output.staging import MARK as STAGED
 from ckpt_cli.output.staging import Staging, sync_folder
 from ckpt_cli.output.target import check_target
-from ckpt_cli.output.writer import Written, copy_side_file, output_errors, write_bytes, write_share
+from ckpt_cli.output.writer import Written, output_errors, write_share
 from ckpt_cli.progress import Progress
-from ckpt_cli.results.checkpoint import Frozen
 
-MARK = ".ckpt-parts-"
-SCHEMA: Literal[1] = 1
-DIGITS = 16
 MAX_RECORD = 1 << 30
 AGAIN = "remove it and run the part again"
-
-
-class Whole(Frozen):
-    """What part 0 knows of the whole output: its manifest so far; size, length and CRC-32 of the header of each file.
-
-    ``side_files`` are CRC-32 of whole files, those beside the weights and the index.
-    """
-
-    manifest: dict[str, Any]
-    headers: dict[str, tuple[int, int, int]]
-    side_files: dict[str, int]
-    overwrite: bool
-    tensors: int
-
-
-class Record(Frozen):
-    """What a part leaves when it is done: ``wrote`` bytes by file, and ``tiles`` (position, CRC-32, length), by file and tensor.
-
-    ``cutting`` is the rule by which the plan was cut into parts.
-    """
-
-    schema_version: Literal[1]
-    plan_digest: str
-    part: int
-    parts: int
-    cutting: str
-    wrote: dict[str, int]
-    tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
-    whole: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,70 +47,6 @@ class Published:
     parts: int
     files: Mapping[str, int]
     tensors: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartsFolder:
-    """The folder that the parts of one plan for one output share."""
-
-    target: Path
-    digest: str
-
-    @property
-    def root(self) -> Path:
-        """The folder, beside the output."""
-        return self.target.parent / f".{self.target.name}{MARK}{self.digest[:DIGITS]}"
-
-    @property
-    def output(self) -> Path:
-        """What will be the output: a name that `Staging` knows."""
-        return self.root / f".{self.target.name}{STAGED}whole"
-
-    @property
-    def claimed(self) -> Path:
-        """Tells which folder was about to be renamed."""
-        return self.root / "claimed"
-
-    def record(self, part: Part) -> Path:
-        """The record of a part, which is there when the part is done."""
-        return self.root / f"part-{part.number}-of-{part.count}.json"
-
-    def done(self, count: int) -> list[int]:
-        """The parts, of so many, that are written."""
-        names = {entry.name for entry in entries_in(self.root)}
-        return [number for number in range(count) if self.record(Part(number, count)).name in names]
-
-    def replace(self, path: Path, content: bytes | Path) -> int:
-        """Give a file this content in one step, whether another process does the same or not; returns the CRC-32 of its bytes."""
-        temporary = self.root / f".{uuid.uuid4().hex[:12]}"
-        if isinstance(content, Path):
-            crc = copy_side_file(content, temporary)
-        else:
-            write_bytes(temporary, content)
-            crc = zlib.crc32(content)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-        return crc
-
-    def claim(self) -> None:
-        """Note which folder is about to get the name: should this process end right after that, it is known that it has it."""
-        self.replace(self.claimed, _inode(self.output).encode())
-
-    @property
-    def has_its_name(self) -> bool:
-        """Whether the output was renamed, and only what stays behind was not removed."""
-        try:
-            return read_small(self.claimed).decode("ascii", "replace") == _inode(self.target)
-        except (CkptError, OSError):
-            return False
-
-    def remove(self) -> None:
-        """Remove the folder: the records first, so that nothing takes what is left for parts of an output."""
-        with contextlib.suppress(OSError):
-            for path in self.root.glob("part-*.json"):
-                path.unlink()
-            shutil.rmtree(self.root)
 
 
 def write_part(
@@ -242,6 +142,9 @@ def publish_parts(targets: Sequence[Path], *, digests: Sequence[str] = (), overw
 
 def _completed(shared: PartsFolder, *, overwrite: bool) -> Published:
     """An output that is proved to be whole, with its manifest."""
+    if shared.was_renamed:
+        hint = f"remove {shared.root} and run all parts again"
+        raise Inconsistent("the parts were published before, and that output is gone", path=shared.target, hint=hint)
     whole, records = _records(shared)
     _check_files(shared, whole)
     manifest = dict(whole.manifest)
@@ -270,11 +173,6 @@ def _alone(folder: Path) -> Iterator[None]:
     finally:
         if fd >= 0:
             os.close(fd)
-
-
-def _inode(folder: Path) -> str:
-    status = os.stat(folder, follow_symlinks=False)
-    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _shared(target: Path) -> PartsFolder | None:

@@ -214,7 +214,7 @@ def compare(config: Config, arguments: Arguments) -> list[Note]:
                 hint="--names native writes them as they are",
             )
         else:
-            usual = " or ".join(dict.fromkeys(str(each) for each in allowed))
+            usual = " or ".join(dict.fromkeys(str(list(each) if isinstance(each, tuple) else each) for each in allowed))
             raise Inconsistent(
                 f"the training had {row.argument} {value}, by {row.key} in config.json it is {usual[:80]}",
                 expected="the config.json of this model",
@@ -222,7 +222,7 @@ def compare(config: Config, arguments: Arguments) -> list[Note]:
             )
     if not doubts:
         return []
-    text = f"config.json does not say it, so that these arguments of the training were not compared: {few(doubts)}"
+    text = f"arguments of the training that config.json says nothing about were not compared: {few(doubts)}"
     return [Note("warning", "arguments-not-compared", text)]
 
 

@@ -178,9 +178,14 @@ def _growth(part: Record) -> list[str]:
         "",
         *table(("checkpoint", "files", "tensors", "pieces", "output", "time", "CPU", "peak memory", "by the model"), rows),
         "",
-        f"Memory is about {model.base / 1e6:.0f} MB + {model.tensor / 1e3:.2f} KB a tensor + {model.piece / 1e3:.2f} KB a piece",
+        f"Memory is about {model.base / 1e6:.0f} MB {_signed(model.tensor)} a tensor {_signed(model.piece)} a piece",
         "(what one file holds of a tensor). This is fitted to the smaller checkpoints of each kind and checked with the largest. The",
         "buffers of a merge come on top.",
         "",
         f"The smallest plan takes {min(row.cpu for row in found):.1f} s of CPU: the start of `ckpt`, which shows where little is copied.",
     ]
+
+
+def _signed(count: float) -> str:
+    """Bytes that are added, or taken off: every tensor has a piece at least."""
+    return f"{'-' if count < 0 else '+'} {abs(count) / 1e3:.2f} KB"

@@ -24,7 +24,7 @@ LIMIT = 100_000_000
 AVERAGE_LIMIT = 150_000_000
 """The same for an average: two workers keep sums beside their tiles."""
 
-PER_TENSOR, PER_PIECE = 2_000, 1_500
+PER_TENSOR, PER_PIECE = 2_000, 2_500
 """Bytes that a merge takes for each tensor of a safetensors file, and for each piece in a file of a rank (docs/performance.md)."""
 
 VERIFY_LIMIT = 120_000_000

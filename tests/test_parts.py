@@ -18,11 +18,12 @@ import torch
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, NoSpace, NotFound, OutputExists, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.output import manifest
+from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import Published, publish_parts, write_part
 from ckpt_cli.output.parts_folder import MARK, PartsFolder
 from ckpt_cli.output.plan import Plan, make_plan, work_of
 from ckpt_cli.output.publish import Order, Target, publish
-from ckpt_cli.output.share import Part, share_of
+from ckpt_cli.output.share import share_of
 from ckpt_cli.output.writer import Written
 from tests.cli import ROOT
 from tests.test_execute import Sources, sources  # noqa: F401 - a fixture
@@ -71,6 +72,19 @@ class TestWhatAPartIs:
         assert sum(share.nbytes for share in shares) == plan.bytes_read
         wrote = {file.name: sum(share.wrote.get(file.name, 0) for share in shares) for file in plan.files}
         assert wrote == {file.name: file.size for file in plan.files}
+
+    def test_work_that_begins_where_a_part_begins_belongs_to_that_part(self, tmp_path: Path) -> None:
+        """As many parts as bytes, so that every piece of work begins with a part."""
+        with Files() as files:
+            made = Sources(tmp_path, files)
+            for i in range(3):
+                made.add(f"w{i}", torch.full((2 + i, 5), float(i)))
+            small = make_plan(made.tensors)
+            size = sum(file.size for file in small.files)
+            shares = [share_of(small, Part(number, size)) for number in range(size)]
+        work = [each.target_offset for share in shares for portion in share.files for each in portion.work]
+        assert work == [each.target_offset for file in small.files for each in work_of(file)]
+        assert sum(sum(share.wrote.values()) for share in shares) == size
 
     def test_parts_are_of_one_size_as_far_as_work_allows(self, plan: Plan) -> None:
         sizes = [share_of(plan, Part(number, 4)).nbytes for number in range(4)]

@@ -12,7 +12,7 @@ from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.names import Naming, ShardOrder
-from ckpt_cli.output.share import Part
+from ckpt_cli.output.part import Part
 
 
 @dataclass(frozen=True, slots=True)

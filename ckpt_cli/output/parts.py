@@ -27,9 +27,10 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.safetensors_file import read_header
 from ckpt_cli.files.source import Files, Source, read_small, size_of
+from ckpt_cli.output.part import MAX_PARTS, Part
 from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Record, Whole
 from ckpt_cli.output.plan import Plan, known_checksums
-from ckpt_cli.output.share import CUTTING, MAX_PARTS, Part, share_of
+from ckpt_cli.output.share import CUTTING, share_of
 from ckpt_cli.output.staging import Staging, sync_folder
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written, output_errors, write_share

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import entries_in
 from ckpt_cli.files.source import read_small
-from ckpt_cli.output.share import Part
+from ckpt_cli.output.part import Part
 from ckpt_cli.output.staging import MARK as STAGED
 from ckpt_cli.output.staging import sync_folder
 from ckpt_cli.output.writer import copy_side_file, write_bytes

@@ -21,8 +21,8 @@ from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import printable
 from ckpt_cli.output import plan
+from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import publish_parts, write_part
-from ckpt_cli.output.share import Part
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
 from ckpt_cli.output.writer import Written, execute

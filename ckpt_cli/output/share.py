@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckpt_cli import __version__
-from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Source
 from ckpt_cli.output import plan
+from ckpt_cli.output.part import Part
 from ckpt_cli.output.plan import CopyWork, OutputFile, Plan, TileWork, work_of
 
-MAX_PARTS = 100_000
 CUTTING = f"{__version__}/{plan.TILE}/{plan.COPY_STEP}/{plan.SUM_ELEMENTS}"
 """What decides where a plan is cut, besides the plan: parts are put together only if they agree on it."""
-
-TEXT = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
-
-
-LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-"""The variables by which torchrun, srun and Open MPI tell a process its number and how many there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Part ``number`` of ``count``, counted from 0. ``launched``: of one run, so that the part which is done last publishes."""
-
-    number: int
-    count: int
-    launched: bool = False
-
-    @classmethod
-    def of(cls, text: str) -> Part:
-        """The part that "3/8" names. Raises UsageError."""
-        match = TEXT.fullmatch(text)
-        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-        if not number < count <= MAX_PARTS:
-            last = f"0/{count} to {count - 1}/{count}" if match and 0 < count <= MAX_PARTS else "K/N, such as 0/8 to 7/8"
-            raise UsageError(f"--part {text[:40]} is no part", expected=last, hint="parts are counted from 0")
-        return cls(number, count)
-
-    @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Part:
-        """The part of this process among those that a launcher started. Raises UsageError if none of `LAUNCHERS` did."""
-        for number, count in LAUNCHERS:
-            if number in environment and count in environment:
-                try:
-                    return replace(cls.of(f"{environment[number]}/{environment[count]}"), launched=True)
-                except UsageError as error:
-                    raise UsageError(f"{number} is {environment[number][:40]}, {count} is {environment[count][:40]}") from error
-        listed = ", ".join(f"{number} and {count}" for number, count in LAUNCHERS)
-        raise UsageError(
-            "--part auto: no launcher says which part this is",
-            expected=f"{listed} in the environment, as torchrun, srun and mpirun set them",
-            hint="pass --part K/N, such as 0/8 to 7/8",
-        )
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
 
 
 @dataclass(frozen=True, slots=True)

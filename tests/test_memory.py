@@ -5,6 +5,7 @@ An average stays under 150 MB, however many checkpoints it reads, and so do fuse
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+import ckpt_cli
+from ckpt_cli.files.pickle_nodes import Call
+from ckpt_cli.formats.assembly import assemble
 from tests.cli import ROOT
 
 torch = pytest.importorskip("torch")
@@ -128,6 +132,21 @@ class TestWhatIsTakenForEach:
             save_small(tmp_path / str(count), count)
         peaks = [peak_of("merge", str(tmp_path / str(count)), "-o", str(tmp_path / f"out{count}")) for count in (few, many)]
         assert (peaks[1] - peaks[0]) / (many - few) < PER_TENSOR
+
+    def test_nothing_of_a_pickle_stays_when_its_tensors_are_known(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However many ranks there are, the nodes of a few files are in memory."""
+        alive: list[int] = []
+
+        def counting(*arguments: Any) -> Any:
+            alive.append(sum(type(each) is Call for each in gc.get_objects()))
+            return assemble(*arguments)
+
+        monkeypatch.setattr("ckpt_cli.formats.rank_files.reader.assemble", counting)
+        for ranks in (4, 16):
+            save_ranks(tmp_path / str(ranks), (16, 2), 10, 0, ranks)
+            gc.collect()
+            ckpt_cli.inspect(tmp_path / str(ranks))
+        assert 0 < alive[1] < 1.5 * alive[0]
 
     def test_piece(self, tmp_path: Path) -> None:
         tensors, few, many = 400, 8, 64

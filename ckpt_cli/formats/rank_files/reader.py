@@ -117,8 +117,13 @@ class RankShards(Format):
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         main = match.group or self.groups(match, files)[0]
         component = match.component if match.group is None else _component(match.ranks[min(match.ranks)])
-        read = [read_rank_file(rank, path, files, component, match.group, main) for rank, path in sorted(match.ranks.items())]
-        states = [each.state for each in read]
+        states: list[RankState] = []
+        notes: list[list[Note]] = []
+        for rank, path in sorted(match.ranks.items()):
+            read = read_rank_file(rank, path, files, component, match.group, main)
+            # No more than this is kept: the nodes of a file take several times as much memory.
+            states.append(read.state)
+            notes.append(read.notes)
         world_size = self.world_size(match, states)
         missing = missing_of(world_size, match.ranks)
         check_rank_files(states, world_size)
@@ -129,7 +134,7 @@ class RankShards(Format):
                 error.expected = str(match.root / _name_of(match, missing[0]))
             raise
         all_notes = (
-            *notes_of_ranks([each.notes for each in read]),
+            *notes_of_ranks(notes),
             *assembled.notes,
             *left_out_notes(leaf for state in states for leaf in state.leaves),
             *age_notes([files.source(path) for path in match.ranks.values()]),

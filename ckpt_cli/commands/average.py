@@ -14,12 +14,12 @@ from ckpt_cli.averaging.plan import AverageJob, formula_of, planned_jobs
 from ckpt_cli.averaging.steps import StepChoice, open_snapshots
 from ckpt_cli.base_model.opened import open_base
 from ckpt_cli.discover.open import describe_checkpoint
+from ckpt_cli.drafting.job import publish_orders
 from ckpt_cli.errors import UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.output.key_map import read_key_map
-from ckpt_cli.output.publish import publish
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -85,14 +85,7 @@ def average(
 
 def _run(jobs: Sequence[AverageJob], options: AverageOptions, progress: Progress | None) -> list[AveragedComponent]:
     orders = [job.order("average", options) for job in jobs]
-    published = publish(
-        orders,
-        dry_run=options.dry_run,
-        jobs=options.jobs,
-        checksum=options.checksum,
-        progress=progress,
-        part=options.chosen_part,
-    )
+    published = publish_orders(orders, options, progress)
     averaged = [len(job.drafts[0].combinations) for job in jobs]
     return [
         AveragedComponent(**job.result(options, done), sources=job.sources, averaged=count, copied=len(job.plan.tensors) - count)

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from ckpt_cli.base_model.opened import Base, open_base
 from ckpt_cli.commands.verify import verify_written
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
-from ckpt_cli.drafting.job import Job
+from ckpt_cli.drafting.job import Job, publish_orders
 from ckpt_cli.errors import NotFound, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
@@ -19,7 +19,7 @@ from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions
 from ckpt_cli.merging.plan import planned_jobs
 from ckpt_cli.output.key_map import read_key_map
-from ckpt_cli.output.publish import Publication, publish
+from ckpt_cli.output.publish import Publication
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.drift import BaseComparison
@@ -87,14 +87,7 @@ def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeO
     orders = [job.order("merge", options, in_place=options.in_place, passing=("verify", "strict")) for job in jobs]
     # Before anything is written: what fails later would leave outputs beside an error.
     comparisons = [_comparison(job, base, options, progress) if _is_first(options) else None for job in jobs]
-    published = publish(
-        orders,
-        dry_run=options.dry_run,
-        jobs=options.jobs,
-        checksum=options.checksum,
-        progress=progress,
-        part=options.chosen_part,
-    )
+    published = publish_orders(orders, options, progress)
     results = [_result(job, options, done, compared) for job, done, compared in zip(jobs, published, comparisons, strict=True)]
     if not options.verify or options.dry_run:
         return results

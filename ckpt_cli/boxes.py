@@ -11,10 +11,14 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 Shape = tuple[int, ...]
 Interval = tuple[int, int]
 """(start, length)"""
+
+SHAPES_KEPT = 1024
+"""Many tensors of a model have few shapes: what is made of one is made once."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,11 +48,13 @@ class Box:
         return "[" + ", ".join(f"{a}:{a + n}" for a, n in zip(self.offset, self.extent, strict=True)) + "]"
 
 
+@lru_cache(SHAPES_KEPT)
 def whole(shape: Shape) -> Box:
     """The box that is the whole grid."""
     return Box((0,) * len(shape), shape)
 
 
+@lru_cache(SHAPES_KEPT)
 def contiguous_strides(shape: Shape) -> Shape:
     """Element strides of a C-ordered array of this shape."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -18,7 +18,7 @@ ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 LoraMode = Literal["fuse", "export", "both", "keep"]
 """What becomes of adapters."""
 
-WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module", "_fpw_module")
+WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module", "_fpw_module"})
 """Put into names by FSDP1, activation checkpointing, torch.compile, Lightning and old FSDP."""
 
 DDP = "module."
@@ -60,7 +60,8 @@ def strip_wrappers(name: str) -> str:
     >>> strip_wrappers("_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight")
     'model.layers.0.mlp.weight'
     """
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+    parts = name.split(".")
+    return name if WRAPPERS.isdisjoint(parts) else ".".join(part for part in parts if part not in WRAPPERS)
 
 
 def stripped_names(names: Iterable[str]) -> dict[str, str]:

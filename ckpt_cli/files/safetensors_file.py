@@ -69,22 +69,23 @@ def build_header(entries: Iterable[tuple[str, Dtype, Shape]], metadata: Mapping[
 
     Tensors stand in the given order; the header is padded with spaces so that data begin at a multiple of 8 bytes.
     """
-    written = [f'"__metadata__":{_json(dict(metadata))}'] if metadata else []
+    written = bytearray(8) + b"{" + (f'"__metadata__":{_json(dict(metadata))},'.encode() if metadata else b"")
     position, starts = 0, []
     for name, dtype, shape in entries:
         stop = position + math.prod(shape) * dtype.itemsize
         sizes = ",".join(map(str, shape))
-        written.append(f'{_json(name)}:{{"dtype":"{dtype.code}","shape":[{sizes}],"data_offsets":[{position},{stop}]}}')
+        written += f'{_json(name)}:{{"dtype":"{dtype.code}","shape":[{sizes}],"data_offsets":[{position},{stop}]}},'.encode()
         starts.append(position)
         position = stop
-    text = f"{{{','.join(written)}}}".encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    if len(text) > MAX_HEADER:
-        raise Unsupported(
-            f"the header would need {len(text)} bytes", expected=f"at most {MAX_HEADER}", hint="use a smaller --max-shard-size"
-        )
-    begin = 8 + len(text)
-    return len(text).to_bytes(8, "little") + text, [begin + start for start in starts]
+    if written.endswith(b","):
+        written.pop()
+    written += b"}"
+    written += b" " * (-len(written) % ALIGNMENT)
+    length = len(written) - 8
+    if length > MAX_HEADER:
+        raise Unsupported(f"the header would need {length} bytes", expected=f"at most {MAX_HEADER}", hint="use a smaller --max-shard-size")
+    written[:8] = length.to_bytes(8, "little")
+    return bytes(written), [len(written) + start for start in starts]
 
 
 def _json(value: object) -> str:
@@ -124,7 +125,8 @@ def _validated(header: dict[str, Any], begin: int, file_size: int) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CorruptFile("__metadata__ of the header is not a map of strings")
     spans: list[tuple[int, int, Entry]] = []
-    for name, fields in header.items():
+    for name in list(header):
+        fields = header.pop(name)  # what is validated is not kept twice
         if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
             raise CorruptFile("a tensor name is not valid Unicode", tensor=name)
         with reading(tensor=name):

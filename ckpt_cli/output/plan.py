@@ -66,7 +66,7 @@ class OutputTensor:
 
     @property
     def is_cast(self) -> bool:
-        return self.dtype != self.tensor.dtype
+        return self.dtype is not self.tensor.dtype and self.dtype != self.tensor.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Plan:
                 for piece in (piece for tensor in output.origins for piece in tensor.pieces):
                     identity = piece.source.identity
                     state.update(
-                        f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box}"
+                        f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box.offset}:{piece.box.extent}"
                         f":{piece.swapped}:{piece.conj}:{piece.neg}:{piece.crc}".encode("utf-8", "surrogateescape")
                     )
         return state.hexdigest()

@@ -6,6 +6,7 @@ These are plain frozen values; what crosses JSON is built from them in `ckpt_cli
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +49,10 @@ class Piece:
 
     def span(self, itemsize: int) -> tuple[int, int]:
         """Where its bytes begin and end in the source."""
-        last = tuple(n - 1 for n in self.box.extent)
-        return self.offset, self.place_of(last, itemsize) + itemsize if self.box.numel else self.offset
+        if not self.box.numel:
+            return self.offset, self.offset
+        last = sum(map(operator.mul, self.box.extent, self.strides)) - sum(self.strides)
+        return self.offset, self.offset + (last + 1) * itemsize
 
     @property
     def same_bytes_as(self) -> tuple[object, ...]:
@@ -112,6 +115,9 @@ class Tensor:
 
     def meeting(self, box: Box) -> Iterator[tuple[Piece, Box]]:
         """Every piece that meets ``box``, with the common box. Pieces are sorted once, when the first box is looked up."""
+        if len(self.pieces) == 1:
+            common = self.pieces[0].box.intersect(box)
+            return iter(() if common is None else ((self.pieces[0], common),))
         index = self._index
         if index is None:
             index = PieceIndex(self.pieces)

@@ -18,6 +18,9 @@ from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count,
 from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.names import few, printable
 
+Stacks = Mapping[str, Mapping[int, set[str]]]
+"""Stack -> number -> what follows the number in the names of its tensors."""
+
 STACK = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|h|blocks))\.(?P<number>[0-9]{1,9})\.")
 EXPERTS = re.compile(r"(?P<stack>(?:.+\.)?experts)\.(?P<number>[0-9]{1,9})\.")
 BLOCK = 4
@@ -61,7 +64,8 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool) -> l
     found = list(_prediction(config, shapes))
     found += [*_types(config), *_quantised(config, shapes)]
     if not known:
-        found += [*_layers(config, shapes), *_parts(config, shapes), *_experts(config, shapes), *_towers(config, shapes)]
+        stacks = _numbers(STACK, shapes)
+        found += [*_layers(config, stacks, shapes), *_parts(config, stacks), *_experts(config, shapes), *_towers(config, shapes)]
     if not known and "quantization_config" not in config:
         found += _rows(config, shapes)
     return found
@@ -97,8 +101,8 @@ def _prediction(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatc
         return
 
 
-def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> dict[str, dict[int, set[str]]]:
-    """Stack -> number -> what follows the number in the names of its tensors."""
+def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> Stacks:
+    """The numbered modules that an expression finds in the names of tensors."""
     found: dict[str, dict[int, set[str]]] = {}
     for name, match in ((name, expression.match(name)) for name in shapes):
         if match:
@@ -106,9 +110,8 @@ def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> dict[s
     return found
 
 
-def _layers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+def _layers(config: Config, stacks: Stacks, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     """Stacks of layers: what lies between layers that are alike, and for the one of the language model, what the config counts."""
-    stacks = _numbers(STACK, shapes)
     towers = [stack for stack in stacks if any(words.search(stack) for words in TOWERS.values())]
     models = [stack for stack in stacks if stack not in towers and stack.split(".")[-1] in ("layers", "h")]
     named = next((level for level in levels(config) if isinstance(level.get("num_hidden_layers"), (int, float, str))), {})
@@ -129,9 +132,8 @@ def _layers(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
             yield from _missing(stack, [number for number in holes if _are_alike(layers, number)], len(layers))
 
 
-def _parts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+def _parts(config: Config, stacks: Stacks) -> Iterator[Mismatch]:
     """The layers of a tower against the config of the part."""
-    stacks = _numbers(STACK, shapes)
     for key, words in TOWERS.items():
         part = config.get(key)
         own = [stack for stack in stacks if words.search(stack) and "merger" not in stack]

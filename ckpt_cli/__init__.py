@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ckpt_cli.commands.publish import publish as publish
     from ckpt_cli.commands.show import show as show
     from ckpt_cli.commands.verify import verify as verify
+    from ckpt_cli.commands.watch import watch as watch
     from ckpt_cli.errors import CkptError as CkptError
     from ckpt_cli.loading.lazy import LazyCheckpoint as LazyCheckpoint
     from ckpt_cli.loading.lazy import LazyTensor as LazyTensor
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.statistics import ShowResult as ShowResult
     from ckpt_cli.results.statistics import StatsResult as StatsResult
     from ckpt_cli.results.verify import VerifyResult as VerifyResult
+    from ckpt_cli.results.watch import WatchResult as WatchResult
     from ckpt_cli.results.written import AverageResult as AverageResult
     from ckpt_cli.results.written import ExtractResult as ExtractResult
     from ckpt_cli.results.written import MergeResult as MergeResult
@@ -60,6 +62,7 @@ _HOMES = {
     "ShowResult": "results.statistics",
     "StatsResult": "results.statistics",
     "VerifyResult": "results.verify",
+    "WatchResult": "results.watch",
     "average": "commands.average",
     "detect": "commands.inspect",
     "diff": "commands.diff",
@@ -72,6 +75,7 @@ _HOMES = {
     "publish": "commands.publish",
     "show": "commands.show",
     "verify": "commands.verify",
+    "watch": "commands.watch",
 }
 
 __all__ = [
@@ -90,6 +94,7 @@ __all__ = [
     "ShowResult",
     "StatsResult",
     "VerifyResult",
+    "WatchResult",
     "__version__",
     "average",
     "detect",
@@ -103,6 +108,7 @@ __all__ = [
     "publish",
     "show",
     "verify",
+    "watch",
 ]
 
 

@@ -24,6 +24,7 @@
     ├── OutputError           5
     │   ├── OutputExists         output-exists
     │   ├── OutputInsideSource   output-inside-source
+    │   ├── Watched              watched              another watch writes into the folder
     │   ├── NoSpace              no-space
     │   └── NotWritable          not-writable
     └── FindingsError         1
@@ -249,6 +250,10 @@ class OutputExists(OutputError):
 
 class OutputInsideSource(OutputError):
     code = "output-inside-source"
+
+
+class Watched(OutputError):
+    code = "watched"
 
 
 class NoSpace(OutputError):

@@ -52,7 +52,7 @@ STORES = {
 
 HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?P<id>[\w.-]+/[\w.-]+)", re.IGNORECASE)
 EMPTY = "an unset shell variable expands to an empty string; nothing was read or written"
-FLAGS = {"everything": "--all", "begin": "--from", "end": "--to", "normalize": "--no-normalize"}
+FLAGS = {"everything": "--all", "begin": "--from", "end": "--to", "normalize": "--no-normalize", "execute": "--exec"}
 """How the command line calls fields whose names differ."""
 
 SYNONYMS = {"component": "type", "force": "overwrite", "torch_dtype": "dtype", "max_size": "max_shard_size"}

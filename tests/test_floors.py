@@ -19,6 +19,7 @@ FLOORS = (
     {"base_model", "discover", "lora", "output"},
     {"drafting"},
     {"merging", "averaging", "state", "verifying", "loading"},
+    {"watching"},
     {"commands"},
     {"cli"},
 )

@@ -16,6 +16,8 @@ INTERNAL = 70
 
 
 SIGPIPE = 13
+LIMITED = "CKPT_LIMITS_OPENBLAS"
+"""Set with OPENBLAS_NUM_THREADS where that was not, so that commands of the user do not inherit it (`ckpt watch --exec`)."""
 
 
 class Ended(BaseException):
@@ -35,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     # Workers are threads of ours; a BLAS that starts its own in each of them only makes them wait for each other.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if "OPENBLAS_NUM_THREADS" not in os.environ:
+        os.environ |= {"OPENBLAS_NUM_THREADS": "1", LIMITED: "1"}
     # Half a million pieces are no garbage: walking over them again and again would take a third of the time.
     gc.set_threshold(50_000, 20, 100)
     _handle_signals()

@@ -17,6 +17,7 @@ from ckpt_cli.cli.looking.show import show
 from ckpt_cli.cli.merge import merge
 from ckpt_cli.cli.publish import publish
 from ckpt_cli.cli.verify import verify
+from ckpt_cli.cli.watching.watch import watch
 from ckpt_cli.cli.words import scripts
 from ckpt_cli.cli.words.help import Command, Group
 
@@ -121,6 +122,15 @@ add(
     "Give an output its name, once all parts of it are written (merge --part, average --part).",
     "ckpt publish ./model",
     "ckpt publish ./model --json",
+)
+add(
+    watch,
+    "watch",
+    "Merge every new step of a live run, and evaluate it",
+    "Merge (or average) every new step of a live run once it is written to its end, and run a command for each.",
+    "ckpt watch ./run --type ema --dtype bf16",
+    "ckpt watch ./run --exec 'python evaluate.py {output} {step}' --keep 1 -o ./newest",
+    "ckpt watch ./run --average last=2 -o ./averages --once",
 )
 add(
     extract_state,

@@ -13,6 +13,7 @@ RESULTS: Mapping[str, tuple[str, ...]] = {
     "merge": ("written.MergeResult",),
     "average": ("written.AverageResult",),
     "publish": ("written.PublishResult",),
+    "watch": ("watch.WatchResult",),
     "extract-state": ("written.ExtractResult",),
     "verify": ("verify.VerifyResult",),
     "diff": ("diff.DiffResult",),

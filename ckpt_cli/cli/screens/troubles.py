@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from ckpt_cli.results.inspect import DetectResult, InspectResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import Finding, VerifyResult
+    from ckpt_cli.results.watch import WatchResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult, PublishResult
 
     Written = AverageResult | ExtractResult | MergeResult | PublishResult
-    Result = Written | DetectResult | DiffResult | EnvResult | InspectResult | ShowResult | VerifyResult
+    Result = Written | DetectResult | DiffResult | EnvResult | InspectResult | ShowResult | VerifyResult | WatchResult
 
 ROWS = 8
 """How many of one code are shown."""
@@ -59,13 +60,14 @@ def _all(result: Result) -> Iterator[Trouble]:
     from ckpt_cli.results.environment import EnvResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import VerifyResult
+    from ckpt_cli.results.watch import WatchResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult, PublishResult
 
     if isinstance(result, VerifyResult):
         yield from _of_notes(result.notes)
         yield from _of_findings(result.findings)
         return
-    if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ShowResult)):
+    if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ShowResult, WatchResult)):
         yield from _of_notes(result.notes)
         return
     if isinstance(result, AverageResult):

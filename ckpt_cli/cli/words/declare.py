@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -21,17 +22,19 @@ TYPED = "ckpt.typed"
 PRINTED = (("json", False), ("quiet", 0), ("verbose", False), ("debug", False), ("color", "auto"), ("progress", "auto"))
 
 
-def command(kind: type | None = None, *, name: str | None = None, variant: str = "") -> Callable[[Callable[..., int]], Callable[..., None]]:
+def command(
+    kind: type | None = None, *, name: str | None = None, variant: str = "", own_options: ModuleType | None = None
+) -> Callable[[Callable[..., int]], Callable[..., None]]:
     """Make a command of a function: it gets a `Session`, its own parameters, and the fields of ``kind`` that were given.
 
     The function returns the exit code. A field of ``kind`` is the option of the same name in `cli.options`;
-    where that has another meaning for a command, ``variant`` stands before the name.
+    where that has another meaning for a command, ``variant`` stands before the name, or it is in the module ``own_options``.
     """
 
     def declare(function: Callable[..., int]) -> Callable[..., None]:
         called = name or function.__name__
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        of_kind = [] if kind is None else [_parameter(field.name, _default(field), variant) for field in fields(kind)]
+        of_kind = [] if kind is None else [_parameter(field.name, _default(field), variant, own_options) for field in fields(kind)]
         shown = [_parameter(*each) for each in PRINTED]
         if not any(parameter.name == "strict" for parameter in of_kind):
             shown.append(_parameter("strict", False, "Reading"))
@@ -51,9 +54,9 @@ def command(kind: type | None = None, *, name: str | None = None, variant: str =
     return declare
 
 
-def _parameter(name: str, default: Any, variant: str = "") -> inspect.Parameter:
+def _parameter(name: str, default: Any, variant: str = "", own: ModuleType | None = None) -> inspect.Parameter:
     declared = "".join(map(str.capitalize, name.split("_")))
-    annotation = getattr(options, variant + declared, None) or getattr(options, declared)
+    annotation = getattr(own, declared, None) or getattr(options, variant + declared, None) or getattr(options, declared)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -1,0 +1,1 @@
+"""`ckpt watch`: its options, the command, and what it prints."""

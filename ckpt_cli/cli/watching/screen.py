@@ -1,0 +1,93 @@
+"""What `ckpt watch` prints: a line for each thing that happens, when it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckpt_cli.cli import text
+from ckpt_cli.cli.screens.widgets import BAD, DIM, GOOD, WARNING, here, next_line
+from ckpt_cli.names import printable
+from ckpt_cli.results.watch import WatchEvent, WatchResult
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from ckpt_cli.cli.session import Session
+
+METRICS = 4
+"""How many metrics a line shows; watch.jsonl has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """The lines of one watch: with --json none, with -q only those about outputs. Each warning is said once, not for every step."""
+
+    session: Session
+    runs: Sequence[Path]
+    told: set[str] = field(default_factory=set)
+
+    def event(self, event: WatchEvent) -> None:
+        """A line about an event: the step first, then what was done."""
+        from rich.text import Text
+
+        if self.session.json:
+            return
+        if event.event == "failed":
+            self.session.labelled(f"error[{event.error}]", BAD, f"{self._step(event.run, event.step)}: {event.message}")
+            return
+        for warning in event.warnings if self.session.quiet < 2 else ():
+            if warning not in self.told:
+                self.told.add(warning)
+                self.session.labelled("warning", WARNING, warning)
+        if self.session.quiet:
+            if event.event == "made":
+                self.session.out().print(Text(printable(event.output)), soft_wrap=True)
+            return
+        label = Text(f"{self._step(event.run, event.step)}  ", style="bold")
+        self.session.out().print(label + _said(event), soft_wrap=True)
+
+    def waits(self, run: Path, step: int, reason: str) -> None:
+        """Why a step is not made yet."""
+        if not self.session.json and not self.session.quiet:
+            self.session.labelled(f"{self._step(str(run), step)}  waits", DIM, reason)
+
+    def line(self, line: str) -> None:
+        """A line of a command."""
+        if not self.session.json and not self.session.quiet:
+            self.session.err().print(printable(line), style=DIM, soft_wrap=True, markup=False)
+
+    def _step(self, run: str, step: int) -> str:
+        return f"step {step}" if len(self.runs) < 2 else f"{Path(run).name} step {step}"
+
+
+def watch_result(result: WatchResult, session: Session) -> None:
+    """What `ckpt watch --once` prints at its end: what to do next."""
+    if session.quiet:
+        return
+    made = [event for event in result.events if event.event == "made"]
+    if not result.events and not result.waiting:
+        session.out().print("nothing is due", soft_wrap=True)
+    if made:
+        next_line(session, f"ckpt verify {text.argument(made[-1].output)} --against {text.argument(made[-1].source)}")
+
+
+def _said(event: WatchEvent) -> Text:
+    """What is said of an event, after the step."""
+    from rich.text import Text
+
+    if event.event == "made":
+        how = f"average of steps {', '.join(map(str, event.steps))}" if event.steps else ""
+        return Text("made  ", style=GOOD) + here(event.output, how, f"{text.size(event.bytes or 0)} in {text.duration(event.seconds)}")
+    if event.event == "removed":
+        return Text("removed  ", style=DIM) + here(event.output)
+    ended = f"command ended with exit code {event.exit_code} after {text.duration(event.seconds)}"
+    metrics = [f"{name} {_short(value)}" for name, value in (event.metrics or {}).items() if isinstance(value, (int, float, str))]
+    more = f", and {len(metrics) - METRICS} more" if len(metrics) > METRICS else ""
+    return Text(f"{ended}   {printable(', '.join(metrics[:METRICS]))}{more}".rstrip(), style=BAD if event.exit_code else "")
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:40]

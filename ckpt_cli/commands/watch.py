@@ -1,0 +1,124 @@
+"""`watch`: every new step of live runs is merged (or averaged) as soon as it is written to its end, and a command runs for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from typing_extensions import Unpack
+
+from ckpt_cli.commands.average import average
+from ckpt_cli.commands.merge import merge
+from ckpt_cli.errors import NotFound, OutputInsideSource, UsageError, within_memory
+from ckpt_cli.given import PathLike, boundary, optional_path, options_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.output.target import make_parents
+from ckpt_cli.progress import Progress
+from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.results.watch import WatchEvent, WatchResult
+from ckpt_cli.results.written import AverageResult, MergeResult
+from ckpt_cli.watching.evaluation import check_command
+from ckpt_cli.watching.journal import Journal
+from ckpt_cli.watching.lock import only_watch
+from ckpt_cli.watching.options import WatchKeywords, WatchOptions
+from ckpt_cli.watching.readiness import Readiness
+from ckpt_cli.watching.watched_run import Listener, Maker, WatchedRun
+
+
+@boundary
+@within_memory
+def watch(
+    runs: PathLike | Sequence[PathLike],
+    output: PathLike | None = None,
+    *,
+    type: str | None = None,
+    base: PathLike | None = None,
+    listener: Listener | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[WatchKeywords],
+) -> WatchResult:
+    """Merge every new step of live runs as soon as it is written to its end: until it is interrupted, or ``once`` through all steps.
+
+    Outputs are ``<output>/step-N``, with several runs ``<output>/<name of the run>/step-N``; without ``output`` they lie in
+    ``<run>_merged`` beside the run. What is done is noted in ``watch.jsonl`` there, so that a watch that is started again does no step
+    twice. ``options`` are those of `WatchKeywords`, and ``listener`` is told what happens. What a step lacks is waited for, and what
+    cannot be written is reported as an event. Raises UsageError, NotFound for a run that is not there, Watched, NotWritable.
+    """
+    chosen, told = options_of(WatchOptions, options), listener or Listener()
+    given, target = [Path(os.path.abspath(path)) for path in paths_of(runs, "RUN")], optional_path(output, "--output", output=True)
+    component, home = text_of(type, "--type"), path_text(base, "--base") if base is not None else None
+    chosen.check(home)
+    if chosen.execute is not None:
+        check_command(chosen.execute)
+    make = _maker(chosen, component, home, progress_of(progress))
+    events: list[WatchEvent] = []
+
+    def tell(event: WatchEvent) -> None:
+        events.append(event)
+        told.event(event)
+
+    with contextlib.ExitStack() as stack:
+        watched = []
+        for run, folder in _homes(given, target).items():
+            make_parents(folder / "step")
+            stack.enter_context(only_watch(folder))
+            journal = Journal.of(folder)
+            watched.append(WatchedRun(run, folder, chosen, journal, make, replace(told, event=tell), Readiness(chosen.settle)))
+        while True:
+            due = [seconds for run in watched if (seconds := run.look()) is not None]
+            if chosen.once and not due:
+                break
+            time.sleep(min([chosen.interval, *due]))
+    notes = [
+        NoteInfo(level="warning", code="step-waits", text=f"step {step} of {run.path.name}: {reason}")
+        for run in watched
+        for step, reason in sorted(run.waiting.items())
+    ]
+    notes += [
+        NoteInfo(level="warning", code="output-kept", text=f"{folder} is not removed: {why}")
+        for run in watched
+        for folder, why in run.kept.items()
+    ]
+    return WatchResult(
+        runs=tuple(str(run.path) for run in watched),
+        events=tuple(events),
+        waiting={str(run.path): dict(run.waiting) for run in watched if run.waiting},
+        notes=tuple(notes),
+    )
+
+
+def _homes(runs: Sequence[Path], output: Path | None) -> dict[Path, Path]:
+    """Where the outputs of each run go. Raises UsageError, NotFound, and OutputInsideSource for a place in a run."""
+    if not runs:
+        raise UsageError("there is no run to watch", expected="the folders of one or more runs")
+    names = [run.name for run in runs]
+    if output is not None and len(set(names)) < len(names):
+        raise UsageError("two of the runs have the same name", expected="runs with names of their own", hint="watch them one by one")
+    homes: dict[Path, Path] = {}
+    for run in runs:
+        if not run.is_dir():
+            raise NotFound("there is no such run", path=run, expected="the folder into which training saves its steps")
+        home = run.with_name(f"{run.name}_merged") if output is None else Path(os.path.abspath(output))
+        homes[run] = home / run.name if output is not None and len(runs) > 1 else home
+    for home in homes.values():
+        for run in runs:
+            if home.resolve().is_relative_to(run.resolve()):
+                raise OutputInsideSource("the outputs would lie in the run that is watched", path=home, hint="choose another -o")
+    return homes
+
+
+def _maker(options: WatchOptions, component: str | None, base: str | None, progress: Progress | None) -> Maker:
+    """What makes the output of a step: `merge`, or `average` as ``--average`` says."""
+    said = options.averaging
+
+    def make(run: Path, steps: tuple[int, ...], output: Path, *, overwrite: bool, dry_run: bool) -> MergeResult | AverageResult:
+        shared = {**options.handed_on, "type": component, "base": base, "progress": progress, "overwrite": overwrite, "dry_run": dry_run}
+        if said is None:
+            return merge(run, output, step=steps[0], verify=options.verify, **shared)
+        method = {name: value for name, value in said.items() if name != "last"}
+        return average(run, output, steps=steps, **method, **shared)
+
+    return make

@@ -1,0 +1,50 @@
+"""What `watch` did."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ckpt_cli.results.checkpoint import Frozen, NoteInfo
+
+
+class WatchEvent(Frozen):
+    """One thing that happened to a step; also a line of ``watch.jsonl``.
+
+    ``made``: merged or averaged into ``output`` (``outputs`` if there are several components) from the checkpoint ``source``, which was
+    ``saved`` at this time (newest mtime of its files, ns); ``steps`` are those of an average, ``warnings`` what was said.
+    ``ran``: the command for it ended with ``exit_code``, and its last JSON line is ``metrics``. ``failed``: nothing was written, with
+    the code and text of the error. ``removed``: ``--keep`` removed the output. ``time`` is in ISO 8601, UTC.
+    """
+
+    event: Literal["made", "ran", "failed", "removed"]
+    time: str
+    run: str
+    step: int
+    output: str
+    source: str = ""
+    outputs: tuple[str, ...] = ()
+    seconds: float = 0.0
+    exit_code: int = 0
+    saved: int | None = None
+    bytes: int | None = None
+    steps: tuple[int, ...] = ()
+    metrics: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+    message: str | None = None
+
+
+class WatchResult(Frozen):
+    """All that a watch did until it ended; ``waiting`` says of each run which steps are not written to their end, and why."""
+
+    runs: tuple[str, ...]
+    events: tuple[WatchEvent, ...]
+    waiting: dict[str, dict[int, str]]
+    notes: tuple[NoteInfo, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """That of the worst failure to write; 1 if only commands failed."""
+        failed = {(event.run, event.step): event.exit_code for event in self.events if event.event in ("made", "failed")}
+        commands = any(event.exit_code for event in self.events if event.event == "ran")
+        return max(failed.values(), default=0) or int(commands)

@@ -1,0 +1,87 @@
+"""``watch.jsonl``: what happened to every step, one JSON object a line. It is also how a watch that is started again knows what is done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ckpt_cli.errors import CorruptFile, NotWritable
+from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.source import read_small
+from ckpt_cli.output.staging import sync_folder
+from ckpt_cli.results.watch import WatchEvent
+
+NAME = "watch.jsonl"
+MOST = 1 << 30
+"""Bytes. A line takes a few hundred, more only with many metrics."""
+
+
+@dataclass(slots=True)
+class Journal:
+    """The journal of one run, and what it says: the last output of every step, and whether its command ran."""
+
+    path: Path
+    made: dict[int, WatchEvent] = field(default_factory=dict)
+    ran: set[int] = field(default_factory=set)
+    removed: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, folder: Path) -> Journal:
+        """The journal in a folder, with the events of watches before. Raises CorruptFile for what no watch has written."""
+        journal = cls(folder / NAME)
+        for event in _events(journal.path):
+            journal._take(event)
+        return journal
+
+    def add(self, event: WatchEvent) -> None:
+        """Append an event, durably. A line that was cut off by a kill is ended first. Raises NotWritable."""
+        content = {name: value for name, value in event.model_dump(mode="json").items() if value not in (None, "", [])}
+        line = (json.dumps(content, ensure_ascii=False) + "\n").encode()
+        try:
+            new = not self.path.exists()
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
+            try:
+                size = os.fstat(fd).st_size
+                if size and os.pread(fd, 1, size - 1) != b"\n":
+                    line = b"\n" + line
+                os.write(fd, line)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if new:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            raise NotWritable(f"the journal cannot be written: {error.strerror}", path=self.path) from error
+        self._take(event)
+
+    def _take(self, event: WatchEvent) -> None:
+        if event.event == "made":
+            self.made[event.step] = event
+            self.ran.discard(event.step)
+            self.removed.discard(event.step)
+        elif event.event == "ran":
+            self.ran.add(event.step)
+        elif event.event == "removed":
+            self.removed.add(event.step)
+
+
+def _events(path: Path) -> Iterator[WatchEvent]:
+    if not is_file(path):
+        return
+    lines = read_small(path, MOST).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield WatchEvent.model_validate_json(line)
+        except ValidationError:
+            # Only the end of a line that a kill cut off may be anything.
+            if number == len(lines) or not line.rstrip().endswith(b"}"):
+                continue
+            hint = "move it away to begin anew"
+            raise CorruptFile(f"line {number} was not written by ckpt watch", path=path, hint=hint) from None

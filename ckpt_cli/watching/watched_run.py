@@ -1,0 +1,240 @@
+"""A run that is watched: which of its steps are due, what is made of them, and what was done before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckpt_cli.discover.found import Found, Target
+from ckpt_cli.discover.locate import locate
+from ckpt_cli.discover.newest import short_reason
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, NotRecognised, OutputExists, SourceChanged, UsageError
+from ckpt_cli.files.manifest import foreign_entries, read_manifest
+from ckpt_cli.output.staging import temporary_name
+from ckpt_cli.results.watch import WatchEvent
+from ckpt_cli.results.written import AverageResult, MergeResult
+from ckpt_cli.watching.evaluation import run_command
+from ckpt_cli.watching.journal import Journal
+from ckpt_cli.watching.options import WatchOptions
+from ckpt_cli.watching.readiness import Readiness, is_saved_again, saved_at
+
+UNFINISHED = (IncompleteError, CorruptFile, NotFound, SourceChanged)
+"""Errors of a step that may be gone once it is written to its end."""
+
+OF_OTHER_STEPS = ("step-skipped", "older-steps", "tracker", "step-folders")
+"""Codes of notes about the choice of a step, which a watch does not leave to anything."""
+
+STILL_WRITTEN = 2
+"""The newest steps, to which files may still be added; of older ones only the weights are looked at."""
+
+YOUNG = "its files may still change"
+
+
+class Maker(Protocol):
+    """What makes an output of steps: one to merge, several to average, the newest last."""
+
+    def __call__(
+        self, run: Path, steps: tuple[int, ...], output: Path, *, overwrite: bool, dry_run: bool
+    ) -> MergeResult | AverageResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told what happens: events, why a step waits (run, step, reason), and the lines that commands print."""
+
+    event: Callable[[WatchEvent], None] = lambda _: None
+    waits: Callable[[Path, int, str], None] = lambda *_: None
+    line: Callable[[str], None] = lambda _: None
+
+
+@dataclass(slots=True)
+class WatchedRun:
+    """A run and the ``home`` of its outputs. ``waiting``: why steps are not made yet; ``kept``: outputs that stay, and why."""
+
+    path: Path
+    home: Path
+    options: WatchOptions
+    journal: Journal
+    make: Maker
+    listener: Listener
+    readiness: Readiness
+    waiting: dict[int, str] = field(default_factory=dict)
+    kept: dict[Path, str] = field(default_factory=dict)
+    _failed: dict[int, str] = field(default_factory=dict)
+    _unfinished: set[int] = field(default_factory=set)
+
+    def look(self) -> float | None:
+        """Do what is due. Returns the seconds after which a step that may still change could be; None if there is none.
+
+        Raises UsageError for a path that is no run, and what locating raises but for a run without steps.
+        """
+        try:
+            target = locate(self.path, None, ())
+        except NotRecognised:
+            return None
+        if target.run is None:
+            raise UsageError("this is one checkpoint, not a run", path=self.path, hint=f"ckpt merge {self.path}")
+        due: list[float] = []
+        for blocked in target.blocked:
+            self._wait(blocked.step, blocked.error.message)
+        newest = sorted(found.step for found in target.checkpoints if found.step is not None)[-STILL_WRITTEN:]
+        for found, step in _steps_of(target, self.options):
+            if self._is_done(found, step, in_full=step in newest):
+                self._run_command(step)
+                continue
+            left = self.readiness.seconds_left(target, found)
+            if left:
+                self._wait(step, YOUNG)
+                due.append(left)
+                continue
+            steps = self._averaged(target, step)
+            if steps and self._made(found, step, steps):
+                self._run_command(step)
+                self._remove_old()
+        return min(due, default=None)
+
+    def _is_done(self, found: Found, step: int, *, in_full: bool) -> bool:
+        """Whether a step was made from the files that it has now."""
+        made = self.journal.made.get(step)
+        return made is not None and (made.saved is None or not is_saved_again(found, made.saved, in_full=in_full))
+
+    def _averaged(self, target: Target, step: int) -> tuple[int, ...]:
+        """The steps that make the output of a step: itself, or the newest ones up to it; none while there are too few."""
+        said = self.options.averaging
+        if said is None:
+            return (step,)
+        there = sorted({found.step for found in target.checkpoints if found.step is not None and found.step <= step})
+        whole = [number for number in there if number == step or number not in self._unfinished]
+        if len(whole) < said["last"]:
+            self._wait(step, f"an average of {said['last']} steps needs more than {len(whole)}")
+            return ()
+        return tuple(whole[-said["last"] :])
+
+    def _made(self, found: Found, step: int, steps: tuple[int, ...]) -> bool:
+        """Make the output of a step; False if that is not possible (yet)."""
+        output, started, saved = self.home / f"step-{step}", time.monotonic(), saved_at(found)
+        try:
+            try:
+                result = self.make(self.path, steps, output, overwrite=step in self.journal.made, dry_run=False)
+            except OutputExists:
+                # A watch that was killed between publishing and noting it.
+                result = self.make(self.path, steps, output, overwrite=True, dry_run=True)
+                if not _is_output_of(result, output):
+                    raise
+        except UNFINISHED as error:
+            self._unfinished.add(step)
+            self._wait(step, short_reason(error))
+            return False
+        except UsageError:
+            raise
+        except CkptError as error:
+            if self._failed.get(step) != error.message:
+                self._failed[step] = error.message
+                text = ": ".join(filter(None, (error.message, error.path)))
+                self._tell("failed", step, output, time.monotonic() - started, exit_code=error.exit_code, error=error.code, message=text)
+            return False
+        self.waiting.pop(step, None)
+        self._failed.pop(step, None)
+        self._unfinished.discard(step)
+        outputs = tuple(each.output for each in result.outputs)
+        size = sum(each.bytes_written for each in result.outputs)
+        self._tell(
+            "made",
+            step,
+            Path(outputs[0]) if len(outputs) == 1 else output,
+            time.monotonic() - started,
+            outputs=outputs if len(outputs) > 1 else (),
+            source=result.checkpoint.path,
+            saved=saved,
+            bytes=size,
+            steps=steps if len(steps) > 1 else (),
+            exit_code=getattr(result, "exit_code", 0),
+            warnings=_warnings(result),
+        )
+        return True
+
+    def _run_command(self, step: int) -> None:
+        """Run the command for an output, if there is one, and it has not run, and the output is still there."""
+        command, made = self.options.execute, self.journal.made[step]
+        if command is None or step in self.journal.ran or not os.path.isdir(made.output):
+            return
+        ran = run_command(command, Path(made.output), step, self.path, self.listener.line)
+        self._tell("ran", step, Path(made.output), ran.seconds, exit_code=ran.exit_code, metrics=ran.metrics)
+
+    def _remove_old(self) -> None:
+        """Remove all but the newest outputs, as ``--keep`` says: those that were made here, and hold nothing else."""
+        if self.options.keep is None:
+            return
+        standing = sorted(step for step in self.journal.made if step not in self.journal.removed)
+        for step in standing[: -self.options.keep]:
+            made = self.journal.made[step]
+            if self.options.execute is not None and step not in self.journal.ran:
+                continue
+            folders = [Path(folder) for folder in made.outputs or (made.output,)]
+            if not all(self._may_remove(folder) for folder in folders):
+                continue
+            for folder in folders:
+                _remove(folder)
+            if made.outputs and os.path.isdir(made.output) and not os.listdir(made.output):
+                os.rmdir(made.output)
+            self._tell("removed", step, Path(made.output), 0.0)
+
+    def _may_remove(self, folder: Path) -> bool:
+        if self.home not in folder.parents or folder.is_symlink():
+            self.kept[folder] = "it lies elsewhere"
+        elif folder.is_dir() and foreign_entries(folder) != []:
+            self.kept[folder] = "it holds more than ckpt wrote there"
+        else:
+            return True
+        return False
+
+    def _wait(self, step: int, reason: str) -> None:
+        if self.waiting.get(step) != reason:
+            self.waiting[step] = reason
+            self.listener.waits(self.path, step, reason)
+
+    def _tell(self, event: Any, step: int, output: Path, seconds: float, **more: Any) -> None:
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        said = WatchEvent(event=event, time=now, run=str(self.path), step=step, output=str(output), seconds=round(seconds, 3), **more)
+        self.journal.add(said)
+        self.listener.event(said)
+
+
+def _steps_of(target: Target, options: WatchOptions) -> Iterator[tuple[Found, int]]:
+    """The steps that are wanted, oldest first; of a step that lies in several folders none, since nothing says which is meant."""
+    numbers = [found.step for found in target.checkpoints]
+    for found in target.checkpoints:
+        step = found.step
+        if step is None or numbers.count(step) > 1 or step < (options.since or 0):
+            continue
+        if options.every is None or step % options.every == 0:
+            yield found, step
+
+
+def _is_output_of(result: MergeResult | AverageResult, output: Path) -> bool:
+    """Whether a folder was written by the plan of a dry run."""
+    for each in result.outputs:
+        made = read_manifest(Path(each.output))
+        if made is None or made.facts.get("plan_digest") != each.plan_digest:
+            return False
+    return os.path.isdir(output)
+
+
+def _warnings(result: MergeResult | AverageResult) -> tuple[str, ...]:
+    """The texts of the warnings of an output, but for those about other steps of the run: these come and go while it is watched."""
+    notes = [*result.checkpoint.notes, *(note for output in result.outputs for note in output.notes)]
+    return tuple(dict.fromkeys(note.text for note in notes if note.level == "warning" and note.code not in OF_OTHER_STEPS))
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in a way that never leaves half of it under its name."""
+    if folder.is_dir():
+        aside = temporary_name(folder)
+        os.rename(folder, aside)
+        shutil.rmtree(aside, ignore_errors=True)

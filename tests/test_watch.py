@@ -1,0 +1,412 @@
+"""`ckpt watch`: steps of a live run are merged once they are written to their end, each once, whatever is killed in between."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputInsideSource, UsageError, Watched
+from ckpt_cli.watching.watched_run import Listener
+from tests.cli import ROOT, ckpt
+
+EXAMPLE = ROOT / "examples" / "tiny-run"
+PATIENCE = 60.0
+FAST = ("--interval", "0.1", "--settle", "0.6")
+
+WRITER = """
+import os, shutil, sys, time
+source, run, pause = sys.argv[1], sys.argv[2], float(sys.argv[3])
+for step in ("100", "200"):
+    for folder, _, names in os.walk(os.path.join(source, "checkpoint-" + step)):
+        target = os.path.join(run, os.path.relpath(folder, source))
+        os.makedirs(target, exist_ok=True)
+        for number, name in enumerate(sorted(names)):
+            with open(os.path.join(folder, name), "rb") as file:
+                data = file.read()
+            with open(os.path.join(target, name), "wb") as file:
+                file.write(data[: len(data) // 2])
+                file.flush()
+                # Longer than the watch waits, in the middle of a file and before the next one.
+                time.sleep(pause if number == 1 else 0.01)
+                file.write(data[len(data) // 2 :])
+            time.sleep(pause if number == 2 else 0)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that ended yesterday, so that nothing has to be waited for."""
+    shutil.copytree(EXAMPLE, tmp_path / "run")
+    age(tmp_path / "run", 86400)
+    return tmp_path / "run"
+
+
+def age(folder: Path, seconds: float) -> None:
+    """Give all files of a folder a time in the past."""
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "ckpt-manifest.json"}
+
+
+def journal(home: Path) -> list[dict[str, Any]]:
+    path = home / "watch.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def happened(home: Path) -> list[tuple[str, int]]:
+    return [(event["event"], event["step"]) for event in journal(home)]
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def watching(*arguments: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A `ckpt watch` that goes on until it is ended; what it prints goes into a file, which commands of it may keep open."""
+    command = [sys.executable, "-m", "ckpt_cli", "watch", *map(str, arguments)]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+
+
+class TestALiveRun:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("settle", ["3", "0.3"])
+    def test_steps_are_made_when_they_are_whole_and_never_before(self, tmp_path: Path, settle: str) -> None:
+        """Shards are written with pauses in the middle of files and between them, also with longer ones than the watch waits."""
+        live, home = tmp_path / "live", tmp_path / "out"
+        live.mkdir()
+        command = 'printf \'{"sum": "%s"}\n\' "$(sha256sum < {output}/model.safetensors)"'
+        with watching(
+            live, "-o", home, "--interval", "0.1", "--settle", settle, "--type", "ema", "--exec", command, log=tmp_path / "log"
+        ) as process:
+            writer = subprocess.Popen([sys.executable, "-c", WRITER, str(EXAMPLE), str(live), "1.5"])
+            assert writer.wait() == 0
+            until(lambda: happened(home)[-1:] == [("ran", 200)] and (home / "step-200" / "tokenizer.json").exists(), "step 200")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 143
+        said = (tmp_path / "log").read_text()
+        assert "Traceback" not in said
+        assert "waits" in said
+        steps = [step for event, step in happened(home) if event == "made"]
+        # With files that come later than it waits, a step is made again; its weights are right each time.
+        assert steps == [100, 200] if settle == "3" else set(steps) == {100, 200}
+        for step in (100, 200):
+            ckpt_cli.merge(EXAMPLE, tmp_path / str(step), type="ema", step=step)
+            assert contents(home / f"step-{step}") == contents(tmp_path / str(step))
+            weights = hashlib.sha256((tmp_path / str(step) / "model.safetensors").read_bytes()).hexdigest()
+            assert {event["metrics"]["sum"].split()[0] for event in journal(home) if event["event"] == "ran" and event["step"] == step} == {
+                weights
+            }
+
+    def test_a_run_that_has_no_step_yet(self, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        result = ckpt_cli.watch(tmp_path / "run", once=True)
+        assert (result.events, result.waiting, result.exit_code) == ((), {}, 0)
+
+    def test_young_files_are_waited_for(self, run: Path, tmp_path: Path) -> None:
+        age(run, 0)
+        began, told = time.monotonic(), list[str]()
+        listener = Listener(waits=lambda run, step, reason: told.append(f"{step}: {reason}"))
+        ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0.7, interval=0.1, listener=listener)
+        assert time.monotonic() - began >= 0.7
+        assert told == ["100: its files may still change", "200: its files may still change"]
+        assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
+
+    def test_a_tracker_that_names_a_step_ends_the_wait_for_it(self, run: Path, tmp_path: Path) -> None:
+        age(run, 0)
+        (run / "latest_checkpointed_iteration.txt").write_text("200")
+        told: list[int] = []
+        listener = Listener(waits=lambda run, step, reason: told.append(step))
+        ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0.3, interval=0.1, listener=listener)
+        assert told == [100]
+
+    @pytest.mark.parametrize("damage", ["cut", "absent"])
+    def test_a_step_that_stays_unfinished_is_reported_and_no_other_one_suffers(self, run: Path, tmp_path: Path, damage: str) -> None:
+        shard = next((run / "checkpoint-200" / "pytorch_model_fsdp_0").glob("*rank_2*"))
+        whole = shard.read_bytes()
+        if damage == "cut":
+            shard.write_bytes(whole[:-500])
+        else:
+            shard.unlink()
+        age(run, 86400)
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True)
+        assert happened(tmp_path / "out") == [("made", 100)]
+        assert set(result.waiting[str(run)]) == {200}
+        assert [note.code for note in result.notes] == ["step-waits"]
+        assert not (tmp_path / "out" / "step-200").exists()
+        shard.write_bytes(whole)
+        age(shard.parent, 86400)
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
+
+
+class TestAgain:
+    def test_no_step_is_done_twice(self, run: Path, tmp_path: Path) -> None:
+        command = ["watch", run, "-o", tmp_path / "out", "--once", "--exec", "touch {output}.$(date +%N)"]
+        assert ckpt(*command).code == 0
+        before = journal(tmp_path / "out")
+        again = ckpt(*command)
+        assert (again.code, again.out) == (0, "nothing is due\n")
+        assert journal(tmp_path / "out") == before
+        assert len(list((tmp_path / "out").glob("step-100.*"))) == 1
+
+    def test_a_step_that_was_saved_again_is_made_again(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        first = contents(tmp_path / "out" / "step-200")
+        shutil.rmtree(run / "checkpoint-200")
+        shutil.copytree(run / "checkpoint-100", run / "checkpoint-200")
+        age(run / "checkpoint-200", 43200)
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        assert happened(tmp_path / "out") == [("made", 100), ("made", 200), ("made", 200)]
+        assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "out" / "step-100") != first
+
+    def test_an_output_that_was_published_but_not_noted_is_noted(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        (tmp_path / "out" / "watch.jsonl").unlink()
+        before = (tmp_path / "out" / "step-200" / "model.safetensors").stat()
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
+        assert (tmp_path / "out" / "step-200" / "model.safetensors").stat().st_ino == before.st_ino
+
+    def test_the_output_of_something_else_is_never_replaced(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(run, tmp_path / "out" / "step-200", step=100)
+        before = contents(tmp_path / "out" / "step-200")
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+        assert done.code == 5
+        assert "error[output-exists]: step 200" in done.err
+        assert contents(tmp_path / "out" / "step-200") == before
+        assert happened(tmp_path / "out") == [("made", 100), ("failed", 200)]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+    def test_a_command_that_was_ended_with_the_watch_runs_again(self, run: Path, tmp_path: Path, number: int) -> None:
+        home, started = tmp_path / "out", tmp_path / "started"
+        command = f"echo $$ >> {shlex.quote(str(started))}; test -e {home}/go || sleep 600; echo {{output}}"
+        with watching(run, "-o", home, "--every", "200", *FAST, "--exec", command, log=tmp_path / "log") as process:
+            until(started.exists, "the command")
+            process.send_signal(number)
+            process.wait(PATIENCE)
+        shell = int(started.read_text())
+        if number != signal.SIGKILL:
+            assert process.returncode == 128 + number
+            until(lambda: not alive(shell), "the end of the command")
+        else:
+            os.killpg(shell, signal.SIGKILL)
+        assert happened(home) == [("made", 200)]
+        (home / "go").touch()
+        assert ckpt("watch", run, "-o", home, "--every", "200", "--once", "--exec", command).code == 0
+        assert happened(home) == [("made", 200), ("ran", 200)]
+
+    def test_a_line_that_was_cut_off_is_no_event(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        path = tmp_path / "out" / "watch.jsonl"
+        path.write_bytes(path.read_bytes()[:-30])
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        lines = path.read_text().splitlines()
+        assert [json.loads(line)["step"] for line in (lines[0], lines[2])] == [100, 200]
+
+    def test_a_journal_of_something_else_is_refused(self, run: Path, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "watch.jsonl").write_text('{"loss": 1}\n')
+        with pytest.raises(CorruptFile, match="was not written by ckpt watch"):
+            ckpt_cli.watch(run, tmp_path / "out", once=True)
+
+    def test_one_watch_a_folder(self, run: Path, tmp_path: Path) -> None:
+        with watching(run, "-o", tmp_path / "out", *FAST, log=tmp_path / "log") as process:
+            until(lambda: ("made", 200) in happened(tmp_path / "out"), "the first watch")
+            with pytest.raises(Watched, match=f"another watch writes here: process {process.pid} on "):
+                ckpt_cli.watch(run, tmp_path / "out", once=True)
+            done = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+            assert (done.code, "error[watched]" in done.err) == (5, True)
+        assert ckpt("watch", run, "-o", tmp_path / "out", "--once").code == 0
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class TestWhatIsWritten:
+    def test_averages_of_the_newest_steps(self, run: Path, tmp_path: Path) -> None:
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", dtype="bf16")
+        ckpt_cli.average(run, tmp_path / "average", steps=(100, 200), dtype="bf16")
+        assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "average")
+        assert [(event.event, event.step, event.steps) for event in result.events] == [("made", 200, (100, 200))]
+        assert result.waiting == {str(run): {100: "an average of 2 steps needs more than 1"}}
+
+    def test_a_method_of_averaging(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2,method=ema,decay=0.25")
+        ckpt_cli.average(run, tmp_path / "average", steps=(100, 200), method="ema", decay=0.25)
+        assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "average")
+
+    def test_several_components(self, run: Path, tmp_path: Path) -> None:
+        (event, *_) = ckpt_cli.watch(run, tmp_path / "out", once=True, type="both", keep=1).events
+        assert len(event.outputs) == 2
+        assert happened(tmp_path / "out") == [("made", 100), ("made", 200), ("removed", 100)]
+        assert not any(Path(folder).exists() for folder in event.outputs)
+
+    def test_several_runs(self, run: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        shutil.copytree(run, other)
+        done = ckpt("watch", run, other, "-o", tmp_path / "out", "--once", "--since", "200")
+        assert done.code == 0
+        assert [happened(tmp_path / "out" / name) for name in ("run", "other")] == [[("made", 200)]] * 2
+        assert "run step 200  made" in done.out
+        assert "other step 200  made" in done.out
+
+    def test_by_default_the_outputs_lie_beside_the_run(self, run: Path) -> None:
+        ckpt_cli.watch(run, once=True, every=200)
+        assert (run.parent / "run_merged" / "step-200" / "config.json").exists()
+
+    def test_only_outputs_of_this_watch_are_removed(self, run: Path, tmp_path: Path) -> None:
+        home = tmp_path / "out"
+        ckpt_cli.merge(run, home / "step-50", step=100)
+        ckpt_cli.watch(run, home, once=True, keep=1)
+        assert happened(home) == [("made", 100), ("made", 200), ("removed", 100)]
+        assert sorted(path.name for path in home.glob("step-*")) == ["step-200", "step-50"]
+
+    def test_an_output_with_something_else_in_it_stays(self, run: Path, tmp_path: Path) -> None:
+        home = tmp_path / "out"
+        result = ckpt_cli.watch(run, home, once=True, keep=1, execute="echo ours > {output}/scores.txt")
+        assert (home / "step-100" / "scores.txt").exists()
+        assert [note.code for note in result.notes] == ["output-kept"]
+
+    def test_outputs_wait_for_their_command_before_they_are_removed(self, run: Path, tmp_path: Path) -> None:
+        seen = tmp_path / "seen"
+        ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1, execute=f"ls {{output}} >> {seen}")
+        assert seen.read_text().count("model.safetensors") == 2
+
+    def test_warnings_are_said_once_and_noted_for_each_step(self, run: Path, tmp_path: Path) -> None:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            for path in run.rglob(name):
+                path.unlink()
+        age(run, 86400)
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+        assert done.err.count("no tokenizer") == 1
+        assert all("no tokenizer" in event["warnings"][0] for event in journal(tmp_path / "out"))
+
+
+class TestTheCommand:
+    def test_its_last_json_line_is_the_metrics(self, run: Path, tmp_path: Path) -> None:
+        script = tmp_path / "evaluate.py"
+        script.write_text(
+            "import json, os, sys\n"
+            "print('loading'); print(json.dumps({'loss': 9}))\n"
+            "limit = os.environ.get('OPENBLAS_NUM_THREADS')\n"
+            "print(json.dumps({'loss': 1.5, 'bad': float('nan'), 'step': int(sys.argv[2]), 'threads': limit}))\n"
+            "print('[1, 2]'); print('{not json'); print('done')\n"
+        )
+        environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+        command = f"watch {run} -o {tmp_path}/out --once --since 200 --exec '{sys.executable} {script} {{output}} {{step}}'"
+        done = subprocess.run(
+            [sys.executable, "-m", "ckpt_cli", *shlex.split(command)],
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert journal(tmp_path / "out")[-1]["metrics"] == {"loss": 1.5, "bad": "NaN", "step": 200, "threads": None}
+        assert "step 200  command ended with exit code 0 after 0" in done.stdout
+        assert "loss 1.5" in done.stdout
+        assert "loading" in done.stderr
+
+    def test_names_are_quoted_for_the_shell(self, run: Path, tmp_path: Path) -> None:
+        home = tmp_path / "a b; touch $(echo x) 'q'"
+        result = ckpt_cli.watch(run, home, once=True, since=200, execute='test -d {output} && test {output} = "$CKPT_OUTPUT"')
+        assert [event.exit_code for event in result.events] == [0, 0]
+
+    def test_one_that_fails_is_reported_and_not_repeated(self, run: Path, tmp_path: Path) -> None:
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--exec", "test {step} = 200 || kill -9 $$ {output}")
+        assert done.code == 1
+        assert [event.get("exit_code") for event in journal(tmp_path / "out") if event["event"] == "ran"] == [137, 0]
+        assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "--exec", "false {output}").code == 0
+
+    def test_json_is_one_document(self, run: Path, tmp_path: Path) -> None:
+        document = json.loads(ckpt("watch", run, "-o", tmp_path / "out", "--once", "--json", "--exec", "echo {output}").out)
+        assert [event["event"] for event in document["data"]["events"]] == ["made", "ran"] * 2
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"average": "five"}, "--average does not understand 'five'"),
+            ({"average": "method=ema"}, "--average does not say how many steps"),
+            ({"average": "last=1"}, "--average does not say how many steps"),
+            ({"average": "last=3,steps=5"}, "--average does not understand 'steps=5'"),
+            ({"average": "last=2,decay=often"}, "--decay must be a number"),
+            ({"average": "last=2", "verify": True}, "--verify compares with one step"),
+            ({"execute": "python evaluate.py"}, "--exec does not use the output"),
+            ({"execute": " "}, "--exec is empty"),
+            ({"keep": 0}, "--keep is out of range"),
+            ({"every": 0}, "--every is out of range"),
+            ({"interval": -1}, "--interval is out of range"),
+            ({"settle": float("nan")}, "--settle is out of range"),
+            ({"dtype": "base"}, "--dtype base needs a base"),
+            ({"dtype": "int3"}, "unknown dtype"),
+            ({"overwrite": True}, "unknown option: overwrite"),
+        ],
+        ids=str,
+    )
+    def test_options(self, run: Path, tmp_path: Path, options: Any, what: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            ckpt_cli.watch(run, tmp_path / "out", once=True, **options)
+        assert what in caught.value.message
+        assert not list(tmp_path.glob("out/step-*"))
+
+    @pytest.mark.parametrize("inside", ["", "merged", "checkpoint-100/out"])
+    def test_outputs_in_the_run(self, run: Path, inside: str) -> None:
+        with pytest.raises(OutputInsideSource):
+            ckpt_cli.watch(run, run / inside, once=True)
+
+    @pytest.mark.parametrize(
+        ("path", "error"), [("nowhere", NotFound), ("run/checkpoint-100", UsageError), ("run/checkpoint-100/config.json", NotFound)]
+    )
+    def test_what_is_no_run(self, run: Path, tmp_path: Path, path: str, error: type[CkptError]) -> None:
+        with pytest.raises(error):
+            ckpt_cli.watch(tmp_path / path, tmp_path / "out", once=True)
+
+    def test_two_runs_of_one_name(self, run: Path, tmp_path: Path) -> None:
+        shutil.copytree(run, tmp_path / "other" / "run")
+        with pytest.raises(UsageError, match="the same name"):
+            ckpt_cli.watch([run, tmp_path / "other" / "run"], tmp_path / "out", once=True)
+
+
+def test_the_examples_in_the_help_work(run: Path) -> None:
+    (run.parent / "evaluate.py").write_text("import sys\nassert sys.argv[2] in ('100', '200')\n")
+    text = ckpt("watch", "--help").out
+    examples = [line.strip() for line in text.split("Examples:")[1].splitlines() if line.strip().startswith("ckpt ")]
+    assert len(examples) == 3
+    for example in examples:
+        outcome = ckpt(*shlex.split(example)[1:], *([] if "--once" in example else ["--once"]), cwd=run.parent)
+        assert outcome.code == 0, (example, outcome)

@@ -166,6 +166,47 @@ class TestArguments:
         ckpt_cli.merge(tmp_path / "run", tmp_path / "out", names="native")
         assert differences(load(tmp_path / "out"), model()) == []
 
+    @pytest.mark.parametrize("experts", [None, 2])
+    def test_shapes_tell_of_gates_where_arguments_do_not(self, experts: int | None, tmp_path: Path) -> None:
+        weights = model() if experts is None else with_experts(2, experts)
+        args = arguments(tensor_model_parallel_size=2, num_layers=2 if experts else LAYERS, num_experts=experts)
+        del args.swiglu
+        write_legacy(tmp_path / "run", weights, args, [[args.num_layers]])
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out", names="native")
+        assert differences(load(tmp_path / "out"), weights) == []
+
+    def test_layers_without_gates_are_joined_as_they_are(self, tmp_path: Path) -> None:
+        weights = {name: tensor[: len(tensor) // 2] if name.endswith("linear_fc1.weight") else tensor for name, tensor in model().items()}
+        args = arguments(tensor_model_parallel_size=2, num_layers=LAYERS, swiglu=False)
+        step = write_legacy(tmp_path / "run", weights, args, [[LAYERS]])
+        for rank in range(2):
+            path = step / f"mp_rank_{rank:02d}" / FILE
+            content = torch.load(path, weights_only=False)
+            plain = {name: tensor.chunk(2)[rank].clone() for name, tensor in weights.items() if name.endswith("linear_fc1.weight")}
+            for said in (True, False):
+                content["model"] |= plain
+                if said:
+                    torch.save(content, path)
+                else:
+                    del content["args"].swiglu
+                    torch.save(content, tmp_path / f"{rank}.pt")
+        ckpt_cli.merge(step, tmp_path / "out", names="native")
+        for rank in range(2):
+            (tmp_path / f"{rank}.pt").replace(step / f"mp_rank_{rank:02d}" / FILE)
+        ckpt_cli.merge(step, tmp_path / "unsaid", names="native")
+        for output in ("out", "unsaid"):
+            assert differences(load(tmp_path / output), weights) == []
+
+    @pytest.mark.parametrize(("swiglu", "what"), [(False, "holds no gate"), (True, "holds a gate")])
+    def test_arguments_that_contradict_the_shapes(self, swiglu: bool, what: str, tmp_path: Path) -> None:
+        cut = 1 if not swiglu else 2
+        weights = {name: tensor[: len(tensor) // cut] if name.endswith("linear_fc1.weight") else tensor for name, tensor in model().items()}
+        step = write_legacy(
+            tmp_path / "run", weights, arguments(tensor_model_parallel_size=2, num_layers=LAYERS, swiglu=swiglu), [[LAYERS]]
+        )
+        with pytest.raises(Inconsistent, match=what):
+            ckpt_cli.merge(step, tmp_path / "out", names="native")
+
     def test_two_models_in_one_file(self, tmp_path: Path) -> None:
         step = write_legacy(tmp_path / "run", model(), arguments(num_layers=LAYERS), [[LAYERS]])
         content = torch.load(step / "mp_rank_00" / FILE, weights_only=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ FINAL_NORM = "decoder.final_layernorm.weight"
 GATED = ("swiglu", "quick_geglu", "geglu", "gated_linear_unit")
 """Arguments with which ``linear_fc1`` holds a gate, whatever its activation is."""
 
+FIRST_LINEAR = re.compile(r"(?P<before>.*\.)linear_fc1\.(weight|bias)(?P<expert>[0-9]*)", re.ASCII)
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 Ranks = Mapping[tuple[int, int], Tensor]
@@ -100,7 +102,7 @@ def _mesh(sizes: Sizes, common: Common) -> Mesh:
 
 def _tensors(sizes: Sizes, ranks: Sequence[RankFile]) -> dict[str, Tensor]:
     arguments = ranks[0].common.arguments
-    gated = any(arguments.get(name) is True for name in GATED)
+    said = any(arguments.get(name) is True for name in GATED) if any(name in arguments for name in GATED) else None
     tied = arguments.get("untie_embeddings_and_output_weights") is False
     found: dict[str, list[Tensor]] = {}
     layers = 0
@@ -118,6 +120,7 @@ def _tensors(sizes: Sizes, ranks: Sequence[RankFile]) -> dict[str, Tensor]:
                 if tied and new == OUTPUT:
                     new = EMBEDDING
                 with reading(tensor=new):
+                    gated = sizes.tp > 1 and _is_gated(name, held, said)
                     found.setdefault(check_name(new), []).append(_whole(new, by_rank, sizes, gated=gated))
             layers += numbers
     expected = arguments.get("num_layers")
@@ -164,6 +167,25 @@ def _renumbered(name: str, layers: int) -> str:
         return name
     number, _, rest = name.removeprefix(LAYERS).partition(".")
     return f"{LAYERS}{int(number) + layers}.{rest}" if number.isdecimal() else name
+
+
+def _is_gated(name: str, held: Mapping[str, Ranks], said: bool | None) -> bool:
+    """Whether a ``linear_fc1`` holds a gate too: then it has twice the rows that ``linear_fc2`` has columns. ``said``: by the arguments.
+
+    Raises Inconsistent if arguments and shapes contradict each other, or if neither tells.
+    """
+    module = FIRST_LINEAR.fullmatch(name)
+    if module is None:
+        return False
+    up, down = (held.get(f"{module['before']}linear_fc{number}.weight{module['expert']}") for number in (1, 2))
+    rows, columns = (next(iter(part.values())).shape if part else () for part in (up, down))
+    shown = len(rows) == len(columns) == 2 and rows[0] in (columns[1], 2 * columns[1])
+    found = rows[0] == 2 * columns[1] if shown else said
+    if found is None or (said is not None and found is not said):
+        shapes = f"shapes {list(rows)} of linear_fc1 and {list(columns)} of linear_fc2"
+        text = f"the arguments say that it holds {'a gate' if said else 'no gate'}, and {shapes} say otherwise"
+        raise Inconsistent(text if said is not None else f"neither the arguments nor {shapes} tell whether it holds a gate", tensor=name)
+    return found
 
 
 def _whole(name: str, held: Ranks, sizes: Sizes, *, gated: bool) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import Inconsistent
-from ckpt_cli.merging.match_base import Matched, match_base
+from ckpt_cli.merging.match_base import BaseForm, match_base
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from tests.test_kernels import Memory, tilings
 from tests.test_views import numbered, read, stored
@@ -31,7 +31,7 @@ def model(**shapes: Shape) -> Tensors:
     return {name.replace("__", "."): tensor(name.replace("__", "."), shape) for name, shape in shapes.items()}
 
 
-def match(tensors: Tensors, base: Tensors, *, fill_missing: bool = False, drop_extra: bool = False) -> Matched:
+def match(tensors: Tensors, base: Tensors, *, fill_missing: bool = False, drop_extra: bool = False) -> BaseForm:
     return match_base(tensors, base, fill_missing=fill_missing, drop_extra=drop_extra)
 
 
@@ -42,7 +42,7 @@ def refused(tensors: Tensors, base: Tensors, text: str, **options: bool) -> Inco
     return caught.value
 
 
-def notes(matched: Matched, level: str | None = None) -> dict[str, str]:
+def notes(matched: BaseForm, level: str | None = None) -> dict[str, str]:
     return {note.code: note.text for note in matched.notes if level in (None, note.level)}
 
 

@@ -419,7 +419,7 @@ class TestRefused:
 
 
 class TestConfigFromArguments:
-    @pytest.mark.parametrize("name", [row.argument for row in SETTINGS if row.plain])
+    @pytest.mark.parametrize("name", [row.name for row in SETTINGS if row.plain])
     def test_what_no_class_has(self, name: str) -> None:
         made = config_from(vars(arguments(**{name: "something else"})))
         assert isinstance(made, str)

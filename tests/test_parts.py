@@ -22,7 +22,7 @@ from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import Published, publish_parts, write_part
 from ckpt_cli.output.parts_folder import MARK, PartsFolder
 from ckpt_cli.output.plan import Plan, make_plan, work_of
-from ckpt_cli.output.publish import Order, Target, publish
+from ckpt_cli.output.publish import Order, OutputFolder, publish
 from ckpt_cli.output.share import share_of
 from ckpt_cli.output.writer import Written
 from tests.cli import ROOT
@@ -44,7 +44,7 @@ def built(plan: Plan, written: Written) -> bytes:
 
 def at_once(plan: Plan, target: Path) -> dict[str, bytes]:
     """What one process writes."""
-    publish([Order(plan, SIDE, Target(target), lambda written: built(plan, written))])
+    publish([Order(plan, SIDE, OutputFolder(target), lambda written: built(plan, written))])
     return contents(target)
 
 

@@ -40,7 +40,7 @@ MOST_PAIRED = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Averaged:
     """One component of one checkpoint in an average; ``label`` is its name in messages."""
 
     label: str
@@ -137,7 +137,7 @@ def _job(
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), _made_assets(components))
     labels = _labels(snapshots, components)
     sources = tuple(
-        Source(label, opened.found.path, opened.found.step, component, _selected(component, assets, setting))
+        Averaged(label, opened.found.path, opened.found.step, component, _selected(component, assets, setting))
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
     sources = _with_heads(sources)
@@ -191,7 +191,7 @@ def _selected(component: OpenedComponent, assets: Assets, setting: Setting[Avera
     return select_tensors(whole, config, setting.options, setting.rules, averaging=True, live=live, lacking=lacking)
 
 
-def _told(sources: Sequence[Source], mixed: Formula) -> tuple[AverageSource, ...]:
+def _told(sources: Sequence[Averaged], mixed: Formula) -> tuple[AverageSource, ...]:
     """The checkpoints of an average, for its manifest and its result."""
     return tuple(
         AverageSource(
@@ -219,7 +219,7 @@ def _dropped(newest: Selection, agreed: Agreed) -> dict[str, str]:
     return {name: agreed.dropped.get(newest.tied.get(name, ""), why) for name, why in newest.dropped.items()}
 
 
-def _with_heads(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+def _with_heads(sources: tuple[Averaged, ...]) -> tuple[Averaged, ...]:
     """Adds the tied output head of every checkpoint if one of the heads has its own values."""
     heads = {head: partner for source in sources for head, partner in source.selection.tied.items()}
     own = {head: partner for head, partner in heads.items() if any(head in source.selection.tensors for source in sources)}
@@ -255,7 +255,7 @@ def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list
     return [os.fspath(component.component.root) for component in components]
 
 
-def _same_weights_notes(sources: Sequence[Source], mixed: Formula, agreed: Agreed) -> list[Note]:
+def _same_weights_notes(sources: Sequence[Averaged], mixed: Formula, agreed: Agreed) -> list[Note]:
     """Warnings about checkpoints whose averaged tensors are equal as far as samples tell, however each stores them."""
     used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
     notes = []
@@ -268,7 +268,7 @@ def _same_weights_notes(sources: Sequence[Source], mixed: Formula, agreed: Agree
     return notes
 
 
-def _config_notes(sources: Sequence[Source]) -> list[Note]:
+def _config_notes(sources: Sequence[Averaged]) -> list[Note]:
     """Notes about configs that differ: such an average is hardly intended."""
     newest = sources[-1].opened.assets.config
     for source in sources[:-1]:
@@ -281,7 +281,7 @@ def _config_notes(sources: Sequence[Source]) -> list[Note]:
     return []
 
 
-def _tokenizer_notes(sources: Sequence[Source]) -> list[Note]:
+def _tokenizer_notes(sources: Sequence[Averaged]) -> list[Note]:
     """Rows of an embedding that stand for other tokens cannot be averaged."""
     read = [(source.label, tokenizer()) for source in sources if (tokenizer := source.opened.assets.tokenizer) is not None]
     digests = {label: tokenizer.digest for label, tokenizer in read if tokenizer.digest is not None}

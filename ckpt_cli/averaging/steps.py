@@ -198,14 +198,11 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps were found, not {choice.last}"))
     if whole:
         newest = whole[0]
-        unasked = choice.everything or choice.last is not None
-        told = newest_notes(target, newest.found, _is_listed_whole) if unasked else told_by_trackers(target, newest.found)
+        told = told_by_trackers(target, newest.found)
+        if choice.everything or choice.last is not None:
+            told = newest_notes(target, newest.found, lambda found: step_info(found).problem is None)
         whole[0] = replace(newest, notes=(*told, *newest.notes))
     return whole[::-1]
-
-
-def _is_listed_whole(found: Found) -> bool:
-    return step_info(found).problem is None
 
 
 def _refuse_twins(target: Target, chosen: Sequence[Found]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.resemblance import Resemblance, config_doubt, resemblance
-from ckpt_cli.base_model.settings import Setting, different_settings
+from ckpt_cli.base_model.settings import Difference, different_settings
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.config import Config
 from ckpt_cli.names import printable
@@ -71,13 +71,13 @@ def checked_base(
     return (*(_other_kind(config, base.config, found) if own_config else ()), *_settings_notes(settings))
 
 
-def settings_text(settings: list[Setting]) -> str:
+def settings_text(settings: list[Difference]) -> str:
     """What two configs say differently, with both values."""
     more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
     return f"{'; '.join(setting.text for setting in settings[:SHOWN])}{more}"
 
 
-def _settings_notes(settings: list[Setting]) -> tuple[Note, ...]:
+def _settings_notes(settings: list[Difference]) -> tuple[Note, ...]:
     if not settings:
         return ()
     text = f"config.json and that of the base differ in how weights of these shapes are used: {settings_text(settings)}"

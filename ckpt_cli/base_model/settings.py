@@ -33,7 +33,7 @@ PLAIN = ("default", "mrope", None)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Difference:
     """An entry in which two configs differ, at one level of both: ``key`` is written with the name of that level."""
 
     key: str
@@ -49,7 +49,7 @@ class Setting:
         return f"{printable(self.key)} is {_shown(self.mine)}, in the base {_shown(self.base)}"
 
 
-def different_settings(config: Config, base: Config) -> list[Setting]:
+def different_settings(config: Config, base: Config) -> list[Difference]:
     """The entries about the computation that both configs have and in which they differ; what one leaves to a default is not known."""
     return [setting for name, mine, other in _pairs(config, base) for setting in _different(name, mine, other)]
 
@@ -66,11 +66,11 @@ def _pairs(config: Config, base: Config) -> Iterator[tuple[str, Config, Config]]
             yield f"{key}.", mine, base[key]
 
 
-def _different(level: str, config: Config, base: Config) -> Iterator[Setting]:
+def _different(level: str, config: Config, base: Config) -> Iterator[Difference]:
     mine, others = _normal(config), _normal(base)
     for key in mine:
         if key in others and COUNTED.fullmatch(key) and mine[key] != others[key]:
-            yield Setting(f"{level}{key}", mine[key], others[key])
+            yield Difference(f"{level}{key}", mine[key], others[key])
 
 
 def _normal(config: Config) -> dict[str, Any]:

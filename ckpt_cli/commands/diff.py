@@ -34,7 +34,7 @@ PAIR = "two, separated by a comma: the first of A, the second of B"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Side:
     """Where one side is: a path, and which step and component of it."""
 
     path: Path
@@ -94,7 +94,7 @@ def diff(
     )
 
 
-def _places(before: object, after: object, type: object, steps: object) -> tuple[Place, Place]:
+def _places(before: object, after: object, type: object, steps: object) -> tuple[Side, Side]:
     """The two sides. Raises UsageError if there is only one."""
     first = path_of(before, "A")
     second = path_of(after, "B") if after is not None else first
@@ -102,7 +102,7 @@ def _places(before: object, after: object, type: object, steps: object) -> tuple
     numbers = _two(parse_list(steps, int, "--steps") if isinstance(steps, str) else steps, "--steps")
     chosen = [int_of(step, "--steps") for step in numbers]
     named = [text_of(kind, "--type") for kind in kinds]
-    places = [Place(path, step, kind) for path, step, kind in zip((first, second), chosen, named, strict=True)]
+    places = [Side(path, step, kind) for path, step, kind in zip((first, second), chosen, named, strict=True)]
     if after is None and places[0] == places[1]:
         expected = "a second path, --steps A,B of a run, or --type A,B"
         hint = f"ckpt diff {shlex.quote(str(first))} OTHER; ckpt detect {shlex.quote(str(first))} lists steps and components"
@@ -134,7 +134,7 @@ def _check_options(options: DiffOptions, picture: Path | None, page: Path | None
         check_place(page, "page")
 
 
-def _opened(place: Place, files: Files, options: DiffOptions) -> Opened:
+def _opened(place: Side, files: Files, options: DiffOptions) -> Opened:
     settings = OpenOptions(shard_order=options.shard_order)
     return opened_component(place.path, files, place.type, place.step, None, (), settings)[0]
 

@@ -14,8 +14,7 @@ from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, numbered_notes
 from ckpt_cli.discover.default_output import default_output
-from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.discover.found import Target as Run
+from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import Passed, newest_first
 from ckpt_cli.discover.open import bare_notes, listed_component, since, step_info
@@ -29,7 +28,7 @@ from ckpt_cli.formats.trainers import trainer_of
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.options import check_writing
-from ckpt_cli.output.publish import Order, SideFiles, Target, publish
+from ckpt_cli.output.publish import Order, OutputFolder, SideFiles, publish
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
@@ -102,7 +101,7 @@ def extract_state(
         order = Order(
             whole,
             side,
-            Target(target, chosen.overwrite),
+            OutputFolder(target, chosen.overwrite),
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
             watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if is_file(path)],
         )
@@ -188,7 +187,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
     return found, place, [Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")]
 
 
-def _notes_of_twins(taken: Found, target: Run) -> list[Note]:
+def _notes_of_twins(taken: Found, target: Target) -> list[Note]:
     """What is said of other folders of the step that is taken, which lack files. Raises AmbiguousStep if one has them, or is not read."""
     notes = []
     for other in target.checkpoints:

@@ -180,7 +180,7 @@ def _report(
     **measured: Any,
 ) -> VerifyResult:
     """The result, most severe findings first."""
-    subject = subjects[0]
+    subject, named = subjects[0], architecture(config.config)
     tensors = [tensor for one in subjects for tensor in one.tensors.values()]
     dtypes: Counter[str] = Counter()
     for tensor in tensors:
@@ -194,7 +194,7 @@ def _report(
         elements=sum(tensor.numel for tensor in tensors if tensor.alias_of is None),
         bytes=sum(tensor.nbytes for tensor in tensors if tensor.alias_of is None),
         dtypes=dict(dtypes),
-        architecture=_printable(architecture(config.config)),
+        architecture=printable(named) if named is not None else None,
         made_from=made_from(subject.manifest),
         made_of=made_of(subject.manifest),
         made_by=made_by(subject.manifest, subject.path),
@@ -213,10 +213,6 @@ def _without_repeats(found: Sequence[Finding]) -> list[Finding]:
     """Drops "file changed" findings for files that are known to be damaged."""
     damaged = {item.file for item in found if item.severity == "error" and item.tensor is None}
     return [item for item in found if item.code != "changed-side-file" or item.file not in damaged]
-
-
-def _printable(name: str | None) -> str | None:
-    return None if name is None else printable(name)
 
 
 def _check_options(options: VerifyOptions) -> None:

@@ -16,7 +16,9 @@ from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.formats.safetensors.folder import FORMAT, INDEX_SUFFIX
+from ckpt_cli.formats.safetensors.folder import FORMAT
+from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, safetensors_part, stem_of
+from ckpt_cli.formats.safetensors.scan import WeightSet
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone
@@ -26,7 +28,7 @@ from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.findings import finding
-from ckpt_cli.verifying.folder import SUFFIX, FolderCheck, WeightSet, check_folder, is_model_folder, wanted_index
+from ckpt_cli.verifying.folder import FolderCheck, check_folder, is_model_folder
 
 STATE = "extract-state"
 
@@ -123,7 +125,7 @@ def _file_subject(path: Path, files: Files) -> Subject:
     for weights in checked.sets:
         own = {file.name for file in (*weights.files, *([weights.index] if weights.index else []))}
         if path.name in own:
-            own.add(wanted_index(path.name))
+            own |= {f"{stem_of(path.name)}{INDEX_SUFFIX}"} if safetensors_part(path.name) else set()
             about = tuple(item for item in checked.findings if item.file in own or (item.tensor is not None and item.file is None))
             return set_subject(folder, replace(checked, findings=about), weights)
     return _folder_subjects(folder, files, None)[0]

@@ -17,7 +17,7 @@ from ckpt_cli.errors import Undecidable, Unreadable, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.formats.safetensors.folder import safetensors_part
+from ckpt_cli.formats.safetensors.names import safetensors_part
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import ROLES, WEIGHTS, form, has_form, place_below
 from ckpt_cli.formats.weight_names import may_hold_weights

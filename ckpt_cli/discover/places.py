@@ -89,7 +89,8 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
     children = [child.name for child in there.folders(folder, _may_hold_component)]
     for role in ROLES:
         if role in children:
-            places += [Place(role, match, folder / role) for match in _of_role(folder / role, there) if match.component == "model"]
+            held = recognise(folder / role, there) or weights_beneath(folder / role, there)
+            places += [Place(role, match, folder / role) for match in held if match.component == "model"]
     for child in children:
         of_folder = _component_of(child)
         if of_folder is not None:
@@ -118,11 +119,6 @@ def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Pl
     if any(there.is_file(place.match.root / MANIFEST) for place in places):
         return [*tags, *places]  # what was merged into the folder later is none of the trainer's
     return [*tags, *(replace(place, name=WEIGHTS_16) if place.name == "model" else place for place in places)]
-
-
-def _of_role(folder: Path, there: Folders) -> list[Match]:
-    """What a role folder holds: directly, or in a folder below."""
-    return recognise(folder, there) or weights_beneath(folder, there)
 
 
 def _tags(folder: Path, there: Folders) -> list[Match]:

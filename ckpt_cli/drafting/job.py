@@ -22,9 +22,9 @@ from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.output.plan import Plan
 from ckpt_cli.output.publish import (
     Order,
+    OutputFolder,
     Publication,
     SideFiles,
-    Target,
     class_comparison,
     model_files,
     overflow_notes,
@@ -103,7 +103,7 @@ class Job:
         return Order(
             self.plan,
             self.side_files,
-            Target(self.output, options.overwrite, in_place),
+            OutputFolder(self.output, options.overwrite, in_place),
             lambda written: self._manifest(command, options, {*PASSING, *passing}, written),
             approve=lambda written: self.approve(written, options),
         )

@@ -122,6 +122,12 @@ def status_of(path: str | os.PathLike[str]) -> os.stat_result | None:
         raise unreadable(error, path, "it cannot be accessed") from error
 
 
+def place_of(path: Path) -> tuple[int, int] | None:
+    """What all names of one file or folder share, links included; None if nothing exists there. Raises Unreadable."""
+    status = status_of(path)
+    return None if status is None else (status.st_dev, status.st_ino)
+
+
 def is_there(path: str | os.PathLike[str]) -> bool:
     """Whether a path exists. Raises Unreadable."""
     return status_of(path) is not None

@@ -47,7 +47,7 @@ REDUCE, NEWOBJ, BUILD, SETITEM, APPEND, PERSID, LIST, DICT = b"R"[0], 0x81, b"b"
 INVALID = (Malformed, IndexError, KeyError, AttributeError, TypeError, ValueError, OverflowError, struct.error)
 
 
-class Step(NamedTuple):
+class Opcode(NamedTuple):
     """An opcode that made the value of ``slot`` out of the values of others, or put these into it."""
 
     code: int
@@ -64,8 +64,8 @@ class Template:
         self._starts: list[int] = []
         self._leaves: dict[int, int] = {}
         self._values: list[Any] = []
-        self._steps: list[Step] = []
-        self._plans: dict[frozenset[int], list[Step]] = {}
+        self._steps: list[Opcode] = []
+        self._plans: dict[frozenset[int], list[Opcode]] = {}
         self._root = self._record()
 
     @property
@@ -113,12 +113,12 @@ class Template:
                 del slots[start:]
                 slots.append(len(self._values))
                 if code not in LEAVES and code not in CONSTANTS:
-                    self._steps.append(Step(code, len(self._values), inputs))
+                    self._steps.append(Opcode(code, len(self._values), inputs))
                 self._values.append(machine.stack[-1])
             elif code in STORES or code in (APPENDS, SETITEMS):
                 inputs = tuple(slots[start + (code in (APPENDS, SETITEMS)) :])
                 del slots[start:]
-                self._steps.append(Step(code, slots[-1], inputs))
+                self._steps.append(Opcode(code, slots[-1], inputs))
             elif code not in (PROTO, STOP):
                 raise Malformed("not an opcode that torch.save writes")
         if machine.marks or len(machine.stack) != 1 or machine.position != len(data):
@@ -175,7 +175,7 @@ class Template:
                 values[slot] = tuple(given)
         return values[self._root]
 
-    def _plan(self, changed: frozenset[int]) -> list[Step]:
+    def _plan(self, changed: frozenset[int]) -> list[Opcode]:
         """The steps of all values that depend on these slots, in their order."""
         plan = self._plans.get(changed)
         if plan is None:

@@ -45,7 +45,7 @@ class Assembled:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """A stored tensor of one rank, and its box (or that of a block of it, at ``place``) in the whole tensor."""
 
     rank: int
@@ -59,7 +59,7 @@ class PlacedTensor:
     """A tensor with its parts, before replicas are told from pieces."""
 
     shape: Shape
-    parts: list[Part]
+    parts: list[RankPart]
     kind: LayoutKind
     layout: str
     check_copies: bool = False
@@ -155,7 +155,7 @@ def _placed_plain(name: str, held: Mapping[int, StoredTensor], world_size: int) 
     """A plain tensor is a replica on every rank; the probe compares the replicas."""
     first = next(iter(held.values()))
     _check_same(name, {rank: local.shape for rank, local in held.items()})
-    parts = [Part(rank, stored, whole(stored.shape), (0,) * len(stored.shape)) for rank, stored in held.items()]
+    parts = [RankPart(rank, stored, whole(stored.shape), (0,) * len(stored.shape)) for rank, stored in held.items()]
     kind: LayoutKind = "replicated" if world_size > 1 else "whole"
     return PlacedTensor(first.shape, parts, kind, f"replicated x{world_size}" if world_size > 1 else "", check_copies=True)
 
@@ -164,7 +164,7 @@ def _placed_sharded(name: str, held: Mapping[int, ShardedLocal]) -> PlacedTensor
     first = next(iter(held.values()))
     _check_same(name, {rank: local.shape for rank, local in held.items()})
     parts = [
-        Part(rank, stored, box, (0,) * len(box.offset))
+        RankPart(rank, stored, box, (0,) * len(box.offset))
         for rank, local in held.items()
         for stored, box in local.shards
         if box.numel or not first.shape
@@ -212,7 +212,7 @@ def _placed_distributed(
     return PlacedTensor(shape, parts, kind, layout or ("replicated" if len(held) > 1 else ""), check_copies=True)
 
 
-def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: ShardOrder, notes: dict[str, Note]) -> list[Part]:
+def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: ShardOrder, notes: dict[str, Note]) -> list[RankPart]:
     """The boxes of every rank, by the first rule whose local shapes match the files of *all* ranks."""
     first = next(iter(held.values()))
     strided = any(placement.factor > 1 for placement in first.placements)
@@ -226,9 +226,9 @@ def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: S
 
 def _parts_by(
     name: str, held: Mapping[int, DistributedLocal], nested: bool, order: ShardOrder, notes: dict[str, Note]
-) -> list[Part] | Inconsistent:
+) -> list[RankPart] | Inconsistent:
     """The boxes of every rank by one rule, or the error that contradicts it."""
-    parts: list[Part] = []
+    parts: list[RankPart] = []
     for rank, local in held.items():
         intervals = [split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)]
         extent = tuple(sum(size for _, size in axis) for axis in intervals)
@@ -240,7 +240,7 @@ def _parts_by(
             )
         if math.prod(len(axis) for axis in intervals) > MAX_BOXES:
             raise CorruptFile("its placements cut the tensor into too many blocks", expected=f"at most {MAX_BOXES}")
-        parts += [Part(rank, local.stored, box, place) for box, place in boxes_of(intervals) if box.numel]
+        parts += [RankPart(rank, local.stored, box, place) for box, place in boxes_of(intervals) if box.numel]
     return parts
 
 
@@ -314,7 +314,7 @@ def tile(name: str, dtype: Dtype, placed: PlacedTensor, world_size: int, missing
 
 def one_piece(name: str, stored: StoredTensor, rank: int) -> Tensor:
     """What one rank holds of a tensor, as a tensor of its own."""
-    placed = PlacedTensor(stored.shape, [Part(rank, stored, whole(stored.shape), (0,) * len(stored.shape))], "whole", "")
+    placed = PlacedTensor(stored.shape, [RankPart(rank, stored, whole(stored.shape), (0,) * len(stored.shape))], "whole", "")
     return tile(name, stored.dtype, placed, 0, ())
 
 
@@ -365,7 +365,7 @@ def tiled(
     )
 
 
-def _piece(part: Part) -> Piece:
+def _piece(part: RankPart) -> Piece:
     stored = part.stored
     start = sum(i * stride for i, stride in zip(part.place, stored.strides, strict=True))
     return Piece(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class Trainer:
 
     name: str
     formats: tuple[str, ...]
+    _: KW_ONLY
     steps: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
@@ -67,68 +68,79 @@ class Trainer:
 RANKS, DCP, ITEMS, SHARDS = ("rank-shards",), ("dcp",), ("torch-checkpointing",), ("hub-shards",)
 ZERO, MEGATRON = ("deepspeed",), ("megatron-dist", "megatron-legacy")
 HUB, FILE, SELF = ("safetensors",), ("torch-file",), ("self-describing",)
-STEP, FOLDER = ("step",), ("folder",)
+STEP, FOLDER, STEP_AND_FOLDER = ("step",), ("folder",), ("step", "folder")
 OF_VERL = ("global_step_N", "global_steps_N")
 FSDP, EMA_FSDP = "pytorch_model_fsdp_N", "pytorch_ema_model_fsdp_N"
-LAST_ITERATION = "latest_checkpointed_iteration.txt"
+LAST_ITERATION, LATEST, TRAINER_STATE = "latest_checkpointed_iteration.txt", ("latest",), ("trainer_state.json",)
 HUGGING_FACE = "huggingface"
 THE_RUN = "the run"
 """The folder of the steps, where Hugging Face's Trainer and axolotl leave config and tokenizer."""
 
 TRAINERS = (
+    Trainer("Hugging Face Trainer with DeepSpeed", ZERO, steps=("checkpoint-N",), beside=TRAINER_STATE, trackers=LATEST, config=(THE_RUN,)),
     Trainer(
-        "Hugging Face Trainer with DeepSpeed",
+        "accelerate with DeepSpeed",
         ZERO,
-        ("checkpoint-N",),
-        beside=("trainer_state.json",),
-        trackers=("latest",),
-        config=(THE_RUN,),
+        steps=("checkpoint_N",),
+        weights=("pytorch_model",),
+        by=FOLDER,
+        runs=("checkpoints",),
+        trackers=LATEST,
     ),
-    Trainer("accelerate with DeepSpeed", ZERO, ("checkpoint_N",), ("pytorch_model",), FOLDER, runs=("checkpoints",), trackers=("latest",)),
-    Trainer("DeepSpeed", ZERO, ("global_stepN",), trackers=("latest",), config=(THE_RUN,)),
-    Trainer("BAGEL fork", RANKS, ("NNNNNNN",), evidence="BAGEL fork"),
-    Trainer("BAGEL fork", DCP, ("NNNNNNN",), ("model_sharded", "ema_sharded"), FOLDER, certain=True),
-    Trainer("BAGEL", HUB, ("NNNNNNN",), by=STEP, inside=("ema.safetensors",)),
+    Trainer("DeepSpeed", ZERO, steps=("global_stepN",), trackers=LATEST, config=(THE_RUN,)),
+    Trainer("BAGEL fork", RANKS, steps=("NNNNNNN",), evidence="BAGEL fork"),
+    Trainer("BAGEL fork", DCP, steps=("NNNNNNN",), weights=("model_sharded", "ema_sharded"), by=FOLDER, certain=True),
+    Trainer("BAGEL", HUB, steps=("NNNNNNN",), by=STEP, inside=("ema.safetensors",)),
     Trainer("BAGEL", HUB, inside=("ema.safetensors", "llm_config.json")),
-    Trainer("lmms-engine", RANKS, ("checkpoint-N",), (FSDP, EMA_FSDP), FOLDER, certain=True, states=("extra_state", "dataloader_state")),
-    Trainer("SkyRL", RANKS, OF_VERL, trackers=("latest_ckpt_global_step.txt",), in_run=("latest_ckpt_global_step.txt",)),
-    Trainer("SkyRL", RANKS, OF_VERL, role="policy"),
-    Trainer("EasyR1", RANKS, OF_VERL, trackers=("checkpoint_tracker.json", "latest_global_step.txt"), in_run=("checkpoint_tracker.json",)),
-    Trainer("verl", RANKS, OF_VERL, by=STEP, trackers=(LAST_ITERATION,), config=(HUGGING_FACE,), evidence="verl family"),
+    Trainer(
+        "lmms-engine",
+        RANKS,
+        steps=("checkpoint-N",),
+        weights=(FSDP, EMA_FSDP),
+        by=FOLDER,
+        certain=True,
+        states=("extra_state", "dataloader_state"),
+    ),
+    Trainer("SkyRL", RANKS, steps=OF_VERL, trackers=("latest_ckpt_global_step.txt",), in_run=("latest_ckpt_global_step.txt",)),
+    Trainer("SkyRL", RANKS, steps=OF_VERL, role="policy"),
+    Trainer(
+        "EasyR1", RANKS, steps=OF_VERL, trackers=("checkpoint_tracker.json", "latest_global_step.txt"), in_run=("checkpoint_tracker.json",)
+    ),
+    Trainer("verl", RANKS, steps=OF_VERL, by=STEP, trackers=(LAST_ITERATION,), config=(HUGGING_FACE,), evidence="verl family"),
     Trainer("verl family", RANKS, config=(HUGGING_FACE,), evidence="verl family"),
     Trainer(
         "lerobot",
         (*DCP, *HUB),
-        ("NNNNNN",),
-        (f"pretrained_model/{FSDP}", "pretrained_model"),
-        ("step", "folder"),
+        steps=("NNNNNN",),
+        weights=(f"pretrained_model/{FSDP}", "pretrained_model"),
+        by=STEP_AND_FOLDER,
         runs=("checkpoints",),
         states=("training_state",),
         trackers=("last",),
     ),
-    Trainer("Hugging Face Trainer", DCP, ("checkpoint-N",), (FSDP,), FOLDER, beside=("trainer_state.json",), config=(THE_RUN,)),
-    Trainer("Hugging Face Trainer", (*RANKS, *FILE), ("checkpoint-N",), by=STEP, beside=("trainer_state.json",), config=(THE_RUN,)),
-    Trainer("accelerate", DCP, ("checkpoint-N",), (FSDP,), FOLDER, optimizers=("optimizer_N",), keys=("model",)),
+    Trainer("Hugging Face Trainer", DCP, steps=("checkpoint-N",), weights=(FSDP,), by=FOLDER, beside=TRAINER_STATE, config=(THE_RUN,)),
+    Trainer("Hugging Face Trainer", (*RANKS, *FILE), steps=("checkpoint-N",), by=STEP, beside=TRAINER_STATE, config=(THE_RUN,)),
+    Trainer("accelerate", DCP, steps=("checkpoint-N",), weights=(FSDP,), by=FOLDER, optimizers=("optimizer_N",), keys=("model",)),
     Trainer("accelerate", RANKS, evidence="accelerate"),
     Trainer("accelerate", FILE, evidence=r"pytorch_model_fsdp.*\.bin"),
     Trainer(
         "Lightning",
         DCP,
-        ("epoch=E-step=N", "epoch=E-step=N.ckpt", "step-N.ckpt", "step_N.ckpt", "stepN.ckpt"),
+        steps=("epoch=E-step=N", "epoch=E-step=N.ckpt", "step-N.ckpt", "step_N.ckpt", "stepN.ckpt"),
         inside=("meta.pt",),
         keys=("state_dict", "model"),
     ),
-    Trainer("composer", DCP, ("epE-baN",), by=STEP, keys=("state.model",), wrapper="model."),
-    Trainer("OLMo-core", DCP, ("stepN",), ("model_and_optim",), FOLDER, certain=True, states=("train",), keys=("model",)),
-    Trainer("OLMo", SELF, ("stepN",), ("model",), FOLDER, optimizers=("optim",), states=("train",)),
-    Trainer("prime-rl", DCP, ("step_N",), ("trainer",), FOLDER, certain=True, states=("dataloader",), keys=("app.model",)),
-    Trainer("torchtitan", (*DCP, *ITEMS), ("step-N",), by=STEP, runs=("checkpoint",), run="checkpoint"),
+    Trainer("composer", DCP, steps=("epE-baN",), by=STEP, keys=("state.model",), wrapper="model."),
+    Trainer("OLMo-core", DCP, steps=("stepN",), weights=("model_and_optim",), by=FOLDER, certain=True, states=("train",), keys=("model",)),
+    Trainer("OLMo", SELF, steps=("stepN",), weights=("model",), by=FOLDER, optimizers=("optim",), states=("train",)),
+    Trainer("prime-rl", DCP, steps=("step_N",), weights=("trainer",), by=FOLDER, certain=True, states=("dataloader",), keys=("app.model",)),
+    Trainer("torchtitan", (*DCP, *ITEMS), steps=("step-N",), by=STEP, runs=("checkpoint",), run="checkpoint"),
     Trainer(
         "NeMo AutoModel",
         (*DCP, *SHARDS, *HUB),
-        ("epoch_E_step_N",),
-        ("model",),
-        STEP,
+        steps=("epoch_E_step_N",),
+        weights=("model",),
+        by=STEP,
         optimizers=("optim",),
         trackers=("LATEST", "LATEST.txt"),
         unfinished=".incomplete",
@@ -137,9 +149,9 @@ TRAINERS = (
     Trainer(
         "NeMo RL",
         (*DCP, *SHARDS, *HUB),
-        ("step_N",),
-        ("weights/model", "weights"),
-        FOLDER,
+        steps=("step_N",),
+        weights=("weights/model", "weights"),
+        by=FOLDER,
         optimizers=("optimizer",),
         partial="tmp_",
         config=(".hf_metadata", "../tokenizer", "../../tokenizer", "../.hf_metadata"),
@@ -148,47 +160,63 @@ TRAINERS = (
     Trainer(
         "verl (Megatron)",
         ("megatron-dist", *HUB),
-        OF_VERL,
-        ("model/dist_ckpt", "model/huggingface"),
-        FOLDER,
+        steps=OF_VERL,
+        weights=("model/dist_ckpt", "model/huggingface"),
+        by=FOLDER,
         optimizers=("optimizer/dist_ckpt",),
         states=("extra/dist_ckpt",),
         trackers=(LAST_ITERATION,),
         finished="ckpt_contents.json",
         config=("../huggingface",),
     ),
-    Trainer("verl (Megatron)", MEGATRON[:1], OF_VERL, ("dist_ckpt",), FOLDER, certain=True, config=("../huggingface",)),
+    Trainer("verl (Megatron)", MEGATRON[:1], steps=OF_VERL, weights=("dist_ckpt",), by=FOLDER, certain=True, config=("../huggingface",)),
     Trainer(
-        "xtuner", (*DCP, *SHARDS), ("ckpt-step-N", "epoch-E-step-N"), ("weights",), STEP, runs=("checkpoints",), optimizers=("optimizer",)
+        "xtuner",
+        (*DCP, *SHARDS),
+        steps=("ckpt-step-N", "epoch-E-step-N"),
+        weights=("weights",),
+        by=STEP,
+        runs=("checkpoints",),
+        optimizers=("optimizer",),
     ),
-    Trainer("RLinf", DCP, OF_VERL, ("dcp_checkpoint",), FOLDER, keys=("fsdp_checkpoint.model",)),
-    Trainer("RLinf", (*SELF, *FILE), OF_VERL, ("local_shard_checkpoint", "model_state_dict"), FOLDER),
-    Trainer("AReaL", DCP, ("epochEepochstepEglobalstepN",), ("recover_checkpoint",), FOLDER),
-    Trainer("AReaL", HUB, ("epochEepochstepEglobalstepN",), by=STEP),
-    Trainer("ByteCheckpoint", DCP, OF_VERL, ("model",), ("step", "folder"), optimizers=("optimizer",), states=("extra_state",)),
-    Trainer("VeOmni", DCP, OF_VERL, by=STEP, states=("extra_state",), keys=("model",)),
+    Trainer("RLinf", DCP, steps=OF_VERL, weights=("dcp_checkpoint",), by=FOLDER, keys=("fsdp_checkpoint.model",)),
+    Trainer("RLinf", (*SELF, *FILE), steps=OF_VERL, weights=("local_shard_checkpoint", "model_state_dict"), by=FOLDER),
+    Trainer("AReaL", DCP, steps=("epochEepochstepEglobalstepN",), weights=("recover_checkpoint",), by=FOLDER),
+    Trainer("AReaL", HUB, steps=("epochEepochstepEglobalstepN",), by=STEP),
+    Trainer(
+        "ByteCheckpoint", DCP, steps=OF_VERL, weights=("model",), by=STEP_AND_FOLDER, optimizers=("optimizer",), states=("extra_state",)
+    ),
+    Trainer("VeOmni", DCP, steps=OF_VERL, by=STEP, states=("extra_state",), keys=("model",)),
     Trainer(
         "slime",
         DCP,
-        ("iter_NNNNNNN",),
-        ("model",),
-        ("step", "folder"),
+        steps=("iter_NNNNNNN",),
+        weights=("model",),
+        by=STEP_AND_FOLDER,
         optimizers=("optimizer",),
         states=("lr_scheduler",),
         trackers=(LAST_ITERATION,),
     ),
-    Trainer("meta lingua", DCP, ("NNNNNNNNNN",), by=STEP, runs=("checkpoints",), inside=("params.json",), keys=("model",)),
-    Trainer("ColossalAI", (*FILE, *HUB), ("epochN", "epoch-E_step-N"), ("modeling",), FOLDER, optimizers=("optimizer",)),
-    Trainer("Open-Sora", (*FILE, *HUB), ("epochE-global_stepN",), ("model",), STEP, optimizers=("optimizer",), states=("lr_scheduler",)),
-    Trainer("litgpt", FILE, ("step-N",), inside=("lit_model.pth",), evidence=r"lit_model\.pth", keys=("model",)),
-    Trainer("litgpt", DCP, ("step-N",), ("lit_model.pth",), FOLDER, keys=("model",)),
-    Trainer("torchtune", (*HUB, *FILE), ("epoch_N",), by=STEP, states=("recipe_state",)),
-    Trainer("torchtune", DCP, ("epoch_N", "step_N"), by=STEP, beside=("recipe_state",)),
-    Trainer("NeMo (Megatron-Bridge)", MEGATRON[:1], ("iter_NNNNNNN",), inside=("run_config.yaml",), trackers=(LAST_ITERATION,)),
+    Trainer("meta lingua", DCP, steps=("NNNNNNNNNN",), by=STEP, runs=("checkpoints",), inside=("params.json",), keys=("model",)),
+    Trainer("ColossalAI", (*FILE, *HUB), steps=("epochN", "epoch-E_step-N"), weights=("modeling",), by=FOLDER, optimizers=("optimizer",)),
+    Trainer(
+        "Open-Sora",
+        (*FILE, *HUB),
+        steps=("epochE-global_stepN",),
+        weights=("model",),
+        by=STEP,
+        optimizers=("optimizer",),
+        states=("lr_scheduler",),
+    ),
+    Trainer("litgpt", FILE, steps=("step-N",), inside=("lit_model.pth",), evidence=r"lit_model\.pth", keys=("model",)),
+    Trainer("litgpt", DCP, steps=("step-N",), weights=("lit_model.pth",), by=FOLDER, keys=("model",)),
+    Trainer("torchtune", (*HUB, *FILE), steps=("epoch_N",), by=STEP, states=("recipe_state",)),
+    Trainer("torchtune", DCP, steps=("epoch_N", "step_N"), by=STEP, beside=("recipe_state",)),
+    Trainer("NeMo (Megatron-Bridge)", MEGATRON[:1], steps=("iter_NNNNNNN",), inside=("run_config.yaml",), trackers=(LAST_ITERATION,)),
     Trainer("NeMo", MEGATRON[:1], weights=("weights",), by=FOLDER),
-    Trainer("Megatron-LM", MEGATRON, ("iter_NNNNNNN",), trackers=(LAST_ITERATION, "latest"), runs=("ckpt",)),
-    Trainer("Megatron-FSDP", DCP, ("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,)),
-    Trainer("torch_checkpointing", ITEMS, ("step-N", "step_N"), partial="tmp_"),
+    Trainer("Megatron-LM", MEGATRON, steps=("iter_NNNNNNN",), trackers=(LAST_ITERATION, "latest"), runs=("ckpt",)),
+    Trainer("Megatron-FSDP", DCP, steps=("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,)),
+    Trainer("torch_checkpointing", ITEMS, steps=("step-N", "step_N"), partial="tmp_"),
     Trainer("torch DCP", DCP),
     Trainer("torch DCP, Hugging Face storage", SHARDS),
     Trainer("Hugging Face Hub cache", (*HUB, *FILE), run="snapshots"),

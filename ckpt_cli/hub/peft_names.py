@@ -34,7 +34,7 @@ LORA = re.compile(r"(^|\.)(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|b
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The LoRA tensors of one module; ``depth`` counts the wrappers around what it adapts (several parameters of one module).
+    """The LoRA tensors of one module.
 
     ``a`` [r, in] and ``b`` [out, r], or of an embedding ``a`` [r, rows] and ``b`` [columns, r]; ``magnitude`` is that of DoRA, ``bias`` is
     added to the module's own; ``path`` is the name that PEFT gives the module.
@@ -42,7 +42,6 @@ class Adapter:
 
     module: str
     path: str
-    depth: int
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -68,7 +67,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class PeftState:
-    """A component with adapters: the model's tensors by their names without PEFT, and the adapters by module and depth.
+    """A component with adapters: the model's tensors by their names without PEFT, and the adapters by module.
 
     ``saved`` are the names of tensors that were trained as they are; ``exported`` all tensors of the adapter as PEFT's files name them.
     ``wrapped`` are the names of the model's own tensors in adapted modules, with those that PEFT gives them.
@@ -134,7 +133,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
 
 def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
     """The adapter of a module, with both factors."""
-    adapter = Adapter(_without_base(path), path, path.split(".").count(BASE), parts)
+    adapter = Adapter(_without_base(path), path, parts)
     wanted = {"lora_embedding_A", "lora_embedding_B"} if any("embedding" in part for part in parts) else {"lora_A", "lora_B"}
     lacking = sorted(wanted - set(parts))
     if lacking:

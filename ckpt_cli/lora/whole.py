@@ -146,12 +146,8 @@ def _is_meant(module: str, facts: AdapterFacts, count: int | None) -> bool:
         return True
     patterns = facts.config.get("layers_pattern")
     patterns = [patterns] if isinstance(patterns, str) and patterns else _names(patterns)
-    numbers = [match[0] for match in NUMBER.finditer(module) if not patterns or _parent(module, match) in patterns]
+    numbers = [match[0] for match in NUMBER.finditer(module) if not patterns or module[: match.start() - 1].rpartition(".")[2] in patterns]
     return bool(numbers) and int(numbers[-1]) in wanted
-
-
-def _parent(module: str, match: re.Match[str]) -> str:
-    return module[: match.start() - 1].rpartition(".")[2]
 
 
 def _matrices(base: Mapping[str, Tensor]) -> Iterator[str]:

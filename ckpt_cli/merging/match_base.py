@@ -23,7 +23,7 @@ from ckpt_cli.tensors.views import merged, permuted, unfolded
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class BaseForm:
     """Tensors under the names, in the order and with the shapes of the base; ``dtypes`` are those of the base."""
 
     tensors: dict[str, Tensor]
@@ -59,7 +59,7 @@ def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Con
     return lacking
 
 
-def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fill_missing: bool, drop_extra: bool) -> Matched:
+def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fill_missing: bool, drop_extra: bool) -> BaseForm:
     """Bring ``tensors`` into the form of ``base``.
 
     Only one reshaping is supported: a 4-D patch embedding becomes the base's 2-D linear weight, or the other way round, with
@@ -102,7 +102,7 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
     if missing:
         notes.append(Note("warning", "filled", f"{len(missing)} tensors were taken from the base: {few(missing)}"))
     dropped = dict.fromkeys(extra, "not in the base")
-    return Matched(matched, {name: tensor.dtype for name, tensor in base.items()}, dropped, (*notes, *_qk_norm_notes(tensors, base)))
+    return BaseForm(matched, {name: tensor.dtype for name, tensor in base.items()}, dropped, (*notes, *_qk_norm_notes(tensors, base)))
 
 
 def _fit(name: str, tensor: Tensor, shape: Shape) -> Tensor | None:

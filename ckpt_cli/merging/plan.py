@@ -14,7 +14,7 @@ from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
 from ckpt_cli.drafting.steps import finished
 from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.safetensors.folder import INDEX
+from ckpt_cli.formats.safetensors.names import INDEX
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import check_adapter_files, check_factors, with_adapters_fused
 from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapters, lora_mode

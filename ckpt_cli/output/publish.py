@@ -40,7 +40,7 @@ SideFiles = Mapping[str, bytes | Path]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OutputFolder:
     """The folder of an output: a new one, or (``in_place``) an existing one whose files stay unchanged."""
 
     folder: Path
@@ -57,7 +57,7 @@ class Order:
 
     plan: plan.Plan
     side_files: SideFiles
-    target: Target
+    target: OutputFolder
     manifest: Callable[[Written], bytes]
     approve: Callable[[Written], None] | None = None
     watched: Sequence[Source] = ()

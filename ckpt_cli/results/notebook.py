@@ -23,12 +23,8 @@ def as_html(result: BaseModel) -> str:
 
 
 def _fields(result: BaseModel) -> str:
-    rows = [(name, _cell(value)) for name, value in _items(result) if value not in (None, "", (), {})]
+    rows = [(name, _cell(value)) for name, value in result if value not in (None, "", (), {})]
     return "<table>" + "".join(f"<tr><th>{_text(name)}</th><td>{cell}</td></tr>" for name, cell in rows) + "</table>"
-
-
-def _items(result: BaseModel) -> list[tuple[str, Any]]:
-    return [(name, getattr(result, name)) for name in type(result).model_fields]
 
 
 def _cell(value: Any) -> str:
@@ -36,7 +32,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, BaseModel):
         return _folded(type(value).__name__, _fields(value))
     if isinstance(value, Mapping):
-        if all(_is_plain(item) for item in value.values()):
+        if all(item is None or isinstance(item, (str, int, float)) for item in value.values()):
             return _text(_few([f"{key}: {_word(item)}" for key, item in value.items()]))
         return "".join(f"{_text(key)} {_cell(item)}" for key, item in value.items())
     if isinstance(value, (tuple, list)):
@@ -57,10 +53,6 @@ def _table(rows: Sequence[BaseModel]) -> str:
 
 def _folded(title: str, content: str) -> str:
     return f"<details><summary>{_text(title)}</summary>{content}</details>"
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float))
 
 
 def _few(words: Iterable[str]) -> str:

@@ -27,10 +27,32 @@ class TestRising:
     def test_ranks_are_no_doubt(self, ranks: tuple[int | None, ...]) -> None:
         refuse_exchanged([Recorded(f"f{n}", Path(f"f{n}"), rank) for n, rank in enumerate(ranks)])
 
-    @pytest.mark.parametrize("ranks", [(1, 0, 2, 3), (0, 0, 2, 3), (0, None, 3, 2), (3, 1, 2, 0)])
-    def test_others_are_refused(self, ranks: tuple[int | None, ...]) -> None:
-        with pytest.raises(Inconsistent):
+    @pytest.mark.parametrize(
+        ("ranks", "told"),
+        [
+            ((1, 0, 2, 3), "f0 was written by rank 1, f1 by rank 0: they are in each other's place"),
+            ((0, 0, 2, 3), "f0 and f1 were both written by rank 0"),
+            ((0, None, 3, 2), "f2 was written by rank 3, f3 by rank 2: they are in each other's place"),
+            ((3, 1, 2, 0), "f0 was written by rank 3, f3 by rank 0: they are in each other's place"),
+            ((2, 1, 0), "f0 was written by rank 2, f2 by rank 0: they are in each other's place"),
+            ((0, 4, 2, 3, 1), "f1 was written by rank 4, f4 by rank 1: they are in each other's place"),
+            ((1, 2, 0), "f0 was written by rank 1, f1 by rank 2: their names are in another order"),
+            ((0, 2, 2), "f1 and f2 were both written by rank 2"),
+            ((0, 1, 0), "f0 and f2 were both written by rank 0"),
+        ],
+    )
+    def test_others_are_refused(self, ranks: tuple[int | None, ...], told: str) -> None:
+        with pytest.raises(Inconsistent) as caught:
             refuse_exchanged([Recorded(f"f{n}", Path(f"f{n}"), rank) for n, rank in enumerate(ranks)])
+        assert caught.value.message == told
+
+    @pytest.mark.parametrize("ranks", [(0, 1, 3, 3), (0, 0, 2, 3), (0, 2, 2, 3), (3, 1, 2, 3), (0, 1, 3, 2), (0, 3, 2, 1)])
+    def test_files_of_two_axes(self, ranks: tuple[int, ...]) -> None:
+        """Files of a grid of two by two: one that was copied over its neighbour leaves a line of one rank, which others show."""
+        first, second, third, fourth = (Recorded(f"f{n}", Path(f"f{n}"), rank) for n, rank in enumerate(ranks))
+        with pytest.raises(Inconsistent):
+            refuse_exchanged([first, second], [third, fourth], [first, third], [second, fourth])
+        refuse_exchanged(*([Recorded(f"f{n}", Path(f"f{n}"), n) for n in line] for line in ((0, 1), (2, 3), (0, 2), (1, 3))))
 
 
 class TestDeepSpeed:

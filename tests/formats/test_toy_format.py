@@ -18,7 +18,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import Storage, StoredTensor
 from ckpt_cli.formats import registry
-from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, tile
+from ckpt_cli.formats.assembly import PlacedTensor, RankPart, cut_layout, tile
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.names import check_name
 from ckpt_cli.tensors.component import Component
@@ -46,7 +46,7 @@ class Toy(Format):
         return [replace(match, trouble=MissingShard(f"{absent[0]} is missing", path=folder))] if absent else [match]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        held: dict[str, tuple[str, list[int], list[Part]]] = {}
+        held: dict[str, tuple[str, list[int], list[RankPart]]] = {}
         for rank, path in sorted(match.ranks.items()):
             source = files.source(path)
             line = source.read(0, min(source.size, 1 << 20)).split(b"\n")[0]
@@ -61,7 +61,7 @@ class Toy(Format):
                         storage = Storage(source, name, len(line) + 1 + offset, size, None)
                         stored = StoredTensor(storage, dtype, extent, contiguous_strides(extent), storage.offset)
                         box = Box((first, *[0] * (len(shape) - 1)), extent)
-                        held.setdefault(check_name(name), (code, shape, []))[2].append(Part(rank, stored, box, (0,) * len(shape)))
+                        held.setdefault(check_name(name), (code, shape, []))[2].append(RankPart(rank, stored, box, (0,) * len(shape)))
                 except (ValueError, KeyError):
                     raise CorruptFile("the first line is no description of tensors") from None
         tensors = {}

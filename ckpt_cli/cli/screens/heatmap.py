@@ -13,7 +13,7 @@ from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.widgets import NARROW, NARROWER, ROWS, as_cells, new_table, plain
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import DriftGroup, Heatmap, HeatmapBlock
-from ckpt_cli.verifying.drift.groups import Scale, largest_rows, scale_of
+from ckpt_cli.verifying.drift.groups import Scale, change_text, largest_rows, scale_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +59,7 @@ def heatmap(drift: Heatmap, width: int, *, ascii_only: bool = False) -> list[Tex
         for row in largest_rows(drift.outside, ROWS):
             line = _name(row.module, margin)
             line.append_text(signs.sign(row.values[0]))
-            lines.append(line.append(f" {_value(row.values[0])}"))
+            lines.append(line.append(f" {change_text(row.values[0])}"))
         lines += [*_more(len(drift.outside) - ROWS), Text()]
     return lines + signs.legend([value for row in every for value in row.values], width)
 
@@ -196,10 +196,6 @@ def _name(module: str, margin: int) -> Text:
 
 def _more(count: int) -> list[Text]:
     return [plain(f"... and {count} more with less drift")] if count > 0 else []
-
-
-def _value(value: float | None) -> str:
-    return "changed" if value is None else "unchanged" if value == 0 else f"{value:.2g}"
 
 
 def _number(value: float | None) -> str:

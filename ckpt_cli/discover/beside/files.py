@@ -15,7 +15,7 @@ from ckpt_cli.files.folders import Folders, entries_in, files_in, is_file, is_fo
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.formats.safetensors.folder import INDEX_SUFFIX, OPTIMIZER
+from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ckpt_cli.errors import Unsupported
-from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.folders import Folders, place_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, recognise
@@ -65,15 +64,15 @@ def held_below(top: Path, there: Folders) -> list[Held] | None:
     Those of optimizers, training state and logs are not looked into. One that cannot be looked at may hold anything: raises Unreadable.
     """
     held: list[Held] = []
-    level, seen = [top], {os.path.realpath(top)}
+    level, seen = [top], {place_of(top)}
     for depth in range(DEEPEST):
         empty: list[Path] = []
         below = (child for folder in level for child in there.folders(folder, _is_searched))
         for child in sorted(below, key=lambda path: path.is_symlink()):
-            real = os.path.realpath(child)
-            if real in seen:
+            place = place_of(child)
+            if place in seen:
                 continue  # a link to what was seen is no second folder
-            seen.add(real)
+            seen.add(place)
             if len(seen) > MAX_FOLDERS:
                 return None if depth < DEPTH else held
             found = recognise(child, there)

@@ -22,7 +22,7 @@ from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Nesting:
     """The path of nested keys above a model's tensors, the trainer that nests like this, and a wrapper that every name also has."""
 
     prefix: tuple[str, ...]
@@ -30,13 +30,13 @@ class Rule:
     wrapper: str = ""
 
 
-def _rules() -> tuple[Rule, ...]:
+def _rules() -> tuple[Nesting, ...]:
     """The nestings of all trainers, the deepest first."""
     nested: dict[tuple[str, str], list[str]] = {}
     for trainer in TRAINERS:
         for keys in trainer.keys:
             nested.setdefault((keys, trainer.wrapper), []).append(trainer.name)
-    rules = [Rule(tuple(keys.split(".")), ", ".join(dict.fromkeys(names)), wrapper) for (keys, wrapper), names in nested.items()]
+    rules = [Nesting(tuple(keys.split(".")), ", ".join(dict.fromkeys(names)), wrapper) for (keys, wrapper), names in nested.items()]
     return tuple(sorted(rules, key=lambda rule: -len(rule.prefix)))
 
 

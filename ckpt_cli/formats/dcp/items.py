@@ -12,7 +12,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
-from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, stored_entry, tile
+from ckpt_cli.formats.assembly import PlacedTensor, RankPart, cut_layout, stored_entry, tile
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, Stored
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, leaf_of
 from ckpt_cli.names import few
@@ -35,7 +35,7 @@ def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
                     path=reader.path(stored.file),
                     hint="the metadata may be from another save, or record wrong chunks (as of FSDP2 with tensor parallelism)",
                 )
-            parts.append(Part(stored.rank, tensor, box, (0,) * len(box.offset)))
+            parts.append(RankPart(stored.rank, tensor, box, (0,) * len(box.offset)))
     kind, layout = cut_layout(entry.shape, entry.chunks)
     replicated = any(len(places) > 1 for places in entry.chunks.values())
     return tile(name, entry.dtype, PlacedTensor(entry.shape, parts, kind, layout, check_copies=replicated), 0, ())

@@ -25,7 +25,8 @@ from ckpt_cli.files.torch_file import dimensions
 MAX_METADATA = 1 << 30
 METADATA = ".metadata"
 RANK_METADATA = re.compile(r"__(?P<rank>[0-9]+)\.metadata", re.ASCII)
-ITEM_FILE = re.compile(r"(?:.*/)?__(?P<rank>[0-9]+)_[0-9]+\.distcp", re.ASCII)
+ITEM_FILE = re.compile(r"(?:.*/)?__(?P<rank>[0-9]{1,9})_[0-9]+\.distcp", re.ASCII)
+"""How torch names the files of a rank, with or without the folder."""
 
 ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 

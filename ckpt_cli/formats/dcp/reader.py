@@ -20,7 +20,16 @@ from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
-from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, Catalog, CatalogTensor, metadata_files, named_metadata, read_catalog
+from ckpt_cli.formats.dcp.metadata import (
+    ITEM_FILE,
+    METADATA,
+    RANK_METADATA,
+    Catalog,
+    CatalogTensor,
+    metadata_files,
+    named_metadata,
+    read_catalog,
+)
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
 from ckpt_cli.formats.dcp.state import read_dcp_state
 from ckpt_cli.formats.megatron.common import read_arguments
@@ -36,10 +45,6 @@ from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "dcp"
 MEGATRON = re.compile(r"decoder\.layers\.[0-9]+\.(self_attention|mlp)\.linear_", re.ASCII)
-ITEM_FILE = re.compile(r"__(?P<rank>[0-9]{1,9})_[0-9]+\.distcp", re.ASCII)
-"""How torch names the files of a rank."""
-
-
 PADDLE = re.compile(r"[0-9]+\.metadata", re.ASCII)
 """What Paddle calls the metadata of its own ``.distcp`` files."""
 

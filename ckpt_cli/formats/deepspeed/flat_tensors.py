@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ckpt_cli.boxes import Shape, whole
 from ckpt_cli.errors import MissingShard, Undecidable
 from ckpt_cli.files.torch_file import StoredTensor
-from ckpt_cli.formats.assembly import Part, PlacedTensor, tile, tiled
+from ckpt_cli.formats.assembly import PlacedTensor, RankPart, tile, tiled
 from ckpt_cli.formats.deepspeed.partitions import Parameter
 from ckpt_cli.formats.flat import FlatRange, range_pieces
 from ckpt_cli.tensors.tensor import Tensor
@@ -16,7 +16,7 @@ from ckpt_cli.tensors.tensor import Tensor
 
 def tensor_of(name: str, stored: StoredTensor) -> Tensor:
     """A tensor that one file holds."""
-    part = Part(0, stored, whole(stored.shape), (0,) * len(stored.shape))
+    part = RankPart(0, stored, whole(stored.shape), (0,) * len(stored.shape))
     return tile(name, stored.dtype, PlacedTensor(stored.shape, [part], "whole", ""), 1, ())
 
 

@@ -32,7 +32,7 @@ OPTIMIZER = re.compile(rf"(bf16_|fp16_)?zero_pp_rank_(?P<dp>{NUMBER})_mp_rank_(?
 LAYER = re.compile(rf"layer_(?P<layer>{NUMBER})(-model_(?P<tp>{NUMBER}))?-model_states\.pt", re.ASCII)
 EXPERT_FILE = re.compile(rf"layer_(?P<layer>{NUMBER})_expert_(?P<expert>{NUMBER})_mp_rank_(?P<mp>{NUMBER})_model_states\.pt", re.ASCII)
 EXPERT_OPTIMIZER = re.compile(rf"expp_rank_(?P<rank>{NUMBER})_mp_rank_(?P<mp>{NUMBER})_optim_states\.pt", re.ASCII)
-UNIVERSAL, UNIVERSAL_FILE = "zero", "fp32.pt"
+UNIVERSAL = "zero"
 SUFFIX = "_states.pt"
 
 

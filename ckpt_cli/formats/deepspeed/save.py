@@ -179,9 +179,8 @@ def _check_recorded(save: Save) -> None:
         for mp, ranks in save.models.items()
         for dp, states in ranks.items()
     }
-    for axis in (0, 1):
-        for line in sorted({place[axis] for place in grid}):
-            refuse_exchanged([grid[place] for place in sorted(grid) if place[axis] == line])
+    lines = [(axis, number) for axis in (0, 1) for number in sorted({place[axis] for place in grid})]
+    refuse_exchanged(*([grid[place] for place in sorted(grid) if place[axis] == number] for axis, number in lines))
 
 
 def _check_data_ranks(save: Save, mp: int) -> None:

@@ -1,63 +1,106 @@
-"""``*.index.json`` of a Hugging Face model: which file holds which tensor."""
+"""``*.index.json`` of a Hugging Face model: which file holds which tensor, and where the files differ from that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, PartOfSet, reading
-from ckpt_cli.files.folders import is_file, stays_inside
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Inconsistent, MissingShard, PartOfSet, reading
+from ckpt_cli.files.folders import Folders, is_file, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.formats.sets.names import unlisted_parts
+from ckpt_cli.formats.sets.names import lost_part, unlisted_parts
 from ckpt_cli.names import few
 
 
-def check_members(mapping: Mapping[str, str], file: str, inside: Iterable[str]) -> None:
-    """A file must hold exactly the tensors that the index assigns to it. Raises Inconsistent."""
-    held = set(inside)
-    for name, owner in mapping.items():
-        if owner == file and name not in held:
-            raise Inconsistent("the index says that this tensor is in the file, but it is not", tensor=name)
-    for name in held:
-        if mapping.get(name) != file:
-            hint = "files from two models may be mixed"
-            raise Inconsistent("the file holds a tensor that the index does not assign to it", tensor=name, hint=hint)
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong with files of a model: the ``code`` and ``text`` of its finding, and the ``error`` for whoever needs these files.
 
-
-def listed_files(index: Path, suffix: str) -> dict[str, str]:
-    """Tensor name -> file name as an index has it; every file has the ``suffix`` and lies in its folder. Raises CorruptFile."""
-    content = parse_json(read_small(index), "the index")
-    mapping = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(mapping, dict) or not mapping:
-        raise CorruptFile("the index has no weight_map")
-    for name, file in mapping.items():
-        if not stays_inside(file) or not file.endswith(suffix):
-            message = "the index names a file outside of its folder or of another format"
-            raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
-    return mapping
-
-
-def read_weight_map(index: Path, suffix: str) -> dict[str, str]:
-    """The same for a model that is whole: every file is there, and none of its set is unlisted.
-
-    Raises CorruptFile, PartOfSet or MissingShard.
+    Without ``text`` the error says it; without ``error`` the model can be read all the same.
     """
-    with reading(index):
-        mapping = listed_files(index, suffix)
-        names = sorted(set(mapping.values()))
-        unlisted = unlisted_parts(names)
-        if unlisted:
-            raise PartOfSet(
-                f"the index lists {len(names)} files but not {few(unlisted)}, which their names imply",
-                expected="the index of the whole model",
-                hint="get the index again from where the model came from",
-            )
-        absent = [name for name in names if not is_file(index.parent / name)]
-        if absent:
-            raise MissingShard(
-                f"{len(absent)} of {len(names)} weight files are missing: {few(absent)}",
-                expected=str(index.parent / absent[0]),
-                hint="copy the missing files from where the model came from",
-            )
-        return mapping
+
+    code: str
+    text: str | None
+    error: CkptError | None = None
+    file: str | None = None
+    tensor: str | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def raise_first(problems: Iterable[Problem]) -> None:
+    """Raise the error of the first problem that keeps a model from being read."""
+    for problem in problems:
+        if problem.error is not None:
+            raise problem.error
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """``owners``: tensor name -> file name; ``files``: their names; ``total``: the size of all in bytes, None without a number."""
+
+    path: Path
+    owners: Mapping[str, str]
+    files: tuple[str, ...]
+    total: int | None
+
+    @classmethod
+    def read(cls, path: Path, suffix: str) -> Index:
+        """An index whose files all have the ``suffix`` and lie in its folder. Raises CorruptFile, NotFound or Unreadable."""
+        with reading(path):
+            content = parse_json(read_small(path), "the index")
+            owners = content.get("weight_map") if isinstance(content, dict) else None
+            if not isinstance(owners, dict) or not owners:
+                raise CorruptFile("the index has no weight_map")
+            for name, file in owners.items():
+                if not stays_inside(file) or not file.endswith(suffix):
+                    message = "the index names a file outside of its folder or of another format"
+                    raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
+        metadata = content.get("metadata")
+        total = metadata.get("total_size") if isinstance(metadata, dict) else None
+        is_number = type(total) is int or (isinstance(total, float) and math.isfinite(total))
+        return cls(path, owners, tuple(sorted(set(owners.values()))), int(total or 0) if is_number else None)
+
+    def missing(self) -> Iterator[Problem]:
+        """Files of its set that it does not list, and files that it lists and that are not there. Raises Unreadable."""
+        if unlisted := unlisted_parts(self.files):
+            text = f"the index lists {len(self.files)} files but not {few(unlisted)}, which their names imply"
+            hint = "get the index again from where the model came from"
+            part = PartOfSet(text, path=self.path, expected="the index of the whole model", hint=hint)
+            yield Problem("part-of-set", text, part, self.path.name)
+        absent = [file for file in self.files if not is_file(self.path.parent / file)]
+        counts = Counter(self.owners.values())
+        for file in absent:
+            text = f"{len(absent)} of {len(self.files)} weight files are missing: {few(absent)}"
+            hint = "copy the missing files from where the model came from"
+            lost = MissingShard(text, path=self.path, expected=str(self.path.parent / absent[0]), hint=hint)
+            yield Problem("missing-file", f"the index says that it holds {counts[file]} tensors", lost, file)
+
+    def misplaced(self, held: Mapping[str, Collection[str] | None]) -> Iterator[Problem]:
+        """Tensors that are not in the file that it says; ``held`` are the names in each file, None for one that could not be read."""
+        holders: dict[str, list[str]] = {}
+        for file in sorted(held):
+            for name in held[file] or ():
+                holders.setdefault(name, []).append(file)
+        for name, files in holders.items():
+            owner = self.owners.get(name)
+            for file in [file for file in files if file != owner][:1]:
+                text, hint = "the file holds a tensor that the index does not assign to it", "files from two models may be mixed"
+                mixed = Inconsistent(text, path=self.path.parent / file, tensor=name, hint=hint)
+                said = "the index does not list it" if owner is None else f"the index says {owner}"
+                twice = Problem("duplicate-tensor", f"{' and '.join(files)} hold it", mixed, files[0], name)
+                yield twice if len(files) > 1 else Problem("misplaced-tensor", f"{said}, and it is here", mixed, file, name)
+        for name, owner in self.owners.items():
+            if name not in holders and held.get(owner) is not None:
+                text = "the index says that this tensor is in the file, but it is not"
+                lost = Inconsistent(text, path=self.path.parent / owner, tensor=name)
+                yield Problem("misplaced-tensor", "the index says that it is here, and no file holds it", lost, owner, name)
+
+
+def without_index(index: Path, parts: Sequence[Path], there: Folders) -> IncompleteError:
+    """The error for parts of a model without an index: what their names show to be missing, or that nothing shows them complete."""
+    text = f"{index.name} is missing, so nothing shows that the {len(parts)} parts are complete"
+    return lost_part(parts, there) or MissingShard(text, path=index, hint="copy the index from where the model came from")

@@ -17,7 +17,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import Entry, parse_json, read_header
 from ckpt_cli.files.source import Files, FileSource
-from ckpt_cli.formats.assembly import Part, PlacedTensor, cut_layout, stored_entry, tile
+from ckpt_cli.formats.assembly import PlacedTensor, RankPart, cut_layout, stored_entry, tile
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.sets.contents import SHARDING as INFO
@@ -59,7 +59,7 @@ class HubShards(Format):
         return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=error)]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
-        parts: dict[str, list[Part]] = {}
+        parts: dict[str, list[RankPart]] = {}
         leaves: dict[str, Leaf] = {}
         for path in match.files:
             rank = _rank(path)
@@ -120,7 +120,7 @@ def _lost_part(names: list[re.Match[str]]) -> str | None:
     return None
 
 
-def _assemble(name: str, held: list[Part]) -> Tensor:
+def _assemble(name: str, held: list[RankPart]) -> Tensor:
     if len({part.stored.dtype for part in held}) > 1 or len({len(part.box.offset) for part in held}) > 1:
         raise Inconsistent("shards of one tensor disagree about dtype or rank", tensor=name, hint="files from two saves may be mixed")
     dims = range(len(held[0].box.offset))
@@ -129,13 +129,13 @@ def _assemble(name: str, held: list[Part]) -> Tensor:
     return tile(name, held[0].stored.dtype, PlacedTensor(shape, held, kind, layout, check_copies=True), 0, ())
 
 
-def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) -> Part:
+def _part(entry: Entry, source: FileSource, rank: int, offsets: dict[str, Any]) -> RankPart:
     corner = offsets.get(entry.name, {}).get("saved_offsets") if isinstance(offsets.get(entry.name), dict) else None
     if corner is None:
         corner = [0] * len(entry.shape)
     if not isinstance(corner, list) or len(corner) != len(entry.shape) or any(type(n) is not int or not 0 <= n < 1 << 60 for n in corner):
         raise CorruptFile("the offsets of a shard are invalid")
-    return Part(rank, stored_entry(entry, source), Box(tuple(corner), entry.shape), (0,) * len(entry.shape))
+    return RankPart(rank, stored_entry(entry, source), Box(tuple(corner), entry.shape), (0,) * len(entry.shape))
 
 
 def _saved_offsets(text: str | None) -> dict[str, Any]:

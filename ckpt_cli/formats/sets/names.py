@@ -115,7 +115,7 @@ ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SetMember:
     """One file of a set: its number, how many there are (None: unknown), and its siblings that are there, by number.
 
     ``place``: where the number stands in the name.
@@ -178,7 +178,7 @@ def lost_part(paths: Sequence[Path], there: Folders) -> PartOfSet | None:
     return None if part is None or (part.is_indexed and not part.missing) else error_of(part, there)
 
 
-def part_of(path: Path, there: Folders) -> Part | None:
+def part_of(path: Path, there: Folders) -> SetMember | None:
     """The set that a file is one of, by its name and those beside it; None for what may be a whole model.
 
     The first of these that applies decides:
@@ -203,7 +203,7 @@ def part_of(path: Path, there: Folders) -> Part | None:
     """
     folder = path.parent
     if UNIVERSAL.fullmatch(path.name) and folder.parent.name == "zero":
-        return Part(path, SetKind(UNIVERSAL, "a DeepSpeed universal checkpoint", "parameter"), 0, None, {0: path})
+        return SetMember(path, SetKind(UNIVERSAL, "a DeepSpeed universal checkpoint", "parameter"), 0, None, {0: path})
     for kind in WHOLE_NAMES:
         fields = kind.regex.fullmatch(path.name)
         if fields:
@@ -224,11 +224,11 @@ def part_of(path: Path, there: Folders) -> Part | None:
     if path.name in BY_CONTENT:
         return None
     if RANK_FOLDER.fullmatch(folder.name):
-        return Part(path, SetKind(RANK_FOLDER, f"model parallelism ({folder.name})", "rank"), 0, None, {0: path})
+        return SetMember(path, SetKind(RANK_FOLDER, f"model parallelism ({folder.name})", "rank"), 0, None, {0: path})
     return _part_of_folders(path, there)
 
 
-def _part_of_folders(path: Path, there: Folders) -> Part | None:
+def _part_of_folders(path: Path, there: Folders) -> SetMember | None:
     """Files of one name in folders of ranks or shards: ``rank0/model.pt`` beside ``rank1/model.pt``."""
     folder = path.parent
     for kind in (RANK, SHARD):
@@ -236,7 +236,7 @@ def _part_of_folders(path: Path, there: Folders) -> Part | None:
         if fields:
             part = _part(folder, kind, fields, there)
             like = {number: sibling / path.name for number, sibling in part.siblings.items() if there.is_file(sibling / path.name)}
-            found = Part(path, SetKind(RANK_FOLDER, f"folders like {folder.name}", kind.unit), part.number, None, like)
+            found = SetMember(path, SetKind(RANK_FOLDER, f"folders like {folder.name}", kind.unit), part.number, None, like)
             if found.has_neighbour and not _says_otherwise(replace(part, path=folder / path.name)):
                 return found
     return None
@@ -250,7 +250,7 @@ def part_error(path: Path, there: Folders) -> CkptError | None:
     return None if part is None else error_of(part, there)
 
 
-def error_of(part: Part, there: Folders) -> PartOfSet:
+def error_of(part: SetMember, there: Folders) -> PartOfSet:
     """The error for a part: the set, what is missing, what to do."""
     name, unit = part.path.name, part.kind.unit
     if unit == "parameter":
@@ -305,10 +305,10 @@ def _indexed(index: Path) -> set[str]:
     return {file for file in mapping.values() if isinstance(file, str)} if isinstance(mapping, dict) else set()
 
 
-def _part(path: Path, kind: SetKind, fields: re.Match[str], there: Folders) -> Part:
+def _part(path: Path, kind: SetKind, fields: re.Match[str], there: Folders) -> SetMember:
     start, stop = fields.span("part")
     if stop - start > MAX_DIGITS:
-        return Part(path, kind, MAX_PARTS, None, {MAX_PARTS: path})
+        return SetMember(path, kind, MAX_PARTS, None, {MAX_PARTS: path})
     like = re.compile(re.escape(path.name[:start]) + r"(\d{1,12})" + re.escape(path.name[stop:]), re.ASCII)
     siblings = {int(found[1]): entry for entry in there.entries(path.parent) if (found := like.fullmatch(entry.name))}
     number = int(fields["part"])
@@ -316,7 +316,7 @@ def _part(path: Path, kind: SetKind, fields: re.Match[str], there: Folders) -> P
     count = int(text[:MAX_DIGITS]) if text else None
     if ONE_WRITER.search(path.name) and kind.unit == "rank":
         count = 1
-    return Part(path, kind, number, count, {number: path, **siblings}, (start, stop))
+    return SetMember(path, kind, number, count, {number: path, **siblings}, (start, stop))
 
 
 def _counts(name: str) -> Iterator[re.Match[str]]:
@@ -327,7 +327,7 @@ def _counts(name: str) -> Iterator[re.Match[str]]:
             yield fields
 
 
-def _counts_alone(part: Part) -> bool:
+def _counts_alone(part: SetMember) -> bool:
     """Whether a mark without a neighbour is one: not a weak one, nor a rank that is rather that of a decomposition."""
     if part.kind is TORCHTUNE:
         return part.number > 1
@@ -337,13 +337,13 @@ def _counts_alone(part: Part) -> bool:
     return part.number < SMALL or padded or bool(OF_PROCESSES.search(part.path.name, 0, part.place[0]))
 
 
-def _says_otherwise(part: Part) -> bool:
+def _says_otherwise(part: SetMember) -> bool:
     """Whether the number is the rank of LoRA factors."""
     name = f"{part.path.parent.name}/{part.path.name}"
     return part.kind.unit == "rank" and bool(ADAPTERS.search(name)) and part.number > 0 and 0 not in part.siblings
 
 
-def _sibling_name(part: Part, number: int) -> str:
+def _sibling_name(part: SetMember, number: int) -> str:
     if part.place is None:
         return f"{part.kind.unit} {number}"
     start, stop = part.place
@@ -351,7 +351,7 @@ def _sibling_name(part: Part, number: int) -> str:
     return f"{part.path.name[:start]}{number:0{width}d}{part.path.name[stop:]}"
 
 
-def _hint(part: Part, missing: Sequence[str], there: Folders) -> str:
+def _hint(part: SetMember, missing: Sequence[str], there: Folders) -> str:
     """What to do next; every hint states only what was checked."""
     index = index_beside(part.path, there)
     if index is not None:

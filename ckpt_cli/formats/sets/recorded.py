@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +33,25 @@ def recorded_rank(entries: Mapping[Any, Any]) -> int | None:
     return next((rank for rank in found if type(rank) is int and rank >= 0), None)
 
 
-def refuse_exchanged(files: Sequence[Recorded]) -> None:
-    """Raise Inconsistent unless the ranks that some files record rise in the order in which their names count.
+def refuse_exchanged(*lines: Sequence[Recorded]) -> None:
+    """Raise Inconsistent unless the ranks that some files record all differ, and rise along each line of files in the order of their names.
 
-    One process that wrote all of them, as programs that convert checkpoints do, has one rank, which tells nothing.
+    One process that wrote all files, as programs that convert checkpoints do, has one rank, which tells nothing.
     """
-    known = [(file, file.rank) for file in files if file.rank is not None]
-    if len({rank for _, rank in known}) < 2:
+    files = list({file.path: file for line in lines for file in line if file.rank is not None}.values())
+    if len({file.rank for file in files}) < 2:
         return
-    for (first, before), (second, after) in itertools.pairwise(known):
-        if before == after:
-            text = f"{first.label} and {second.label} were both written by rank {after}"
-            raise Inconsistent(text, path=second.path, expected="a file of each rank", hint=HINT)
-        if before > after:
-            text = f"{first.label} was written by rank {before}, {second.label} by rank {after}: they are in each other's place"
-            raise Inconsistent(text, path=second.path, expected="files under the names under which they were written", hint=HINT)
+    first_of: dict[int | None, Recorded] = {}
+    for file in files:
+        if (first := first_of.setdefault(file.rank, file)) is not file:
+            text = f"{first.label} and {file.label} were both written by rank {file.rank}"
+            raise Inconsistent(text, path=file.path, expected="a file of each rank", hint=HINT)
+    for line in lines:
+        held = [file.rank for file in line if file.rank is not None]
+        for rank, due in zip(held, sorted(held), strict=True):
+            if rank != due:
+                # Where it belongs another file lies: the two were exchanged if that one belongs here, or more files were moved around.
+                first, second = first_of[rank], first_of[held[sorted(held).index(rank)]]
+                how = "they are in each other's place" if second.rank == due else "their names are in another order"
+                text = f"{first.label} was written by rank {rank}, {second.label} by rank {second.rank}: {how}"
+                raise Inconsistent(text, path=first.path, expected="files under the names under which they were written", hint=HINT)

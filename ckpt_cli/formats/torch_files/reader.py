@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, IncompleteError, MissingShard, Undecidable, reading
+from ckpt_cli.errors import CorruptFile, Undecidable, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
@@ -16,9 +16,9 @@ from ckpt_cli.formats.base import Format, Match, OptimizerOfRanks, ReadOptions
 from ckpt_cli.formats.foreign import foreign_content
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
-from ckpt_cli.formats.safetensors.index import check_members, read_weight_map
+from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
 from ckpt_cli.formats.sets.contents import refuse_part
-from ckpt_cli.formats.sets.names import PartName, lost_part, part_name
+from ckpt_cli.formats.sets.names import PartName, part_name
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.training_state_names import is_state_file
@@ -66,12 +66,7 @@ class TorchFiles(Format):
         if not found and not parts:
             found = [entry for entry in listed if entry.name == ADAPTER] or there.files(path, LAST.fullmatch)
         if parts:
-            unproven: IncompleteError = MissingShard(
-                f"{INDEX} is missing, so nothing shows that the {len(parts)} parts are complete",
-                path=path / INDEX,
-                hint="copy the index from where the model came from",
-            )
-            unproven = lost_part(parts, there) or unproven
+            unproven = without_index(path / INDEX, parts, there)
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]
         by_component: dict[str, list[Path]] = {}
         for entry in sorted(found, key=lambda entry: (_component(entry) == "ema", _number(entry))):
@@ -110,18 +105,17 @@ class TorchFiles(Format):
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
-        paths, mapping = [first], None
-        if first.name == INDEX:
-            mapping = read_weight_map(first, ".bin")
-            paths = [first.parent / name for name in sorted(set(mapping.values()))]
+        paths, index = [first], Index.read(first, ".bin") if first.name == INDEX else None
+        if index is not None:
+            raise_first(index.missing())
+            paths = [first.parent / name for name in index.files]
         tensors = {}
         leaves: list[Leaf] = []
         notes: list[Note] = []
         for path in paths:
             state, others = _read(path, files, match, notes)
-            if mapping is not None:
-                with reading(path):
-                    check_members(mapping, path.name, state.locals)
+            if index is not None:
+                raise_first(index.misplaced({path.relative_to(first.parent).as_posix(): state.locals}))
             leaves += others
             tensors.update(assemble([state], 1, (), options).tensors)
         return Component(

@@ -77,7 +77,8 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
     if all(as_dict(node) is None for node in entries.values()) or _has_named_matrix(entries, reader):
         return None
     groups: dict[Any, Mapping[Any, Any]] = {}
-    loose = sum(_elements(reader.read(node)) for node in entries.values() if as_dict(node) is None)
+    held = (reader.read(node) for node in entries.values() if as_dict(node) is None)
+    loose = sum(math.prod(local.shape) for local in held if local is not None)
     for key, node in entries.items():
         inner = as_dict(node)
         if inner is not None and _may_hold_model(key, node, inner) and sum(map(math.prod, _shapes_below(inner, reader))) > loose:
@@ -132,7 +133,3 @@ def _has_named_matrix(entries: Mapping[Any, Any], reader: LocalReader) -> bool:
 
 def _has_matrix(tensors: Iterable[Local | None]) -> bool:
     return any(local is not None and len(local.shape) > 1 for local in tensors)
-
-
-def _elements(local: Local | None) -> int:
-    return 0 if local is None else math.prod(local.shape)

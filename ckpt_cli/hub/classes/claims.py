@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
-from ckpt_cli.hub.classes.config_counts import Mismatch, mismatches
+from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared
 from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import grouped, pattern_of
@@ -77,7 +77,7 @@ def claim_for(
     """
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and kind.has_shapes)
     counted = {glob: item.text for item in odd for glob in item.lacking}
-    notes = [Note("warning", item.code, _advised(item)) for item in odd if not item.lacking]
+    notes = [Note("warning", item.code, f"{item.text}; {ADVICE[item.code]}") for item in odd if not item.lacking]
     absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
@@ -214,10 +214,6 @@ def _flags(option: str, globs: Sequence[str]) -> str:
 
 def _in(base: Collection[str], name: str) -> bool:
     return name in base or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in base))
-
-
-def _advised(item: Mismatch) -> str:
-    return f"{item.text}; {ADVICE[item.code]}"
 
 
 def _unproved(absent: Mapping[str, Shape], kind: KnownClass) -> list[Note]:

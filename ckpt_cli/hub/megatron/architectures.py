@@ -56,17 +56,9 @@ def _llama(config: Config) -> Architecture:
     return Architecture((*ATTENTION, *biases), (*DENSE, *(DENSE_BIAS if config.get("mlp_bias") is True else ())))
 
 
-def _qwen2(_: Config) -> Architecture:
-    return Architecture((*ATTENTION, *QKV_BIAS))
-
-
 def _qwen3(config: Config) -> Architecture:
     biases = (*QKV_BIAS, *OUT_BIAS) if config.get("attention_bias") is True else ()
     return Architecture((*ATTENTION, *QK_NORMS, *biases))
-
-
-def _mixtral(_: Config) -> Architecture:
-    return Architecture(ATTENTION, (), MIXTRAL_EXPERTS, lambda _: True)
 
 
 def _qwen2_moe(config: Config) -> Architecture:
@@ -118,9 +110,9 @@ def _after_dense(config: Config) -> Callable[[int], bool]:
 ARCHITECTURES: dict[str, Callable[[Config], Architecture]] = {
     "llama": _llama,
     "mistral": _llama,
-    "qwen2": _qwen2,
+    "qwen2": lambda _: Architecture((*ATTENTION, *QKV_BIAS)),
     "qwen3": _qwen3,
-    "mixtral": _mixtral,
+    "mixtral": lambda _: Architecture(ATTENTION, (), MIXTRAL_EXPERTS, lambda _: True),
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
     "glm4": _glm4,

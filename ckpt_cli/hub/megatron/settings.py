@@ -33,15 +33,15 @@ SIGMOID = ("deepseek_v3", "glm4_moe")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """An ``argument``, and the ``plain`` values of the classes that `config.config_from` writes.
+class Argument:
+    """An argument of the training by its ``name``, and the ``plain`` values of the classes that `config.config_from` writes.
 
     ``said`` gives the values that mean what a config says, under ``key`` if it is an entry and not the class that says it; without
     ``said`` every class computes as with plain values.
     ``seen``: tensors show it. ``models``: those whose weights it concerns. ``doubt``: other values are a warning.
     """
 
-    argument: str
+    name: str
     plain: tuple[object, ...] = ()
     said: Callable[[Config], Allowed] | None = None
     key: str = ""
@@ -125,57 +125,57 @@ def _groups_of_experts(key: str) -> Callable[[Config], Allowed]:
     return said
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("swiglu", (True,), _activation, "hidden_act"),
-    Setting("quick_geglu", (False,)),
-    Setting("squared_relu", (False,)),
-    Setting("glu_linear_offset", (0.0,)),
-    Setting("activation_func_clamp_value", (None,)),
-    Setting("normalization", ("RMSNorm",)),
-    Setting("layernorm_epsilon", (), _entry("rms_norm_eps"), "rms_norm_eps"),
-    Setting("norm_epsilon", (), _entry("rms_norm_eps"), "rms_norm_eps"),
-    Setting("apply_layernorm_1p", (False,)),
-    Setting("layernorm_zero_centered_gamma", (False,)),
-    Setting("apply_residual_connection_post_layernorm", (False,)),
-    Setting("qk_l2_norm", (False,)),
-    Setting("softmax_type", ("vanilla",)),
-    Setting("window_size", (None,), _window, "sliding_window"),
-    Setting("window_attn_skip_freq", (None,), doubt=True),
-    Setting("position_embedding_type", ("rope",)),
-    Setting("rotary_base", (), _theta, "rope_theta"),
-    Setting("rotary_percent", (1.0,), _partial, "partial_rotary_factor"),
-    Setting("rotary_interleaved", (False,), lambda config: (config.get("model_type") in ROTATES_PAIRS,)),
-    Setting("rotary_seq_len_interpolation_factor", (None,), _rotary_factor("linear", None, 1), "rope_parameters"),
-    Setting("use_rope_scaling", (False,), lambda config: (_rope(config)["rope_type"] == "llama3",), "rope_parameters"),
-    Setting("rotary_scaling_factor", (), _rotary_factor("yarn", 1), "rope_parameters", models="latent"),
-    Setting("no_rope_freq", (None,)),
-    Setting("mrope_section", (None,)),
-    Setting("use_mup", (False,)),
-    Setting("linear_attention_freq", (None,)),
-    Setting("experimental_attention_variant", (None,)),
-    Setting("heterogeneous_layers_config_path", (None,)),
-    Setting("heterogeneous_layers_config_encoded_json", (None,)),
-    Setting("is_hybrid_model", (False,)),
-    Setting("spec", (None,), doubt=True),
-    Setting("qk_head_dim", (), _entry("qk_nope_head_dim"), "qk_nope_head_dim", models="latent"),
-    Setting("qk_pos_emb_head_dim", (), _entry("qk_rope_head_dim"), "qk_rope_head_dim", models="latent"),
-    Setting("v_head_dim", (), _entry("v_head_dim"), "v_head_dim", models="latent"),
-    Setting("moe_router_topk", (), _entry("num_experts_per_tok"), "num_experts_per_tok", models="experts"),
-    Setting("moe_router_score_function", ("softmax",), _scores, "scoring_func", models="experts"),
-    Setting("moe_router_pre_softmax", (), _before_softmax, "norm_topk_prob", models="experts"),
-    Setting("moe_router_topk_scaling_factor", (None,), _weight_factor, "routed_scaling_factor", models="experts"),
-    Setting("moe_router_num_groups", (None,), _groups_of_experts("n_group"), "n_group", models="experts"),
-    Setting("moe_router_group_topk", (None,), _groups_of_experts("topk_group"), "topk_group", models="experts"),
-    Setting("moe_router_load_balancing_type", ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), models="experts"),
-    Setting("moe_router_force_load_balancing", (False,), models="experts"),
-    Setting("moe_apply_probs_on_input", (False,), models="experts"),
-    Setting("moe_expert_capacity_factor", (None,), models="experts", doubt=True),
-    Setting("add_bias_linear", (False,), seen=True),
-    Setting("attention_output_gate", (False,), seen=True),
-    Setting("multi_latent_attention", (False,), seen=True),
-    Setting("moe_router_enable_expert_bias", (False,), seen=True),
-    Setting("moe_latent_size", (None,), seen=True),
-    Setting("mtp_num_layers", (None, 0), seen=True),
+SETTINGS: tuple[Argument, ...] = (
+    Argument("swiglu", (True,), _activation, "hidden_act"),
+    Argument("quick_geglu", (False,)),
+    Argument("squared_relu", (False,)),
+    Argument("glu_linear_offset", (0.0,)),
+    Argument("activation_func_clamp_value", (None,)),
+    Argument("normalization", ("RMSNorm",)),
+    Argument("layernorm_epsilon", (), _entry("rms_norm_eps"), "rms_norm_eps"),
+    Argument("norm_epsilon", (), _entry("rms_norm_eps"), "rms_norm_eps"),
+    Argument("apply_layernorm_1p", (False,)),
+    Argument("layernorm_zero_centered_gamma", (False,)),
+    Argument("apply_residual_connection_post_layernorm", (False,)),
+    Argument("qk_l2_norm", (False,)),
+    Argument("softmax_type", ("vanilla",)),
+    Argument("window_size", (None,), _window, "sliding_window"),
+    Argument("window_attn_skip_freq", (None,), doubt=True),
+    Argument("position_embedding_type", ("rope",)),
+    Argument("rotary_base", (), _theta, "rope_theta"),
+    Argument("rotary_percent", (1.0,), _partial, "partial_rotary_factor"),
+    Argument("rotary_interleaved", (False,), lambda config: (config.get("model_type") in ROTATES_PAIRS,)),
+    Argument("rotary_seq_len_interpolation_factor", (None,), _rotary_factor("linear", None, 1), "rope_parameters"),
+    Argument("use_rope_scaling", (False,), lambda config: (_rope(config)["rope_type"] == "llama3",), "rope_parameters"),
+    Argument("rotary_scaling_factor", (), _rotary_factor("yarn", 1), "rope_parameters", models="latent"),
+    Argument("no_rope_freq", (None,)),
+    Argument("mrope_section", (None,)),
+    Argument("use_mup", (False,)),
+    Argument("linear_attention_freq", (None,)),
+    Argument("experimental_attention_variant", (None,)),
+    Argument("heterogeneous_layers_config_path", (None,)),
+    Argument("heterogeneous_layers_config_encoded_json", (None,)),
+    Argument("is_hybrid_model", (False,)),
+    Argument("spec", (None,), doubt=True),
+    Argument("qk_head_dim", (), _entry("qk_nope_head_dim"), "qk_nope_head_dim", models="latent"),
+    Argument("qk_pos_emb_head_dim", (), _entry("qk_rope_head_dim"), "qk_rope_head_dim", models="latent"),
+    Argument("v_head_dim", (), _entry("v_head_dim"), "v_head_dim", models="latent"),
+    Argument("moe_router_topk", (), _entry("num_experts_per_tok"), "num_experts_per_tok", models="experts"),
+    Argument("moe_router_score_function", ("softmax",), _scores, "scoring_func", models="experts"),
+    Argument("moe_router_pre_softmax", (), _before_softmax, "norm_topk_prob", models="experts"),
+    Argument("moe_router_topk_scaling_factor", (None,), _weight_factor, "routed_scaling_factor", models="experts"),
+    Argument("moe_router_num_groups", (None,), _groups_of_experts("n_group"), "n_group", models="experts"),
+    Argument("moe_router_group_topk", (None,), _groups_of_experts("topk_group"), "topk_group", models="experts"),
+    Argument("moe_router_load_balancing_type", ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), models="experts"),
+    Argument("moe_router_force_load_balancing", (False,), models="experts"),
+    Argument("moe_apply_probs_on_input", (False,), models="experts"),
+    Argument("moe_expert_capacity_factor", (None,), models="experts", doubt=True),
+    Argument("add_bias_linear", (False,), seen=True),
+    Argument("attention_output_gate", (False,), seen=True),
+    Argument("multi_latent_attention", (False,), seen=True),
+    Argument("moe_router_enable_expert_bias", (False,), seen=True),
+    Argument("moe_latent_size", (None,), seen=True),
+    Argument("mtp_num_layers", (None, 0), seen=True),
 )
 """``moe_router_load_balancing_type``: sinkhorn chooses experts by other scores. ``doubt``: a layer of the run's own, experts that
 dropped tokens, and layers without a window have no entry in a config."""
@@ -183,7 +183,7 @@ dropped tokens, and layers without a window have no entry in a config."""
 
 def odd_argument(arguments: Arguments) -> str | None:
     """The first argument that is more than the plain classes have."""
-    return next((row.argument for row in SETTINGS if row.plain and not _fits(arguments, row, row.plain)), None)
+    return next((row.name for row in SETTINGS if row.plain and not _fits(arguments, row, row.plain)), None)
 
 
 def compare(config: Config, arguments: Arguments) -> list[Note]:
@@ -198,25 +198,25 @@ def compare(config: Config, arguments: Arguments) -> list[Note]:
     known = {*config, *_rope(config), "rope_parameters"}
     doubts: list[str] = []
     for row in SETTINGS:
-        if row.seen or row.argument not in arguments or not _concerns(row, arguments):
+        if row.seen or row.name not in arguments or not _concerns(row, arguments):
             continue
         allowed = row.plain if row.said is None else row.said(config)
         if allowed is not None and _fits(arguments, row, allowed):
             continue
-        value = str(arguments[row.argument])[:60]
+        value = str(arguments[row.name])[:60]
         # A window beyond the lengths of the training changes nothing in it.
-        if row.doubt or allowed is None or (row.argument == "window_size" and arguments[row.argument] is None):
-            doubts.append(f"{row.argument} {value}")
+        if row.doubt or allowed is None or (row.name == "window_size" and arguments[row.name] is None):
+            doubts.append(f"{row.name} {value}")
         elif row.key not in known:
             raise Unsupported(
-                f"the training had {row.argument} {value}, with which its weights mean something else than in this class",
+                f"the training had {row.name} {value}, with which its weights mean something else than in this class",
                 expected="weights as the class in config.json has them",
                 hint="--names native writes them as they are",
             )
         else:
             usual = " or ".join(dict.fromkeys(str(list(each) if isinstance(each, tuple) else each) for each in allowed))
             raise Inconsistent(
-                f"the training had {row.argument} {value}, by {row.key} in config.json it is {usual[:80]}",
+                f"the training had {row.name} {value}, by {row.key} in config.json it is {usual[:80]}",
                 expected="the config.json of this model",
                 hint="pass a --base whose config.json says what the training had; --names native writes the weights as they are",
             )
@@ -226,16 +226,16 @@ def compare(config: Config, arguments: Arguments) -> list[Note]:
     return [Note("warning", "arguments-not-compared", text)]
 
 
-def _concerns(row: Setting, arguments: Arguments) -> bool:
+def _concerns(row: Argument, arguments: Arguments) -> bool:
     if row.models == "experts":
         return size_of(arguments, "num_experts") is not None
     return row.models == "all" or arguments.get("multi_latent_attention") is True
 
 
-def _fits(arguments: Arguments, row: Setting, allowed: Collection[object]) -> bool:
+def _fits(arguments: Arguments, row: Argument, allowed: Collection[object]) -> bool:
     """Whether an argument that is there has one of some values; of a list of them every one."""
-    value = arguments.get(row.argument, next(iter(allowed), None))
-    if isinstance(value, list) and row.argument == "moe_router_load_balancing_type":
+    value = arguments.get(row.name, next(iter(allowed), None))
+    if isinstance(value, list) and row.name == "moe_router_load_balancing_type":
         return all(each in allowed for each in value)
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
 

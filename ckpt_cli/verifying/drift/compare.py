@@ -27,7 +27,7 @@ LABEL = "comparing values"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Compared:
     """A tensor, the ``dtype`` that its values are cast to before they are compared, and the base's tensor."""
 
     name: str
@@ -92,7 +92,7 @@ def _compare(
 ) -> BaseComparison:
     if sample is not None and not 0 < sample <= 1:
         raise UsageError(f"{sample:g} is not a share of the elements", expected="above 0, at most 1")
-    common = [Pair(name, tensor, dtype, base[name]) for name, (tensor, dtype) in mine.items() if name in base]
+    common = [Compared(name, tensor, dtype, base[name]) for name, (tensor, dtype) in mine.items() if name in base]
     alike = [pair for pair in common if pair.alike]
     missing = tuple(name for name in base if name not in mine)
     extra = tuple(name for name in mine if name not in base)
@@ -128,13 +128,13 @@ def _format_facts(mine: Mapping[str, tuple[Tensor, Dtype]], base: Mapping[str, T
     return tuple(FormatFact(what=what, mine=own, base=other) for what, own, other in facts)
 
 
-def _change(pair: Pair) -> FormChange:
+def _change(pair: Compared) -> FormChange:
     return FormChange(
         name=pair.name, shape=pair.mine.shape, base_shape=pair.base.shape, dtype=pair.dtype.code, base_dtype=pair.base.dtype.code
     )
 
 
-def _drifts(pairs: Sequence[Pair], share: float, jobs: int | None, progress: Progress | None) -> list[TensorDrift]:
+def _drifts(pairs: Sequence[Compared], share: float, jobs: int | None, progress: Progress | None) -> list[TensorDrift]:
     return with_progress(
         lambda pair, advance: _drift(pair, share, advance),
         pairs,
@@ -146,7 +146,7 @@ def _drifts(pairs: Sequence[Pair], share: float, jobs: int | None, progress: Pro
     )
 
 
-def _drift(pair: Pair, share: float, advance: Advance) -> TensorDrift:
+def _drift(pair: Compared, share: float, advance: Advance) -> TensorDrift:
     apart, numel = Accumulator(), pair.base.numel
     packed = [dtype.code in PACKED for dtype in (pair.mine.dtype, pair.base.dtype)]
     compared = changed = 0

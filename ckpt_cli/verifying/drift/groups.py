@@ -168,6 +168,11 @@ def largest_rows(rows: Sequence[HeatmapRow], limit: int) -> tuple[HeatmapRow, ..
     return tuple(rows[i] for i in chosen)
 
 
+def change_text(value: float | None) -> str:
+    """A relative change as a screen or a picture names it."""
+    return "changed" if value is None else "unchanged" if value == 0 else f"{value:.2g}"
+
+
 # -- layers and modules ----------------------------------------------------------------------------------------------
 
 

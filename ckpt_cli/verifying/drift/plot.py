@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.errors import UsageError, install
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import BaseComparison, DriftGroup, Heatmap, HeatmapRow
-from ckpt_cli.verifying.drift.groups import Scale, largest_rows, scale_of
+from ckpt_cli.verifying.drift.groups import Scale, change_text, largest_rows, scale_of
 from ckpt_cli.verifying.drift.single_file import check_place, publish_file
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _draw_panel(axes: Axes, panel: Panel, cell: float, scale: Scale | None) -> N
     else:
         axes.set_xticks([])
         for i, row in enumerate(panel.rows):
-            axes.text(1.25, i + 0.5, _text(row.values[0]), va="center")
+            axes.text(1.25, i + 0.5, change_text(row.values[0]), va="center")
 
 
 def _title(comparison: BaseComparison, name: str) -> list[str]:
@@ -261,10 +261,6 @@ def _legend(figure: Figure, values: Sequence[float | None], x: float, y: float) 
 def _power(value: float) -> str:
     exponent = round(math.log10(value))
     return f"1e{exponent}" if exponent else "1"
-
-
-def _text(value: float | None) -> str:
-    return "changed" if value is None else "unchanged" if value == 0 else f"{value:.2g}"
 
 
 def _label(module: str) -> str:

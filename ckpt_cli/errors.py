@@ -26,7 +26,8 @@
     │   ├── OutputInsideSource   output-inside-source
     │   ├── Watched              watched              another watch writes into the folder
     │   ├── NoSpace              no-space
-    │   └── NotWritable          not-writable
+    │   ├── NotWritable          not-writable
+    │   └── EngineFailed         engine-failed        an engine (Ray) that cannot be reached, or that lost its workers
     └── FindingsError         1
         ├── Warned               strict               warnings, where --strict asks for none
         ├── CastOverflow         cast-overflow        finite values that the requested dtype cannot hold
@@ -263,6 +264,12 @@ class NoSpace(OutputError):
 class NotWritable(OutputError):
     code = "not-writable"
     usual_hint = "choose another place with -o"
+
+
+class EngineFailed(OutputError):
+    """The machines that should write cannot be reached, or were lost while they wrote."""
+
+    code = "engine-failed"
 
 
 class FindingsError(CkptError):

@@ -75,7 +75,7 @@ class TestEnv:
                 "platform": "Linux-6.1-x86_64",
                 "package": "/usr/lib/python3/ckpt_cli",
                 "packages": {**dict.fromkeys(environment().packages, "1.2.3"), "matplotlib": None},
-                "extras": {"torch": True, "plot": False, "zstd": True},
+                "extras": {"torch": True, "plot": False, "zstd": True, "ray": True},
                 "threads": 8,
                 "limits": {"-v": 1 << 30},
                 "encoding": "utf-8",

@@ -17,7 +17,7 @@ FLOORS = (
     {"tensors"},
     {"formats", "hub", "results"},
     {"base_model", "discover", "lora", "output"},
-    {"drafting"},
+    {"drafting", "engines"},
     {"merging", "averaging", "state", "verifying", "loading"},
     {"watching"},
     {"commands"},

@@ -61,7 +61,11 @@ def test_numpy_is_loaded_only_to_write(run: Path, tmp_path: Path, call: str) -> 
 
 def test_the_package_alone_loads_nothing_heavy(run: Path, tmp_path: Path) -> None:
     loaded = set(in_a_fresh_process("dir(ckpt_cli)", run, tmp_path / "out"))
-    assert {"torch", "transformers", "numpy", "ml_dtypes", "pydantic", "rich", "typer"} & loaded == set()
+    assert {"torch", "transformers", "numpy", "ml_dtypes", "pydantic", "rich", "typer", "ray"} & loaded == set()
+
+
+def test_ray_is_loaded_by_its_engine_alone(run: Path, tmp_path: Path) -> None:
+    assert "ray" not in in_a_fresh_process(CALLS["merge"], run, tmp_path / "out")
 
 
 @pytest.mark.parametrize("call", ["inspect", "merge", "merge with a cast", "statistics", "diff", "show", "values"])
@@ -81,6 +85,7 @@ EXTRAS = {
     "torch to write": ("torch", "torch", "ckpt_cli.extract_state(run, out)"),
     "plot of a diff": ("matplotlib", "plot", "ckpt_cli.diff(run, steps=(100, 200), plot='drift.svg')"),
     "zstd": ("zstandard", "zstd", "from ckpt_cli.files.compressed import inflated; inflated(None, 0, 0, ['stream.zstd/1'], None)"),
+    "ray": ("ray", "ray", "ckpt_cli.merge(run, out, engine='ray')"),
 }
 
 

@@ -90,12 +90,24 @@ class TestWhatAPartIs:
         sizes = [share_of(plan, Part(number, 4)).nbytes for number in range(4)]
         assert max(sizes) < 1.5 * min(sizes)
 
+    @pytest.mark.parametrize("count", [1, 2, 3, 7, 50, 10_000])
+    def test_whole_files_are_not_cut(self, plan: Plan, count: int) -> None:
+        shares = [share_of(plan, Part(number, count, whole_files=True)) for number in range(count)]
+        wrote = [name for share in shares for name in share.wrote]
+        assert wrote == [file.name for file in plan.files]
+        assert {name: size for share in shares for name, size in share.wrote.items()} == {file.name: file.size for file in plan.files}
+        assert len(plan.files) > 2
+        most = max(len(share.files) for share in shares)
+        assert most == -(-len(plan.files) // count)
+
     def test_only_the_files_that_a_part_reads_are_watched(self, plan: Plan) -> None:
         watched = [{source.path for source in share_of(plan, Part(number, 10)).sources} for number in range(10)]
         assert set.union(*watched) == {source.path for source in plan.sources}
         assert any(each != watched[0] for each in watched)
 
-    @pytest.mark.parametrize("text", ["", "1", "8/8", "-1/8", "1/0", "0/0", "a/b", "1/8/2", "01/+8", "٣/8", "1/9999999", " 1/8"])
+    @pytest.mark.parametrize(
+        "text", ["", "1", "8/8", "-1/8", "1/0", "0/0", "a/b", "1/8/2", "01/+8", "٣/8", "1/9999999", " 1/8", "1/8:file", "1/8:files:files"]
+    )
     def test_what_is_no_part(self, text: str) -> None:
         with pytest.raises(UsageError, match="is no part"):
             Part.of(text)
@@ -149,6 +161,20 @@ class TestTheOutput:
             run_part(plan, f"{number}/3", tmp_path / "parts")
         published(tmp_path / "parts")
         assert contents(tmp_path / "parts") == expected
+
+    @pytest.mark.parametrize("count", [1, 2, 23])
+    def test_by_whole_files(self, plan: Plan, tmp_path: Path, count: int) -> None:
+        expected = at_once(plan, tmp_path / "one")
+        for number in reversed(range(count)):
+            run_part(plan, f"{number}/{count}:files", tmp_path / "parts")
+        published(tmp_path / "parts")
+        assert contents(tmp_path / "parts") == expected
+
+    def test_by_whole_files_and_not(self, plan: Plan, tmp_path: Path) -> None:
+        run_part(plan, "0/2:files", tmp_path / "parts")
+        run_part(plan, "1/2", tmp_path / "parts")
+        with pytest.raises(Inconsistent, match="cut in several ways"):
+            published(tmp_path / "parts")
 
     def test_parts_may_run_twice(self, plan: Plan, tmp_path: Path) -> None:
         expected = at_once(plan, tmp_path / "one")

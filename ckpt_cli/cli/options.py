@@ -17,6 +17,7 @@ from ckpt_cli.cli.session import ColorMode, ProgressMode
 from ckpt_cli.cli.words import complete, values
 from ckpt_cli.names import LoraMode, Naming
 from ckpt_cli.names import ShardOrder as ShardOrderName
+from ckpt_cli.output.options import Engine as EngineName
 
 # ruff: noqa: UP045 - Typer evaluates these types on Python 3.10
 
@@ -36,9 +37,10 @@ WRITE = "What to write"
 BASE = "With a base"
 LORA = "LoRA and EMA"
 CHECKS = "Checks"
+PARTS = "On several machines"
 SOURCE = "How the source was merged (else read from the manifest)"
 OUTPUT = "Output"
-PANELS = (COMMON, STEPS, METHOD, READ, WRITE, BASE, LORA, CHECKS, SOURCE, OUTPUT)
+PANELS = (COMMON, STEPS, METHOD, READ, WRITE, BASE, LORA, CHECKS, PARTS, SOURCE, OUTPUT)
 
 
 def option(
@@ -259,7 +261,22 @@ EmaFromModel = Annotated[bool, option("--ema-from-model", help="Write the model 
 Verify = Annotated[bool, option("--verify", help="Compare the output with the source, bit for bit.", panel=COMMON)]
 Part = Annotated[
     Optional[str],
-    option("--part", metavar="K/N", help="Write part K (from 0) of N, or auto under torchrun or srun; see ckpt publish.", panel=WRITE),
+    option(
+        "--part",
+        metavar="K/N",
+        help="Write part K (from 0) of N; auto: as torchrun or srun say; :files: uncut files.",
+        panel=PARTS,
+    ),
+]
+Engine = Annotated[
+    str,
+    option("--engine", metavar="NAME", help="local (default), or ray: a Ray cluster.", panel=PARTS, words=get_args(EngineName)),
+]
+RayAddress = Annotated[
+    Optional[str], option("--ray-address", metavar="ADDRESS", help="Of the cluster; default: what Ray finds, or starts here.", panel=PARTS)
+]
+RayParts = Annotated[
+    Whole, option("--ray-parts", metavar="N", help="Cut into N parts; default: one for each output file.", panel=PARTS, read=values.whole)
 ]
 Outputs = Annotated[list[str], typer.Argument(metavar="OUTPUT...", help="What the parts were given with -o.", show_default=False)]
 Checksum = Annotated[bool, option("--checksum", help="Store checksums of all tensors for verify; needs a second read.", panel=CHECKS)]

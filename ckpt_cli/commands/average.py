@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from typing_extensions import Unpack
@@ -14,7 +14,8 @@ from ckpt_cli.averaging.plan import AverageJob, formula_of, planned_jobs
 from ckpt_cli.averaging.steps import StepChoice, open_snapshots
 from ckpt_cli.base_model.opened import open_base
 from ckpt_cli.discover.open import describe_checkpoint
-from ckpt_cli.drafting.job import publish_orders
+from ckpt_cli.engines.call import PartCall, lasting, part_call
+from ckpt_cli.engines.orders import publish_orders
 from ckpt_cli.errors import UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
@@ -71,7 +72,12 @@ def average(
         newest = describe_checkpoint(snapshots.opened[-1])
         if chosen.strict:
             refuse_warnings([*snapshots.notes, *newest.notes, *(note for job in jobs for note in job.notes)])
-        outputs = _run(jobs, chosen, progress)
+
+        def call() -> PartCall:
+            named = {"type": component, "base": lasting(folder) if folder is not None else None, "also": tuple(map(lasting, nodes))}
+            return part_call(average, [tuple(map(lasting, given)), lasting(target)], chosen, reads=(*given, *nodes, folder), **named)
+
+        outputs = _run(jobs, chosen, progress, call)
     return AverageResult(
         checkpoint=newest,
         method=method,
@@ -83,9 +89,11 @@ def average(
     )
 
 
-def _run(jobs: Sequence[AverageJob], options: AverageOptions, progress: Progress | None) -> list[AveragedComponent]:
+def _run(
+    jobs: Sequence[AverageJob], options: AverageOptions, progress: Progress | None, call: Callable[[], PartCall]
+) -> list[AveragedComponent]:
     orders = [job.order("average", options) for job in jobs]
-    published = publish_orders(orders, options, progress)
+    published = publish_orders(orders, options, progress, call)
     averaged = [len(job.drafts[0].combinations) for job in jobs]
     return [
         AveragedComponent(**job.result(options, done), sources=job.sources, averaged=count, copied=len(job.plan.tensors) - count)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from typing_extensions import Unpack
 
 from ckpt_cli.base_model.opened import Base, open_base
 from ckpt_cli.commands.verify import verify_written
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
-from ckpt_cli.drafting.job import Job, publish_orders
+from ckpt_cli.drafting.job import Job
+from ckpt_cli.engines.call import PartCall, lasting, part_call
+from ckpt_cli.engines.orders import publish_orders
 from ckpt_cli.errors import NotFound, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
@@ -78,16 +81,36 @@ def merge(
         checkpoint = describe_checkpoint(opened)
         if chosen.strict:
             refuse_warnings([*checkpoint.notes, *(note for job in jobs for note in job.notes)])
-        outputs = _run(jobs, opened, reference, chosen, progress)
+
+        def call() -> PartCall:
+            """The same merge elsewhere: of this step, whatever is saved meanwhile."""
+            where = [lasting(path), lasting(target) if target is not None else None]
+            named: dict[str, Any] = {
+                "type": component,
+                "base": lasting(home) if home is not None else None,
+                "also": tuple(map(lasting, nodes)),
+            }
+            if opened.target.run is not None:
+                named["step"] = opened.found.step
+            return part_call(merge, where, chosen, reads=(path, *nodes, home), **named)
+
+        outputs = _run(jobs, opened, reference, chosen, progress, call)
     seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=seconds)
 
 
-def _run(jobs: Sequence[Job], opened: Opened, base: Base | None, options: MergeOptions, progress: Progress | None) -> list[MergedComponent]:
+def _run(
+    jobs: Sequence[Job],
+    opened: Opened,
+    base: Base | None,
+    options: MergeOptions,
+    progress: Progress | None,
+    call: Callable[[], PartCall],
+) -> list[MergedComponent]:
     orders = [job.order("merge", options, in_place=options.in_place, passing=("verify", "strict")) for job in jobs]
     # Before anything is written: what fails later would leave outputs beside an error.
     comparisons = [_comparison(job, base, options, progress) if _is_first(options) else None for job in jobs]
-    published = publish_orders(orders, options, progress)
+    published = publish_orders(orders, options, progress, call)
     results = [_result(job, options, done, compared) for job, done, compared in zip(jobs, published, comparisons, strict=True)]
     if not options.verify or options.dry_run:
         return results

@@ -28,18 +28,16 @@ from ckpt_cli.output.publish import (
     class_comparison,
     model_files,
     overflow_notes,
-    publish,
     refuse_overflows,
     written_facts,
 )
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
-from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.tensors.component import Note
 
-PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part"})
+PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part", "engine", "ray_address", "ray_parts"})
 """Options that do not change what is written."""
 
 
@@ -140,12 +138,6 @@ class Job:
             "lacking": () if first.is_adapter else tuple(first.assets.lacking),
             "notes": tuple(NoteInfo.of(note) for note in notes),
         }
-
-
-def publish_orders(orders: Sequence[Order], options: WritingOptions, progress: Progress | None) -> list[Publication]:
-    """Write and publish the orders of a command (or a part of them) as its options say. Raises what `publish` raises."""
-    part, checksum = options.chosen_part, options.checksum
-    return publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=checksum, progress=progress, part=part)
 
 
 def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:

@@ -48,8 +48,9 @@ class MergeOptions(WritingOptions):
         if self.in_place and self.overwrite:
             raise UsageError("--in-place never replaces a file, so --overwrite does not apply", hint="leave out one of them")
         self.check(base, ("match_base", "fill_missing_from_base", "carry_from_base", "drop_extra", "compare"))
-        if self.part is not None and self.in_place:
-            raise UsageError("--in-place adds files to the checkpoint, so --part does not apply", hint="pass -o instead of --in-place")
+        if self.in_parts and self.in_place:
+            text = f"--in-place adds files to the checkpoint, so {self.in_parts} does not apply"
+            raise UsageError(text, hint="pass -o instead of --in-place")
         if self.part is not None and self.verify:
             hint = "leave out --verify, and run `ckpt verify` on the output when it is published"
             raise UsageError("--verify needs the whole output, so --part does not apply", hint=hint)

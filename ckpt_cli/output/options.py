@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, replace
+from typing import Literal, TypedDict
 
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.names import Naming, ShardOrder
-from ckpt_cli.output.part import Part
+from ckpt_cli.output.part import AUTO, MAX_PARTS, Part
+
+Engine = Literal["local", "ray"]
+"""Who writes: this process, or the machines of a Ray cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class WritingOptions:
 
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
     of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``part`` is "K/N", or "auto" for what a launcher says.
+    Without ``ray_address``, Ray looks for a cluster itself; without ``ray_parts``, each output file is one part.
     """
 
     dtype: str | None = None
@@ -41,13 +45,23 @@ class WritingOptions:
     shard_order: ShardOrder = "auto"
     strict: bool = False
     part: str | None = None
+    engine: Engine = "local"
+    ray_address: str | None = None
+    ray_parts: int | None = None
 
     @property
     def chosen_part(self) -> Part | None:
         """The part of the output that this process writes; None for all of it. Raises UsageError."""
         if self.part is None:
             return None
-        return Part.of_environment(os.environ) if self.part == "auto" else Part.of(self.part)
+        if self.part in AUTO:
+            return replace(Part.of_environment(os.environ), whole_files=self.part != "auto")
+        return Part.of(self.part)
+
+    @property
+    def in_parts(self) -> str | None:
+        """The option by which the output is written in parts; None if it is not."""
+        return "--part" if self.part is not None else "--engine ray" if self.engine == "ray" else None
 
     @property
     def fills_from_base(self) -> bool:
@@ -62,8 +76,15 @@ class WritingOptions:
     def check(self, base: object, needing: Sequence[str] = ("carry_from_base",)) -> None:
         """Raise UsageError for options out of range, and for those ``needing`` a base without one."""
         check_writing(self.weights_name, self.jobs, self.max_shard_size)
-        if self.chosen_part is not None and self.checksum:
-            raise UsageError("--checksum reads the whole output again, so --part does not apply", hint="leave out --checksum")
+        if self.chosen_part is not None and self.engine == "ray":
+            raise UsageError("--engine ray writes all parts, so --part does not apply", hint="leave out one of them")
+        if self.engine != "ray" and (self.ray_address is not None or self.ray_parts is not None):
+            option = "--ray-address" if self.ray_address is not None else "--ray-parts"
+            raise UsageError(f"{option} is for --engine ray", hint="pass --engine ray as well")
+        if self.ray_parts is not None and not 1 <= self.ray_parts <= MAX_PARTS:
+            raise UsageError("--ray-parts is out of range", expected=f"1 to {MAX_PARTS}")
+        if self.in_parts and self.checksum:
+            raise UsageError(f"--checksum reads the whole output again, so {self.in_parts} does not apply", hint="leave out --checksum")
         wanting = ["--dtype base"] if self.dtype == BASE else []
         wanting += [f"--{name.replace('_', '-')}" for name in needing if getattr(self, name)]
         if wanting and base is None:
@@ -91,6 +112,9 @@ class WritingKeywords(TypedDict, total=False):
     shard_order: ShardOrder
     strict: bool
     part: str | None
+    engine: Engine
+    ray_address: str | None
+    ray_parts: int | None
 
 
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from ckpt_cli.errors import UsageError
 
 MAX_PARTS = 100_000
-TEXT = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
+WHOLE_FILES = ":files"
+TEXT = re.compile(rf"([0-9]{{1,6}})/([0-9]{{1,6}})({WHOLE_FILES})?", re.ASCII)
+AUTO = ("auto", f"auto{WHOLE_FILES}")
 
 
 LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
@@ -18,21 +20,25 @@ LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_CO
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part ``number`` of ``count``, counted from 0. ``launched``: of one run, so that the part which is done last publishes."""
+    """Part ``number`` of ``count``, counted from 0. ``launched``: of one run, so that the part which is done last publishes.
+
+    ``whole_files``: no file is written by two parts, for file systems on which several machines cannot write into one.
+    """
 
     number: int
     count: int
     launched: bool = False
+    whole_files: bool = False
 
     @classmethod
     def of(cls, text: str) -> Part:
-        """The part that "3/8" names. Raises UsageError."""
+        """The part that "3/8" or "3/8:files" names. Raises UsageError."""
         match = TEXT.fullmatch(text)
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
         if not number < count <= MAX_PARTS:
             last = f"0/{count} to {count - 1}/{count}" if match and 0 < count <= MAX_PARTS else "K/N, such as 0/8 to 7/8"
             raise UsageError(f"--part {text[:40]} is no part", expected=last, hint="parts are counted from 0")
-        return cls(number, count)
+        return cls(number, count, whole_files=bool(match and match[3]))
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Part:
@@ -51,4 +57,4 @@ class Part:
         )
 
     def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
+        return f"{self.number}/{self.count}{WHOLE_FILES if self.whole_files else ''}"

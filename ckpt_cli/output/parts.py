@@ -16,8 +16,9 @@ import contextlib
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, reading
@@ -30,7 +31,7 @@ from ckpt_cli.files.source import Files, Source, read_small, size_of
 from ckpt_cli.output.part import MAX_PARTS, Part
 from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Record, Whole
 from ckpt_cli.output.plan import Plan, known_checksums
-from ckpt_cli.output.share import CUTTING, share_of
+from ckpt_cli.output.share import cutting, share_of
 from ckpt_cli.output.staging import Staging, sync_folder
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written, output_errors, write_share
@@ -42,12 +43,17 @@ AGAIN = "remove it and run the part again"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """An output that has its name: its files of weights with their sizes in bytes; ``parts`` is 0 if it was there before."""
+    """An output that has its name: its files of weights with their sizes in bytes; ``parts`` is 0 if it was there before.
+
+    ``overflows`` and ``non_finite`` are what all parts found, as in `Written`.
+    """
 
     folder: Path
     parts: int
     files: Mapping[str, int]
     tensors: int
+    overflows: dict[str, int] = field(default_factory=dict)
+    non_finite: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
 def write_part(
@@ -77,9 +83,11 @@ def write_part(
             plan_digest=plan.digest,
             part=part.number,
             parts=part.count,
-            cutting=CUTTING,
+            cutting=cutting(part),
             wrote=share.wrote,
             tiles=done.tiles,
+            overflows=done.written.overflows,
+            non_finite=done.written.non_finite,
             whole=whole,
         )
         shared.replace(shared.record(part), record.model_dump_json().encode())
@@ -157,7 +165,19 @@ def _completed(shared: PartsFolder, *, overwrite: bool) -> Published:
             raise CorruptFile("the manifest in the record of part 0 is damaged", hint="run part 0 again") from None
     shared.replace(shared.output / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     check_target(shared.target, (), overwrite=overwrite or whole.overwrite)
-    return Published(shared.target, len(records), {name: size for name, (size, _, _) in whole.headers.items()}, whole.tensors)
+    sizes = {name: size for name, (size, _, _) in whole.headers.items()}
+    return Published(shared.target, len(records), sizes, whole.tensors, *_counts(records))
+
+
+def _counts(records: Sequence[Record]) -> tuple[dict[str, int], dict[str, dict[int, int]]]:
+    """The values that all parts counted: per tensor, and of sums also by the place in the formula."""
+    overflows: Counter[str] = Counter()
+    non_finite: dict[str, Counter[int]] = {}
+    for record in records:
+        overflows.update(record.overflows)
+        for name, counts in record.non_finite.items():
+            non_finite.setdefault(name, Counter()).update(counts)
+    return dict(overflows), {name: dict(counts) for name, counts in non_finite.items()}
 
 
 @contextlib.contextmanager
@@ -208,9 +228,9 @@ def _records(shared: PartsFolder) -> tuple[Whole, list[Record]]:
         text = f"{len(missing)} of {count} parts are not written yet: {named}" if count else "no part is written yet"
         raise MissingParts(text, path=shared.target, hint="run each of them (again), as the others were run; then publish again")
     if len({record.cutting for record in records.values()}) > 1:
-        hint = f"remove {shared.root} and run all parts with one version"
+        hint = f"remove {shared.root} and run all parts in one way"
         raise Inconsistent(
-            "the parts were written by several versions of ckpt, which cut outputs in other ways", path=shared.root, hint=hint
+            "the output was cut in several ways: by several versions of ckpt, or with and without :files", path=shared.root, hint=hint
         )
     whole = records[count, 0].whole
     if whole is None:

@@ -41,7 +41,7 @@ class Whole(Frozen):
 class Record(Frozen):
     """What a part leaves when it is done: ``wrote`` bytes by file, and ``tiles`` (position, CRC-32, length), by file and tensor.
 
-    ``cutting`` is the rule by which the plan was cut into parts.
+    ``cutting`` is the rule by which the plan was cut into parts; ``overflows`` and ``non_finite`` are as in `Written`.
     """
 
     schema_version: Literal[1]
@@ -51,6 +51,8 @@ class Record(Frozen):
     cutting: str
     wrote: dict[str, int]
     tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
+    overflows: dict[str, int]
+    non_finite: dict[str, dict[int, int]]
     whole: Whole | None = None
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ckpt_cli import __version__
 from ckpt_cli.files.source import Source
 from ckpt_cli.output import plan
-from ckpt_cli.output.part import Part
+from ckpt_cli.output.part import WHOLE_FILES, Part
 from ckpt_cli.output.plan import CopyWork, OutputFile, Plan, TileWork, work_of
 
-CUTTING = f"{__version__}/{plan.TILE}/{plan.COPY_STEP}/{plan.SUM_ELEMENTS}"
-"""What decides where a plan is cut, besides the plan: parts are put together only if they agree on it."""
+
+def cutting(part: Part) -> str:
+    """What decides where a plan is cut, besides the plan: parts are put together only if they agree on it."""
+    return f"{__version__}/{plan.TILE}/{plan.COPY_STEP}/{plan.SUM_ELEMENTS}{WHOLE_FILES if part.whole_files else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,7 @@ def share_of(whole: Plan, part: Part) -> Share:
 
     The header of a file belongs to the part that has its first byte.
     """
-    total = sum(file.size for file in whole.files)
-    first, last = part.number * total // part.count, (part.number + 1) * total // part.count
+    first, last = _place(whole, part, part.number), _place(whole, part, part.number + 1)
     portions, wrote, nbytes, begin = [], {}, 0, 0
     for file in whole.files:
         end = begin + file.size
@@ -53,6 +55,12 @@ def share_of(whole: Plan, part: Part) -> Share:
                 nbytes += sum(_read(each) for each in work)
         begin = end
     return Share(part, tuple(portions), wrote, nbytes, tuple(_sources(portions)))
+
+
+def _place(whole: Plan, part: Part, number: int) -> int:
+    """Where a part begins among all bytes that are written: where a file begins, if files are not to be cut."""
+    starts = [0, *accumulate(file.size for file in whole.files)]
+    return starts[-(-number * len(whole.files) // part.count)] if part.whole_files else number * starts[-1] // part.count
 
 
 def _written(work: CopyWork | TileWork) -> int:

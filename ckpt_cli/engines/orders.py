@@ -1,0 +1,25 @@
+"""The orders of a command, carried out by the engine that its options name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ckpt_cli.engines.call import PartCall
+from ckpt_cli.output.options import WritingOptions
+from ckpt_cli.output.publish import Order, Publication, publish
+from ckpt_cli.progress import Progress
+
+
+def publish_orders(
+    orders: Sequence[Order], options: WritingOptions, progress: Progress | None, call: Callable[[], PartCall]
+) -> list[Publication]:
+    """Write and publish the orders of a command (or a part of them) as its options say; ``call`` is how other processes write parts.
+
+    Raises what `publish` raises, and EngineFailed.
+    """
+    if options.engine == "ray" and not options.dry_run:
+        from ckpt_cli.engines.ray_driver import publish_by_ray
+
+        return publish_by_ray(orders, call(), options, progress)
+    part, checksum = options.chosen_part, options.checksum
+    return publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=checksum, progress=progress, part=part)

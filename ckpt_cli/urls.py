@@ -24,6 +24,9 @@ _queries: dict[tuple[str, str], str] = {}
 
 By scheme and host and path. It is only added to, when an argument is read."""
 
+_given: dict[tuple[str, str], tuple[int, frozenset[str]]] = {}
+"""How often callers named a place in a store, and which keys, by scheme and root: each time, what is known of it is looked up anew."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -44,6 +47,11 @@ class Address:
         return _queries.get((self.scheme, f"{self.root}/{self.key}"), "")
 
     @property
+    def given(self) -> tuple[int, frozenset[str]]:
+        """How often callers named something in this store so far, and which keys."""
+        return _given.get((self.scheme, self.root), (0, frozenset()))
+
+    @property
     def path(self) -> Path:
         """The path by which it is known in here."""
         return Path(f"{ABOVE}{self.scheme}:/{self.root}", self.key)
@@ -62,7 +70,7 @@ def address_of(path: str | os.PathLike[str]) -> Address | None:
 
 
 def parsed(url: str) -> Address | None:
-    """The address that a URL is, or None if it is none. A query of a web address is kept for the requests.
+    """The address that a URL is, or None if it is none. It is noted as one that a caller named.
 
     Raises UsageError if it holds a password: it would end in the history of the shell, and in manifests.
     """
@@ -89,6 +97,8 @@ def parsed(url: str) -> Address | None:
     if ".." in parts:
         raise UsageError("the address contains ..", path=f"{scheme}://{root}{key}", expected="an address without it")
     address = Address(scheme, root, "/".join(parts))
+    times, keys = address.given
+    _given[scheme, root] = times + 1, keys | {address.key}
     if query:
         _queries[scheme, f"{root}/{address.key}"] = query
     return address
@@ -101,6 +111,11 @@ def shown(text: str) -> str:
     's3://bucket/run is empty'
     """
     return VIRTUAL.sub(r"\g<scheme>://", text) if ABOVE in text else text
+
+
+def full_name(path: str | os.PathLike[str]) -> str:
+    """What is recorded of a path: its address, or the whole path on this machine."""
+    return shown(os.path.abspath(path))
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:

@@ -81,6 +81,8 @@ EXTRAS = {
     "torch to write": ("torch", "torch", "ckpt_cli.extract_state(run, out)"),
     "plot of a diff": ("matplotlib", "plot", "ckpt_cli.diff(run, steps=(100, 200), plot='drift.svg')"),
     "zstd": ("zstandard", "zstd", "from ckpt_cli.files.compressed import inflated; inflated(None, 0, 0, ['stream.zstd/1'], None)"),
+    "a bucket": ("obstore", "remote", "ckpt_cli.detect('s3://bucket/run')"),
+    "what else fsspec knows": ("fsspec", "fsspec", "ckpt_cli.detect('memory://run')"),
 }
 
 

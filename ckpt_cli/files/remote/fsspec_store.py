@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from ckpt_cli.errors import CkptError, CorruptFile, NotFound
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, UsageError
 from ckpt_cli.files.remote.failures import failure
 from ckpt_cli.files.remote.store import Buffer, Entry, Listing
 from ckpt_cli.urls import Address
@@ -32,7 +32,10 @@ class FsspecStore:
             self.raw, base = url_to_fs(address.url, use_listings_cache=False)
             self._base = str(base).rstrip("/")
         except ImportError as error:
-            raise self.failed(error, "", f"a package is missing: {error.name or 'see the documentation of fsspec'}") from None
+            lacks = error.name or "a package"
+            raise UsageError(
+                f"{address.scheme}:// needs {lacks}, which is not installed", path=address.url, hint=f"install {lacks}"
+            ) from None
         except Exception as error:  # noqa: BLE001
             raise self.failed(error, "", "it cannot be opened") from None
 

@@ -7,14 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-NOTHING = 256
-"""Bytes between two ranges that are always read with them: another request has longer headers."""
+NEAR = 4 << 10
+"""Bytes between two ranges of weights that are read with them: a request for each would cost more, and headers lie there anyway."""
 
-GAP = 1 << 20
-"""More bytes than this are never read only because they lie between two ranges."""
-
-WASTE = 0.03
-"""The share of bytes that may be read only because they lie between two ranges."""
+GAP = 64 << 10
+"""The same for headers, which are few bytes in many places."""
 
 APART = 256
 """Ranges that are read at times farther apart than so many others are not asked for together."""
@@ -60,51 +57,36 @@ class Extents:
 def extents_of(ranges: Iterable[tuple[int, int]], size: int, largest: int, *, exactly: bool) -> Extents:
     """What to ask for, of ranges (start, stop) that are read in this order from a file of ``size`` bytes, in requests of ``largest`` bytes.
 
-    Ranges with little between them become one as long as all that lies between them is at most `WASTE` of what is needed; without
-    ``exactly`` whenever it is at most `GAP`.
+    Ranges with at most `GAP` bytes between them become one; with ``exactly`` only `NEAR`, so that no other tensor is read.
     """
     wanted = sorted(
-        (max(0, start), min(size, stop), order, min(size, stop) - max(0, start))
-        for order, (start, stop) in enumerate(ranges)
-        if max(0, start) < min(size, stop)
+        (max(0, start), min(size, stop), order) for order, (start, stop) in enumerate(ranges) if max(0, start) < min(size, stop)
     )
-    allowed = _gap(wanted) if exactly else GAP
-    merged: list[tuple[int, int, int, int]] = []
-    for start, stop, order, needed in wanted:
-        if merged:
-            first, last, before, so_far = merged[-1]
-            if start < last or (start - last <= allowed and (not exactly or abs(order - before) <= APART)):
-                merged[-1] = first, max(last, stop), min(order, before), so_far + needed
-                continue
-        merged.append((start, stop, order, needed))
-    return Extents.of(part for whole in merged for part in _cut(*whole, largest))
+    allowed = NEAR if exactly else GAP
+    merged: list[list[tuple[int, int, int]]] = []
+    end = 0
+    for start, stop, order in wanted:
+        near = start < end or (start - end <= allowed and abs(order - merged[-1][-1][2]) <= APART) if merged else False
+        if near:
+            merged[-1].append((start, stop, order))
+        else:
+            merged.append([(start, stop, order)])
+        end = max(end, stop) if near else stop
+    return Extents.of(part for members in merged for part in _cut(members, largest))
 
 
-def _gap(wanted: Sequence[tuple[int, int, int, int]]) -> int:
-    """The largest gap up to which all gaps together are little enough."""
-    budget = WASTE * sum(needed for *_, needed in wanted)
-    gaps, last = [], None
-    for start, stop, *_ in wanted:
-        if last is not None and start > last:
-            gaps.append(start - last)
-        last = max(last or 0, stop)
-    total, allowed = 0, NOTHING
-    for gap in sorted(gaps):
-        total += gap
-        if total > budget or gap > GAP:
-            break
-        allowed = max(allowed, gap)
-    return allowed
-
-
-def _cut(start: int, stop: int, order: int, needed: int, largest: int) -> Iterable[Extent]:
-    """Parts of nearly equal size, of at most ``largest`` bytes."""
-    length = stop - start
-    count = -(-length // largest)
-    if count == 1:
-        yield Extent(start, stop, order, needed)
-        return
-    edges = [start + length * i // count for i in range(count + 1)]
-    for begin, end in pairwise(edges):
-        # Which bytes of a part are needed is not known here; all are counted, so that it is not let go too early.
-        yield Extent(begin, end, order, end - begin)
+def _cut(members: Sequence[tuple[int, int, int]], largest: int) -> Iterable[Extent]:
+    """Parts of nearly equal size, of at most ``largest`` bytes, of the range that these have in common."""
+    start, stop = members[0][0], max(stop for _, stop, _ in members)
+    count = -(-(stop - start) // largest)
+    first = 0
+    for begin, end in pairwise(start + (stop - start) * i // count for i in range(count + 1)):
+        while members[first][1] <= begin and first < len(members) - 1:
+            first += 1
+        needed, order = 0, members[first][2]
+        for low, high, when in members[first:]:
+            if low >= end:
+                break
+            needed += max(0, min(high, end) - max(low, begin))
+            order = min(order, when)
+        yield Extent(begin, end, order, needed)

@@ -5,7 +5,7 @@ A disk answers in microseconds and a store in tens of milliseconds, so nothing m
 - a file is opened with one request, which also brings its beginning or its end, where headers are;
 - whoever knows what will be read says so (`RemoteSource.expect`); neighbouring ranges are one request, and the next ones are under way
   while these are used;
-- what is fetched is kept until it was read, or until something else needs its room (`MEMORY` in all).
+- what is fetched is kept until something else needs its room (`MEMORY` in all); what was read goes first.
 
 Every request asks for the version of the file that was opened (If-Match) where the store can tell versions apart.
 """
@@ -157,7 +157,7 @@ class RemoteSource(FileSource):
                 with self._pool.lock:
                     block.needed -= len(part)
                     if block.needed <= 0:
-                        self._pool.drop(self, block)
+                        self._pool.spent(block)
 
     def _block_at(self, offset: int) -> Block | None:
         place = bisect_right(self._starts, offset) - 1
@@ -212,10 +212,10 @@ class RemoteSource(FileSource):
 class Block:
     """A range of a file that is there, or on its way. ``needed``: how many of its bytes are still to be read, None if that is not known."""
 
-    __slots__ = ("future", "needed", "start", "stop")
+    __slots__ = ("future", "is_spent", "needed", "start", "stop")
 
     def __init__(self, start: int, stop: int, needed: int | None, future: Future[memoryview] | None = None) -> None:
-        self.start, self.stop, self.needed = start, stop, needed
+        self.start, self.stop, self.needed, self.is_spent = start, stop, needed, False
         self.future: Future[memoryview] = Future() if future is None else future
 
 
@@ -229,7 +229,7 @@ class RemoteFiles:
         self._opening: dict[Address, Future[Opened]] = {}
         self._waiting: deque[Address] = deque()
         self._kept: OrderedDict[int, tuple[RemoteSource, Block]] = OrderedDict()
-        self._size = 0
+        self._size = self._spent = 0
 
     def open_soon(self, addresses: Iterable[Address]) -> None:
         """Begin to open files that will all be opened."""
@@ -259,7 +259,7 @@ class RemoteFiles:
         self._workers.shutdown(wait=False, cancel_futures=True)
         with self.lock:
             self._kept.clear()
-            self._size = 0
+            self._size = self._spent = 0
 
     def fetch(self, store: Store, key: str, start: int, stop: int, entry: Entry) -> Future[memoryview]:
         """Begin to fetch a range."""
@@ -278,18 +278,27 @@ class RemoteFiles:
 
     def touch(self, source: RemoteSource, block: Block) -> None:
         """Note that a block is being used."""
-        if id(block) in self._kept:
+        if id(block) in self._kept and not block.is_spent:
             self._kept.move_to_end(id(block))
+
+    def spent(self, block: Block) -> None:
+        """Note that all of a block was read: it is kept for who reads it again, but goes first."""
+        if id(block) in self._kept and block.needed is not None:
+            block.needed = None
+            block.is_spent = True
+            self._spent += block.stop - block.start
+            self._kept.move_to_end(id(block), last=False)
 
     def drop(self, source: RemoteSource, block: Block) -> None:
         """Let go of a block."""
         if self._kept.pop(id(block), None) is not None:
             self._size -= block.stop - block.start
+            self._spent -= block.stop - block.start if block.is_spent else 0
             source.forget(block)
 
     def has_room(self, length: int) -> bool:
         """Whether something may be fetched before it is asked for."""
-        return self._size + length <= self._limit()
+        return self._size - self._spent + length <= self._limit()
 
     def request_size(self) -> int:
         """Bytes of a request: two for each file that is being read have room."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_results_and_outputs_are_those_of_a_copy(
     local, address = data / layout, bucket.fill(data / layout, "some/run")
     for command in (ckpt_cli.detect, ckpt_cli.inspect):
         store.requests.clear()
-        assert said(lambda: command(address, **options), address) == said(lambda: command(local, **options), local)
+        assert said(partial(command, address, **options), address) == said(partial(command, local, **options), local)
         asked = [each.key for each in store.of("")]
         # Every item of a .distcp file says by itself what is in it.
         assert [key for key in sorted(set(asked)) if asked.count(key) > (8 if key.endswith(".distcp") else 3)] == []

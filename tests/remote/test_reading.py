@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,7 @@ def test_items_of_a_catalogue_take_one_request_each_and_few_bytes(saved: Path, s
 
 
 @pytest.fixture
-def little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Room for a third of the weights. What was held, each time that something was added."""
     held: list[int] = []
     keep = remote.RemoteFiles.keep
@@ -98,7 +97,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(remote.RemoteFiles, "keep", kept)
     for name, value in {"MEMORY": 3 << 20, "LARGEST": 128 << 10, "SMALLEST": 64 << 10, "HEAD": 16 << 10, "TAIL": 16 << 10}.items():
         monkeypatch.setattr(remote, name, value)
-    yield held
+    return held
 
 
 @pytest.mark.parametrize("kind", FORMATS)

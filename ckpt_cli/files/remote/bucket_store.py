@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound
 from ckpt_cli.files.remote.failures import failure
 from ckpt_cli.files.remote.store import Buffer, Entry, Listing
 from ckpt_cli.urls import WEB, Address
 
+Answer = TypeVar("Answer")
+
 RETRIES = 6
 PATIENCE = timedelta(minutes=2)
 """How long one request is tried again and again."""
 
+TIMEOUTS = {"timeout": "5m", "read_timeout": "60s", "connect_timeout": "10s"}
+"""For a whole request, for a part of its body, and for a connection."""
+
 CUT = 3
-"""How often a range is asked for again whose body was cut."""
+"""How often a request is made again whose body was cut."""
 
 
-RANGE_TROUBLE = ("non-partial", "416 Range", "not supported", "body")
+RANGE_TROUBLE = ("non-partial", "416 Range", "not supported")
 """What texts of errors contain where the same file may be read in another way."""
 
 
@@ -36,7 +42,7 @@ class BucketStore:
         import obstore
 
         try:
-            found = obstore.list_with_delimiter(self.raw, f"{key}/" if key else None)
+            found = _again(lambda: obstore.list_with_delimiter(self.raw, f"{key}/" if key else None))
         except Exception as error:  # noqa: BLE001 - its errors have no common base
             raise self.failed(error, key, "the folder cannot be listed") from None
         # A store may hold an empty file in place of a folder, called like it with a slash behind.
@@ -54,12 +60,10 @@ class BucketStore:
             return None
 
     def begin(self, key: str, first: int, last: int) -> tuple[Entry, int, Buffer] | None:
-        import obstore
-
         wanted: Any = (0, first) if first else {"suffix": last}
         try:
-            result = obstore.get(self.raw, key, options={"range": wanted})
-            return _entry(result.meta), result.range[0], memoryview(result.bytes())
+            result, data = self._got(key, {"range": wanted})
+            return _entry(result.meta), result.range[0], data
         except Exception as error:  # noqa: BLE001
             failed = self.failed(error, key, "reading failed")
             if isinstance(failed, NotFound):
@@ -75,29 +79,29 @@ class BucketStore:
             return entry, start, self.read(key, start, min(entry.size, start + (first or last)), entry)
 
     def read(self, key: str, start: int, stop: int, entry: Entry) -> Buffer:
-        import obstore
-
         options: Any = {"range": (start, stop)}
         if entry.tag is not None and not entry.tag.startswith("W/"):
             options["if_match"] = entry.tag
         if entry.version is not None:
             options["version"] = entry.version
-        failed: CkptError = CorruptFile("reading failed", path=self._at(key).url)
-        for _ in range(CUT):
-            try:
-                result = obstore.get(self.raw, key, options=options)
-                data = memoryview(result.bytes())
-            except Exception as error:  # noqa: BLE001
-                failed = self.failed(error, key, "reading failed")
-                if "body" in str(error):
-                    continue
-                raise failed from None
-            if tuple(result.range) == (start, stop) and len(data) == stop - start:
-                return data
-            if len(data) == result.range[1] - result.range[0]:
-                expected = f"{entry.size} bytes"
-                raise CorruptFile(f"the file ends at byte {result.range[1]}", path=self._at(key).url, expected=expected)
-        raise failed
+        try:
+            result, data = self._got(key, options)
+        except Exception as error:  # noqa: BLE001
+            raise self.failed(error, key, "reading failed") from None
+        if tuple(result.range) != (start, stop) or len(data) != stop - start:
+            expected = f"{entry.size} bytes"
+            raise CorruptFile(f"the file ends at byte {result.range[0] + len(data)}", path=self._at(key).url, expected=expected)
+        return data
+
+    def _got(self, key: str, options: Any) -> tuple[Any, memoryview]:
+        """The answer to a request for a range, and its body. Raises what obstore raises."""
+        import obstore
+
+        def ask() -> tuple[Any, memoryview]:
+            result = obstore.get(self.raw, key, options=options)
+            return result, memoryview(result.bytes())
+
+        return _again(ask)
 
     def failed(self, error: BaseException, key: str, what: str) -> CkptError:
         return failure(error, self._at(key), what)
@@ -114,7 +118,7 @@ class BucketStore:
 def _raw(address: Address, query: str) -> Any:
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
-    client: Any = {"timeout": "5m", "read_timeout": "60s", "connect_timeout": "10s"}
+    client: Any = dict(TIMEOUTS)
     retry: Any = {"max_retries": RETRIES, "retry_timeout": PATIENCE}
     if address.scheme in WEB:
         client["allow_http"] = address.scheme == "http"
@@ -131,6 +135,17 @@ def _raw(address: Address, query: str) -> Any:
     if host:
         return AzureStore.from_url(f"{address.scheme}://{container}@{host}", client_options=client, retry_config=retry)
     return AzureStore(container, client_options=client, retry_config=retry)
+
+
+def _again(ask: Callable[[], Answer]) -> Answer:
+    """What a request answers, which is made again if its body is cut; all else obstore tries again by itself."""
+    for _ in range(CUT):
+        try:
+            return ask()
+        except Exception as error:
+            if "body" not in str(error):
+                raise
+    return ask()
 
 
 def _entry(meta: Any) -> Entry:

@@ -19,8 +19,8 @@ CREDENTIALS = {
 """Where obstore takes credentials from, by the scheme of an address."""
 
 FAMILY = {"s3a": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az"}
-AUTHORITIES = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "login.microsoftonline.com")
-"""Hosts that are asked for credentials when the environment has none."""
+AUTHORITIES = ("//169.254.16", "//169.254.170.2", "/latest/api/token", "//metadata.google.internal", "//login.microsoftonline.com")
+"""What is asked for credentials when the environment has none."""
 
 
 def failure(error: BaseException, address: Address, what: str) -> CkptError:
@@ -31,7 +31,7 @@ def failure(error: BaseException, address: Address, what: str) -> CkptError:
     family = FAMILY.get(address.scheme, address.scheme)
     if code in ("NoSuchBucket", "ContainerNotFound"):
         return NotFound("there is no such bucket", path=f"{address.scheme}://{address.root}")
-    if any(f"//{host}" in text for host in AUTHORITIES) or kind == "NoCredentialsError":
+    if any(sign in text for sign in AUTHORITIES) or kind == "NoCredentialsError":
         return Unreadable(f"{what}: no credentials were found", path=address.url, hint=CREDENTIALS.get(family))
     if status in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError", "PermissionError", "GatedRepoError"):
         said = ", ".join(str(each) for each in (status, code) if each)

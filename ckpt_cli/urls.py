@@ -43,8 +43,11 @@ class Address:
 
     @property
     def query(self) -> str:
-        """What was given behind the path of a web address, here or for the folder; never to be shown."""
-        return _queries.get((self.scheme, f"{self.root}/{self.key}"), "")
+        """What was given behind the path of a web address, of this one or else of a folder that it lies in; never to be shown."""
+        place = f"{self.root}/{self.key}"
+        while place and (found := _queries.get((self.scheme, place))) is None:
+            place = place.rpartition("/")[0]
+        return found or "" if place else ""
 
     @property
     def given(self) -> tuple[int, frozenset[str]]:

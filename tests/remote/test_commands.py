@@ -75,11 +75,11 @@ def test_results_and_outputs_are_those_of_a_copy(
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return tiny.folder(tmp_path / "model", tiny.weights(1))
+    return tiny.folder(tmp_path / "model", tiny.weights(1), tiny.unknown())
 
 
 def test_other_commands(model: Path, tmp_path: Path, store: Proxy, bucket: Bucket) -> None:
-    other = tiny.folder(tmp_path / "other", tiny.weights(2))
+    other = tiny.folder(tmp_path / "other", tiny.weights(2), tiny.unknown())
     first, second = bucket.fill(model, "a"), bucket.fill(other, "b")
     pairs: list[tuple[Callable[[Any, Any, Path], Any], str]] = [
         (lambda a, b, out: ckpt_cli.average([a, b], out), "average"),

@@ -17,7 +17,7 @@ from tests.remote.stores import SECRET, Bucket, Fault, Proxy
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return tiny.folder(tmp_path / "model", tiny.weights(1))
+    return tiny.folder(tmp_path / "model", tiny.weights(1), tiny.unknown())
 
 
 @pytest.fixture

@@ -34,9 +34,10 @@ class BucketStore:
 
     door: Literal["obstore", "fsspec"] = "obstore"
 
-    def __init__(self, address: Address, query: str = "") -> None:
+    def __init__(self, address: Address) -> None:
         self._address = address
-        self.raw: Any = _raw(address, query)
+        self.raw: Any = _raw(address, "")
+        self._signed: dict[str, Any] = {}
 
     def list(self, key: str) -> Listing | None:
         import obstore
@@ -54,7 +55,7 @@ class BucketStore:
         import obstore
 
         try:
-            return _entry(obstore.head(self.raw, key))
+            return _entry(obstore.head(self._raw_of(key), key))
         except Exception as error:  # noqa: BLE001
             self._check_absent(self.failed(error, key, "it cannot be accessed"), key)
             return None
@@ -98,7 +99,7 @@ class BucketStore:
         import obstore
 
         def ask() -> tuple[Any, memoryview]:
-            result = obstore.get(self.raw, key, options=options)
+            result = obstore.get(self._raw_of(key), key, options=options)
             return result, memoryview(result.bytes())
 
         return _again(ask)
@@ -110,6 +111,13 @@ class BucketStore:
         """There is no such file, which is an answer; raises the error if it is another, or that there is no such bucket."""
         if not isinstance(failed, NotFound) or failed.path != self._at(key).url:
             raise failed from None
+
+    def _raw_of(self, key: str) -> Any:
+        """The store for one file: a web address may have been given with a signature."""
+        query = self._at(key).query if self._address.scheme in WEB else ""
+        if query and query not in self._signed:
+            self._signed[query] = _raw(self._address, query)
+        return self._signed[query] if query else self.raw
 
     def _at(self, key: str) -> Address:
         return Address(self._address.scheme, self._address.root, key)

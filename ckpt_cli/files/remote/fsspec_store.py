@@ -32,7 +32,7 @@ class FsspecStore:
             self.raw, base = url_to_fs(address.url, use_listings_cache=False)
             self._base = str(base).rstrip("/")
         except ImportError as error:
-            lacks = error.name or "a package"
+            lacks = error.name or getattr(error.__cause__, "name", None) or "a package that fsspec names"
             raise UsageError(
                 f"{address.scheme}:// needs {lacks}, which is not installed", path=address.url, hint=f"install {lacks}"
             ) from None

@@ -77,7 +77,7 @@ class Store(Protocol):
 
 
 @functools.cache
-def _opened(scheme: str, root: str, query: str, settings: frozenset[tuple[str, str]]) -> Store:
+def _opened(scheme: str, root: str, settings: frozenset[tuple[str, str]]) -> Store:
     """Kept for the process: it holds connections, which take longer to make than most requests. What was read is not kept here."""
     address = Address(scheme, root, "")
     if scheme in (*BUCKETS, *WEB):
@@ -87,7 +87,7 @@ def _opened(scheme: str, root: str, query: str, settings: frozenset[tuple[str, s
             raise UsageError(f"{scheme}:// needs obstore, which is not installed", path=address.url, hint=install("remote")) from None
         from ckpt_cli.files.remote.bucket_store import BucketStore
 
-        return BucketStore(address, query)
+        return BucketStore(address)
     try:
         import fsspec
     except ImportError:
@@ -106,4 +106,4 @@ def _opened(scheme: str, root: str, query: str, settings: frozenset[tuple[str, s
 def store_of(address: Address) -> Store:
     """The store that an address lies in. Raises UsageError if what opens it is not installed, or nothing opens its scheme."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(SETTINGS))
-    return _opened(address.scheme, address.root, address.query, settings)
+    return _opened(address.scheme, address.root, settings)

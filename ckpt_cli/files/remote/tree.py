@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from ckpt_cli.errors import NotFound, SourceChanged, Unreadable
 from ckpt_cli.files.descriptors import LFS_SIZE, refuse_pointer
 from ckpt_cli.files.remote.store import Entry, Listing, Store, store_of
-from ckpt_cli.files.remote.web import listing_of_web
+from ckpt_cli.files.remote.web import listing_of_web, names_on_page
 from ckpt_cli.files.source import check_small
 from ckpt_cli.urls import WEB, Address, address_of
 
@@ -75,7 +75,7 @@ class Tree:
         with self._lock:
             self._look()
             above, _, name = key.rpartition("/")
-            if not key:
+            if not key or (key not in self._given and any(each.startswith(f"{key}/") for each in self._given)):
                 return FOLDER
             if key not in self._found:
                 known = self.listing(above) if key not in self._given or above in self._listings else None
@@ -145,8 +145,10 @@ class Tree:
 
     def _asked(self, key: str) -> Found:
         if self._root.scheme in WEB:
-            return self._store.status(key) or (FOLDER if self.listing(key) is not None else None)
-        if not self._is_meant(key) and not any(each.startswith(f"{key}/") for each in self._given):
+            # Many servers answer to the name of a folder, too: with its page.
+            page = names_on_page(self._at(key)) is not None
+            return FOLDER if page else self._store.status(key) or (FOLDER if self.listing(key) is not None else None)
+        if not self._is_meant(key):
             return self._store.status(key)  # beside what is meant, in a folder that is not listed: only files are asked for there
         return FOLDER if self.listing(key) is not None else self._store.status(key)
 
@@ -157,7 +159,7 @@ class Tree:
             return None
         if self._root.scheme in WEB:
             near = inside or any(each.rpartition("/")[0] == key for each in self._given)
-            return listing_of_web(self._store, key, self._given) if near else None
+            return listing_of_web(self._store, self._at(key), self._given) if near else None
         try:
             return self._store.list(key)
         except Unreadable:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-from ckpt_cli.errors import CkptError
+from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.remote.store import Entry, Listing, Store
+from ckpt_cli.urls import Address
 
 INDEX = "model.safetensors.index.json"
 USUAL = (
@@ -40,9 +41,9 @@ MAX_PAGE = 8 << 20
 UNKNOWN = Entry(-1)
 
 
-def listing_of_web(store: Store, key: str, given: frozenset[str]) -> Listing | None:
+def listing_of_web(store: Store, address: Address, given: frozenset[str]) -> Listing | None:
     """What is known to lie in a folder of a web server; None if nothing is. Files whose size is not known have -1."""
-    page = _page(store, key)
+    page, key = names_on_page(address), address.key
     files: dict[str, Entry] = {}
     folders: frozenset[str] = frozenset()
     if page is not None:
@@ -51,8 +52,8 @@ def listing_of_web(store: Store, key: str, given: frozenset[str]) -> Listing | N
     else:
         named = [each.rpartition("/")[2] for each in sorted(given) if each.rpartition("/")[0] == key and each]
         with ThreadPoolExecutor(len(USUAL), thread_name_prefix="ckpt-web") as pool:
-            names = list(dict.fromkeys((*named, *USUAL)))
-            there = dict(zip(names, pool.map(lambda name: store.status(_below(key, name)), names), strict=True))
+            guessed = dict(zip(USUAL, pool.map(lambda name: _guessed(store, _below(key, name)), USUAL), strict=True))
+        there = {**guessed, **{name: store.status(_below(key, name)) for name in named}}
         files = {name: entry for name, entry in there.items() if entry is not None}
         for name in [name for name in files if name.endswith(".index.json")]:
             files |= {each: UNKNOWN for each in _indexed(store, _below(key, name), files[name]) if each not in files}
@@ -74,23 +75,30 @@ def _indexed(store: Store, key: str, entry: Entry) -> list[str]:
         return []  # whoever reads the index says what is wrong with it
 
 
-def _page(store: Store, key: str) -> list[str] | None:
-    """The names that the page of a folder links to, as Apache, nginx and Python write it; None if it is no such page."""
+def _guessed(store: Store, key: str) -> Entry | None:
+    """A file that may be there. A server that refuses it, as those do that know signatures only, may do so whether it is there or not."""
     try:
-        text = bytes(store.raw.get(f"{key}/" if key else "").bytes())[:MAX_PAGE].decode("utf-8", "replace")
+        return store.status(key)
+    except Unreadable:
+        return None
+
+
+def names_on_page(address: Address) -> list[str] | None:
+    """The names that the page of a folder links to, as Apache, nginx and Python write it; None if there is no such page."""
+    from urllib.request import urlopen
+
+    query = f"?{address.query}" if address.query else ""
+    try:
+        with urlopen(f"{address.scheme}://{address.root}/{quote(address.key)}{'/' if address.key else ''}{query}", timeout=60) as answer:
+            text = answer.read(MAX_PAGE).decode("utf-8", "replace") if answer.headers.get_content_type() == "text/html" else ""
     except Exception:  # noqa: BLE001 - a server without such pages answers in any way
         return None
     if "<title>Index of" not in text and "<title>Directory listing for" not in text:
         return None
     links = _Links()
-    try:
-        links.feed(text)
-    except (CkptError, AssertionError):
-        return None
-    names = [unquote(link.removeprefix("./")) for link in links.found]
-    return [
-        name for name in dict.fromkeys(names) if name.strip("/") not in ("", ".", "..") and "/" not in name.rstrip("/") and "?" not in name
-    ]
+    links.feed(text)
+    names = dict.fromkeys(unquote(link.removeprefix("./")) for link in links.found if "?" not in link)
+    return [name for name in names if name.strip("/") not in ("", ".", "..") and "/" not in name.rstrip("/")]
 
 
 class _Links(HTMLParser):

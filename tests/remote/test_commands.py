@@ -29,7 +29,6 @@ LAYOUTS = [
     ("layouts/plain-files/hub", {}),
     ("layouts/plain-files/legacy", {}),
     ("deepspeed/z3-bf16-w2", {}),
-    ("megatron/qwen3-tp2-dp2-fullypar", {}),
 ]
 
 
@@ -123,13 +122,14 @@ def test_a_path_object_is_an_address_too(model: Path, store: Proxy, bucket: Buck
 
 def test_on_the_command_line_nothing_secret_is_said(model: Path, tmp_path: Path, store: Proxy, bucket: Bucket) -> None:
     address = bucket.fill(model, "some/run")
-    for words in (["detect", address], ["inspect", address], ["merge", address], ["verify", address], ["detect", f"{address}-not-there"]):
-        for more in ([], ["--json"]):
-            outcome = ckpt(*words, *more, *(["--overwrite"] if words[0] == "merge" else []), cwd=tmp_path)
-            assert outcome.code == (3 if words[1] != address else 0), outcome.err
-            assert address in outcome.out + outcome.err
-            assert SECRET not in outcome.out + outcome.err
-            assert "/dev/null" not in outcome.out + outcome.err
+    (tmp_path / "run_merged").mkdir()
+    missing = f"{address}-not-there"
+    for words in (["detect", address], ["inspect", address, "--json"], ["merge", address, "run_merged", "--json"], ["detect", missing]):
+        outcome = ckpt(*words, cwd=tmp_path)
+        assert outcome.code == (3 if words[1] == missing else 0), outcome.err
+        assert address in outcome.out + outcome.err
+        assert SECRET not in outcome.out + outcome.err
+        assert "/dev/null" not in outcome.out + outcome.err
     merged = tmp_path / "run_merged"
     assert content(merged)["model.safetensors"] == (model / "model.safetensors").read_bytes()
     manifest = (merged / "ckpt-manifest.json").read_text()
@@ -137,7 +137,10 @@ def test_on_the_command_line_nothing_secret_is_said(model: Path, tmp_path: Path,
     assert "/dev/null" not in manifest
     assert json.loads(manifest)["checkpoint"] == address
     assert json.loads(manifest)["sources"][0]["path"] == f"{address}/model.safetensors"
-    assert ckpt("verify", merged).code == 0
+    assert ckpt_cli.verify(merged).exit_code == 0
+    outcome = ckpt(address)
+    assert f"{address} is an address: which command?" in outcome.err
+    assert f"ckpt detect {address}" in outcome.err
 
 
 def test_what_a_process_sees_is_not_kept_for_the_next_call(model: Path, store: Proxy, bucket: Bucket) -> None:

@@ -67,7 +67,8 @@ class Tree:
             if key not in self._listings:
                 above, _, name = key.rpartition("/")
                 known = self._listings.get(above) if key else None
-                self._listings[key] = self._listed(key) if known is None or name in known.folders else None
+                is_none = isinstance(self._found.get(key), Entry) or (known is not None and name not in known.folders)
+                self._listings[key] = None if is_none else self._listed(key)
             return self._listings[key]
 
     def status(self, key: str) -> Found:
@@ -77,12 +78,12 @@ class Tree:
             above, _, name = key.rpartition("/")
             if not key or (key not in self._given and any(each.startswith(f"{key}/") for each in self._given)):
                 return FOLDER
+            known = self.listing(above) if key not in self._given or above in self._listings else None
+            if known is not None:
+                return FOLDER if name in known.folders else known.files.get(name)
             if key not in self._found:
-                known = self.listing(above) if key not in self._given or above in self._listings else None
-                if known is not None:
-                    return FOLDER if name in known.folders else known.files.get(name)
-                # The folder itself first: it will be listed anyway, and a file with the name of a folder is no checkpoint.
-                self._found[key] = self._asked(key)
+                absent = key not in self._given and self._is_meant(above)
+                self._found[key] = None if absent else self._asked(key)
             return self._found[key]
 
     def content(self, key: str, limit: int) -> bytes:
@@ -148,6 +149,7 @@ class Tree:
             # Many servers answer to the name of a folder, too: with its page.
             page = names_on_page(self._at(key)) is not None
             return FOLDER if page else self._store.status(key) or (FOLDER if self.listing(key) is not None else None)
+        # The folder itself first: it will be listed anyway, and a file with the name of a folder is no checkpoint.
         if not self._is_meant(key):
             return self._store.status(key)  # beside what is meant, in a folder that is not listed: only files are asked for there
         return FOLDER if self.listing(key) is not None else self._store.status(key)

@@ -49,7 +49,7 @@ def listing_of_web(store: Store, address: Address, given: frozenset[str]) -> Lis
     if page is not None:
         files = {name: UNKNOWN for name in page if not name.endswith("/")}
         folders = frozenset(name.rstrip("/") for name in page if name.endswith("/"))
-    else:
+    elif key in given or any(each.rpartition("/")[0] == key for each in given):
         named = [each.rpartition("/")[2] for each in sorted(given) if each.rpartition("/")[0] == key and each]
         with ThreadPoolExecutor(len(USUAL), thread_name_prefix="ckpt-web") as pool:
             guessed = dict(zip(USUAL, pool.map(lambda name: _guessed(store, _below(key, name)), USUAL), strict=True))

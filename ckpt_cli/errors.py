@@ -46,6 +46,8 @@ from functools import wraps
 from types import TracebackType
 from typing import ClassVar, ParamSpec, TypeVar
 
+from ckpt_cli.urls import shown
+
 LEAST_MEMORY = 256 << 20
 """Bytes of address space that a command takes, mostly for numpy."""
 
@@ -108,13 +110,13 @@ class CkptError(Exception):
         hint: str | None = None,
         details: Sequence[str] = (),
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.path = None if path is None else str(path)
+        self.message = shown(message)
+        super().__init__(self.message)
+        self.path = None if path is None else shown(str(path))
         self.tensor = tensor
-        self.expected = expected
-        self.hint = hint
-        self.details = tuple(details)
+        self.expected = None if expected is None else shown(expected)
+        self.hint = None if hint is None else shown(hint)
+        self.details = tuple(map(shown, details))
 
     def __str__(self) -> str:
         """Everything known, one line each, with options as Python calls them: shown in tracebacks and logs of Python callers."""

@@ -11,7 +11,6 @@ import functools
 import operator
 import os
 import re
-import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -22,6 +21,7 @@ from urllib.parse import unquote
 from ckpt_cli.dtypes import cast_name
 from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
 from ckpt_cli.progress import Progress
+from ckpt_cli.urls import WEB, Address, parsed
 
 if TYPE_CHECKING:
     import numpy
@@ -38,17 +38,8 @@ Result = TypeVar("Result")
 Number = TypeVar("Number", int, float)
 
 URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)
-STORES = {
-    "s3": "aws s3 cp --recursive",
-    "gs": "gcloud storage cp --recursive",
-    "az": "azcopy copy --recursive",
-    "abfs": "azcopy copy --recursive",
-    "abfss": "azcopy copy --recursive",
-    "wasb": "azcopy copy --recursive",
-    "wasbs": "azcopy copy --recursive",
-    "hdfs": "hdfs dfs -get",
-}
-"""What copies from an object store, by the scheme of its addresses."""
+STORES = ("s3", "gs", "az", "abfs", "abfss", "wasb", "wasbs", "hdfs", "hf", *WEB)
+"""Schemes that are known for sure, so that one slash behind them is enough: pathlib makes one of two."""
 
 HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?P<id>[\w.-]+/[\w.-]+)", re.IGNORECASE)
 EMPTY = "an unset shell variable expands to an empty string; nothing was read or written"
@@ -106,6 +97,9 @@ def path_text(value: object, option: str = "PATH", *, output: bool = False) -> s
         os.fsencode(text)
     except UnicodeEncodeError:
         raise UsageError(f"{option} has characters that no path can have here", expected="a path") from None
+    address = None if output else _address(text, isinstance(value, os.PathLike))
+    if address is not None:
+        return str(address.path)
     _refuse_address(text, option, output)
     return _expanded(text, option)
 
@@ -122,6 +116,17 @@ def paths_of(value: object, option: str) -> tuple[Path, ...]:
     return tuple(path_of(each, option) for each in value)
 
 
+def _address(text: str, is_path: bool) -> Address | None:
+    """An address that is read, or None. pathlib has made one slash of two, so that of a path a scheme that is known is enough."""
+    found = URL.fullmatch(text)
+    scheme = found["scheme"].lower() if found is not None else ""
+    if found is None or scheme == "file" or (scheme in WEB and HUB.match(text) and "/resolve/" not in text):
+        return None
+    if is_path and len(found["slashes"]) == 1 and scheme in STORES:
+        text = f"{scheme}://{found['rest']}"
+    return parsed(text)
+
+
 def _expanded(text: str, option: str) -> str:
     user, slash, _ = text.partition("/")
     if not user.startswith("~") or (user != "~" and not slash):
@@ -136,11 +141,10 @@ def _expanded(text: str, option: str) -> str:
 
 
 def _refuse_address(text: str, option: str, output: bool) -> None:
-    """Raise UsageError for an address of something that is no local file, with what to do instead."""
+    """Raise UsageError for an address that is not read, or not written, with what to do instead."""
     found = URL.fullmatch(text)
     hub = HUB.match(text)
-    # pathlib makes one slash of two; then only schemes that are known for sure count.
-    known = found is not None and found["scheme"].lower() in (*STORES, "http", "https", "hf", "file")
+    known = found is not None and found["scheme"].lower() in (*STORES, "file")
     if hub is None and (found is None or (len(found["slashes"]) < 2 and not known)):
         return
     scheme = found["scheme"].lower() if found is not None else "https"
@@ -149,23 +153,20 @@ def _refuse_address(text: str, option: str, output: bool) -> None:
         raise UsageError(f"{option} is a file:// address, but ckpt takes paths", path=text, hint=f"write it as {local}")
     if hub is not None and os.path.lexists(text):
         return
+    # As the names of the letters are spoken.
+    article = "an" if scheme[0] in "aefhilmnorsx" else "a"
     if output:
         hint = "write to a local folder, and copy that there"
-    elif hub is not None:
+        raise UsageError(f"{option} is {article} {scheme}:// address, and ckpt writes local files only", path=text, hint=hint)
+    if hub is not None:
         name = hub["id"]
         rest = f"then pass {name}" if option == "--base" else f"--local-dir {name.split('/')[1]}"
         hint = f"download it first: hf download {name}{',' if option == '--base' else ''} {rest}"
-    elif scheme in STORES and found is not None and len(found["slashes"]) == 2:
-        hint = f"copy it to a local disk first: {STORES[scheme]} {shlex.quote(text)} DIR"
-    elif scheme in STORES:
-        hint = "copy it to a local disk first"
-    else:
-        hint = "download it first, or mount it as a folder"
-    # As the names of the letters are spoken.
-    article = "an" if scheme[0] in "aefhilmnorsx" else "a"
-    raise UsageError(
-        f"{option} is {article} {scheme}:// address, and ckpt {'writes' if output else 'reads'} local files only", path=text, hint=hint
-    )
+        raise UsageError(f"{option} names a model of the Hub, not its files", path=text, hint=hint)
+    if found is not None:
+        raise UsageError(
+            f"{option} is {article} {scheme}: address with one slash", path=text, hint=f"write it as {scheme}://{found['rest']}"
+        )
 
 
 # -- single values ---------------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ EXTRAS = {
     "plot of a diff": ("matplotlib", "plot", "ckpt_cli.diff(run, steps=(100, 200), plot='drift.svg')"),
     "zstd": ("zstandard", "zstd", "from ckpt_cli.files.compressed import inflated; inflated(None, 0, 0, ['stream.zstd/1'], None)"),
     "ray": ("ray", "ray", "ckpt_cli.merge(run, out, engine='ray')"),
+    "a bucket": ("obstore", "remote", "ckpt_cli.detect('s3://bucket/run')"),
+    "what else fsspec knows": ("fsspec", "fsspec", "ckpt_cli.detect('memory://run')"),
 }
 
 

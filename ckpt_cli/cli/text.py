@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_cli.names import printable
+from ckpt_cli.urls import shown
 
 UNITS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3))
 
@@ -66,7 +67,7 @@ def shape(dimensions: Iterable[int]) -> str:
 
 def path(name: str | Path) -> str:
     """A path as short as it can be: relative to the current folder where it lies inside of it. Safe for a terminal."""
-    text = os.fspath(name)
+    text = shown(os.fspath(name))
     if os.path.isabs(text):
         relative = os.path.relpath(text)
         text = relative if not relative.startswith("..") else text

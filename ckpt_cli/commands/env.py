@@ -16,7 +16,14 @@ from ckpt_cli.results.environment import EnvResult
 from ckpt_cli.tensors.parallel import default_jobs
 
 NEEDED = ("typer", "rich", "pydantic", "numpy", "ml_dtypes", "safetensors", "typing-extensions")
-EXTRAS = {"torch": ("torch", "transformers"), "plot": ("matplotlib",), "zstd": ("zstandard",), "ray": ("ray",)}
+EXTRAS = {
+    "torch": ("torch", "transformers"),
+    "plot": ("matplotlib",),
+    "zstd": ("zstandard",),
+    "remote": ("obstore",),
+    "fsspec": ("fsspec",),
+    "ray": ("ray",),
+}
 """The packages of each extra; pyproject.toml declares them."""
 
 VARIABLES = ("CKPT_DEBUG", "CKPT_COLOR", "CKPT_PROGRESS", "NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "XDG_CACHE_HOME")

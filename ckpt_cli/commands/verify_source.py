@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -26,6 +25,7 @@ from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.names import LoraMode, Naming, ShardOrder
 from ckpt_cli.results.verify import Finding, SourceComparison
 from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.urls import URL, full_name
 from ckpt_cli.verifying.adapter import scales
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.source import Wanted
@@ -49,7 +49,7 @@ def planned_source(
     """
     plain = all(format_of(component.component).is_loaded for component in opened.components)
     merged = manifest is not None and manifest.command == MERGE
-    known = merged and (not plain or os.path.abspath(opened.found.path) == (manifest and manifest.facts.get("checkpoint")))
+    known = merged and (not plain or full_name(opened.found.path) == (manifest and manifest.facts.get("checkpoint")))
     if manifest is not None and manifest.command == AVERAGE and not plain:
         averaged = manifest.facts.get("averaged")
         count = len(averaged) if isinstance(averaged, list) else "several"
@@ -186,7 +186,8 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
     listed = manifest.facts.get("sources") if manifest is not None else None
     found = []
     for source in listed if isinstance(listed, list) else []:
-        if isinstance(source, dict) and isinstance(source.get("path"), str):
+        # Which host is asked is not for a file to decide.
+        if isinstance(source, dict) and isinstance(source.get("path"), str) and not URL.fullmatch(source["path"]):
             try:
                 status = status_of(source["path"])
             except Unreadable as error:

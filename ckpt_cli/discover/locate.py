@@ -32,7 +32,7 @@ from ckpt_cli.discover.steps import (
     without_tags,
 )
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
-from ckpt_cli.files.folders import Folders, entries_in, status_of
+from ckpt_cli.files.folders import Folders, entries_in, same_file, status_of
 from ckpt_cli.formats.foreign import foreign_error
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
@@ -55,7 +55,7 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
     target = parts[0]
     for other in also:
         _check_exists(other)
-        if os.path.samefile(path, other):
+        if same_file(path, other):
             raise UsageError(f"--also names the folder itself: {other}", hint="leave it out")
         parts.append(_locate(other, step, steps, there))
         target = joined_targets(target, parts[-1])
@@ -172,7 +172,7 @@ def _suggestion(path: Path, there: Folders) -> str | None:
         return None
     for candidate in [folder, *entries[:200], folder.parent]:
         try:
-            if not there.is_folder(candidate) or os.path.samefile(candidate, path):
+            if not there.is_folder(candidate) or same_file(candidate, path):
                 continue
             places = places_in(candidate, there)
             beneath = [place for found in steps_in(candidate, there)[0] for place in found.places]

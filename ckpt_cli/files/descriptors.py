@@ -1,9 +1,32 @@
-"""Descriptors of open files: how many there may be, and reads at a position on any system."""
+"""Descriptors of open files: opening regular ones, how many there may be, and reads at a position on any system."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
+
+from ckpt_cli.errors import LfsPointer, NotFound, Unreadable
+
+OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+ABSENT = (FileNotFoundError, NotADirectoryError)
+"""The only errors that mean that a file is absent."""
+
+HINTS = {
+    errno.EACCES: "ask its owner, or run as a user who may read it",
+    errno.EPERM: "ask its owner, or run as a user who may read it",
+    errno.ELOOP: "symbolic links form a loop: replace them with the file or folder itself",
+    errno.ENAMETOOLONG: "the name is longer than this file system allows",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ESTALE: "the file system was remounted or the file replaced: run the command again",
+}
+"""What helps against a system error. For EIO and others nothing is known to help."""
+
+LFS_START = b"version https://git-lfs.github.com/spec/"
+LFS_SIZE = 1024
+"""A pointer is smaller than this (docs/spec.md of git-lfs)."""
 
 MOST = 4096
 SEEKING = threading.Lock()
@@ -37,3 +60,46 @@ def descriptor_budget() -> int:
         except (OSError, ValueError):
             pass
     return max(8, min(soft // 2, MOST))
+
+
+def opened(name: str) -> tuple[int, os.stat_result]:
+    """A descriptor of a regular file, and its status. Raises NotFound, Unreadable, LfsPointer."""
+    try:
+        fd = os.open(name, OPEN_FLAGS)
+    except ABSENT as error:
+        raise NotFound("no such file", path=name) from error
+    except OSError as error:
+        raise unreadable(error, name, "the file cannot be opened") from error
+    except ValueError as error:
+        raise Unreadable("the file cannot be opened: the name contains a NUL byte", path=name) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unreadable("not a regular file", path=name)
+        if len(LFS_START) < status.st_size < LFS_SIZE:
+            refuse_pointer(beginning(fd, len(LFS_START)), name)
+    except OSError as error:
+        os.close(fd)
+        raise unreadable(error, name, "reading failed") from error
+    except (Unreadable, LfsPointer):
+        os.close(fd)
+        raise
+    return fd, status
+
+
+def refuse_pointer(start: bytes, name: str) -> None:
+    """Raise LfsPointer if a small file begins like one."""
+    if start.startswith(LFS_START):
+        raise LfsPointer("this is a Git LFS pointer, not the file itself", path=name)
+
+
+def beginning(fd: int, length: int) -> bytes:
+    """The first bytes of a file that was just opened; it is at its beginning again afterwards."""
+    start = os.read(fd, length)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return start
+
+
+def unreadable(error: OSError, path: str | os.PathLike[str], what: str) -> Unreadable:
+    """A system error about a path as a CkptError, with what helps against it."""
+    return Unreadable(f"{what}: {error.strerror or error}", path=os.fspath(path), hint=HINTS.get(error.errno or 0))

@@ -9,16 +9,27 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping
+from operator import methodcaller
 from pathlib import Path, PureWindowsPath
+from typing import Protocol
 
-from ckpt_cli.files.source import ABSENT, unreadable
+from ckpt_cli.files.descriptors import ABSENT, unreadable
+from ckpt_cli.urls import is_remote
+
+
+class Entry(Protocol):
+    """What a listing says of one name, as ``os.DirEntry`` does; links are followed."""
+
+    def is_file(self) -> bool: ...
+
+    def is_dir(self) -> bool: ...
 
 
 class Folders:
     """Folders as they were when they were first looked at, each listed once. Questions about entries of others go to the system."""
 
     def __init__(self) -> None:
-        self._listed: dict[Path, Mapping[str, os.DirEntry[str]]] = {}
+        self._listed: dict[Path, Mapping[str, Entry]] = {}
         self._status: dict[Path, os.stat_result | None] = {}
 
     def entries(self, folder: Path) -> list[Path]:
@@ -27,13 +38,10 @@ class Folders:
             above = self._listed.get(folder.parent)
             if above is not None and folder.name not in above and folder.name:
                 return []
-            try:
-                with os.scandir(folder) as entries:
-                    self._listed[folder] = {entry.name: entry for entry in entries}
-            except ABSENT:
+            found = _remote_listing(folder) if is_remote(folder) else _listing(folder)
+            if found is None:
                 return []
-            except OSError as error:
-                raise unreadable(error, folder, "the folder cannot be listed") from error
+            self._listed[folder] = found
         return sorted(folder / name for name in self._listed[folder])
 
     def files(self, folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
@@ -53,15 +61,15 @@ class Folders:
 
     def is_file(self, path: Path) -> bool:
         """Whether a path is a regular file, also behind links. Raises Unreadable."""
-        status = self._known(path, os.DirEntry.is_file)
+        status = self._known(path, methodcaller("is_file"))
         return status if isinstance(status, bool) else status is not None and stat.S_ISREG(status.st_mode)
 
     def is_folder(self, path: Path) -> bool:
         """Whether a path is a folder, also behind links. Raises Unreadable."""
-        status = self._known(path, os.DirEntry.is_dir)
+        status = self._known(path, methodcaller("is_dir"))
         return status if isinstance(status, bool) else status is not None and stat.S_ISDIR(status.st_mode)
 
-    def _known(self, path: Path, ask: Callable[[os.DirEntry[str]], bool]) -> bool | os.stat_result | None:
+    def _known(self, path: Path, ask: Callable[[Entry], bool]) -> bool | os.stat_result | None:
         """What the listing of the folder above says of an entry, or the system where that was not listed."""
         listed = self._listed.get(path.parent)
         if listed is None or path.name in ("", ".."):
@@ -78,6 +86,22 @@ class Folders:
         if path not in self._status:
             self._status[path] = status_of(path)
         return self._status[path]
+
+
+def _listing(folder: Path) -> Mapping[str, Entry] | None:
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry for entry in entries}
+    except ABSENT:
+        return None
+    except OSError as error:
+        raise unreadable(error, folder, "the folder cannot be listed") from error
+
+
+def _remote_listing(folder: Path) -> Mapping[str, Entry] | None:
+    from ckpt_cli.files.remote.tree import remote_entries
+
+    return remote_entries(folder)
 
 
 def stays_inside(name: object) -> bool:
@@ -112,6 +136,10 @@ def folders_in(folder: Path, wanted: Callable[[str], object] | None = None) -> l
 
 def status_of(path: str | os.PathLike[str]) -> os.stat_result | None:
     """The status of a path, following links; None if nothing exists there. Raises Unreadable if that cannot be determined."""
+    if is_remote(path):
+        from ckpt_cli.files.remote.tree import remote_status
+
+        return remote_status(path)
     try:
         return os.stat(path)
     except ABSENT:
@@ -126,6 +154,12 @@ def place_of(path: Path) -> tuple[int, int] | None:
     """What all names of one file or folder share, links included; None if nothing exists there. Raises Unreadable."""
     status = status_of(path)
     return None if status is None else (status.st_dev, status.st_ino)
+
+
+def same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths lead to one file or folder, which is there. Raises Unreadable."""
+    first, second = status_of(path), status_of(other)
+    return first is not None and second is not None and os.path.samestat(first, second)
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:

@@ -9,9 +9,7 @@ cannot be accessed may hold anything.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -19,36 +17,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ckpt_cli.errors import CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable
-from ckpt_cli.files.descriptors import descriptor_budget, pread
+from ckpt_cli.errors import CorruptFile, SourceChanged
+from ckpt_cli.files.descriptors import ABSENT, beginning, descriptor_budget, opened, pread, unreadable
 from ckpt_cli.files.pickle_template import Templates
 from ckpt_cli.progress import Progress, stages
+from ckpt_cli.urls import Address, address_of, is_remote
 
-OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
-ABSENT = (FileNotFoundError, NotADirectoryError)
-"""The only errors that mean that a file is absent."""
-
-HINTS = {
-    errno.EACCES: "ask its owner, or run as a user who may read it",
-    errno.EPERM: "ask its owner, or run as a user who may read it",
-    errno.ELOOP: "symbolic links form a loop: replace them with the file or folder itself",
-    errno.ENAMETOOLONG: "the name is longer than this file system allows",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ESTALE: "the file system was remounted or the file replaced: run the command again",
-}
-"""What helps against a system error. For EIO and others nothing is known to help."""
+if TYPE_CHECKING:
+    from ckpt_cli.files.remote.source import RemoteFiles
 
 Parsed = TypeVar("Parsed")
 MAX_PARSED = 2
 """Files that are kept as they were parsed: a pickle of many tensors takes some memory."""
-
-LFS_START = b"version https://git-lfs.github.com/spec/"
-LFS_SIZE = 1024
-"""A pointer is smaller than this (docs/spec.md of git-lfs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +103,20 @@ class Window:
             raise CorruptFile(f"{length} bytes at {offset} lie outside of an item of {self.size} bytes", path=self.source.path)
         return self.source.read(self.start + offset, length)
 
+    def before_reading(self, place: int, start: int, length: int, check: Callable[[bytes], None]) -> None:
+        """As that of a file, for offsets in the window."""
+        if isinstance(self.source, FileSource):
+            self.source.before_reading(self.start + place, self.start + start, length, check)
+        else:
+            check(self.read(start, length))
+
 
 class FileSource:
-    """A regular file, read with ``pread`` through the descriptors of a `Files` pool."""
+    """A regular file, read with ``pread`` through the descriptors of a `Files` pool. One in a store is a `RemoteSource`."""
 
     __slots__ = ("_files", "identity")
     forward_only = False
+    is_local = True
 
     def __init__(self, files: Files, identity: Identity) -> None:
         self._files = files
@@ -183,6 +173,13 @@ class FileSource:
         with self._files.descriptor(self) as fd:
             yield fd
 
+    def expect(self, ranges: Iterable[tuple[int, int]], *, exactly: bool = False) -> None:
+        """Tell what will be read next, in this order (first and last byte, from 0, the last excluded): here that changes nothing."""
+
+    def before_reading(self, place: int, start: int, length: int, check: Callable[[bytes], None]) -> None:
+        """Have some bytes checked before anything at ``place`` behind them is read: here at once."""
+        check(self.read(start, length))
+
     def check_unchanged(self) -> None:
         """Raise SourceChanged unless the file still is what it was when it was first opened."""
         try:
@@ -215,11 +212,15 @@ class Files:
         self._idle: OrderedDict[str, int] = OrderedDict()
         self._busy: dict[str, list[int]] = {}
         self._parsed: OrderedDict[Hashable, Any] = OrderedDict()
+        self._remote: RemoteFiles | None = None
         self.pickles = Templates()
 
     def expect(self, paths: Iterable[str | os.PathLike[str]], what: str = "files") -> None:
         """Tell the progress display how many of these files were opened, from now on."""
         self._expected, self._opened, self._what = {os.path.abspath(path) for path in paths}, 0, what
+        remote = [address for path in sorted(self._expected - self._sources.keys()) if (address := address_of(path)) is not None]
+        if remote:
+            self._remote_files().open_soon(remote)
 
     def source(self, path: str | os.PathLike[str]) -> FileSource:
         """The source of ``path``; the same object for the same path. Raises NotFound or Unreadable."""
@@ -227,11 +228,23 @@ class Files:
         with self._lock:
             self._count(name)
             if name not in self._sources:
-                fd, identity = _open(name)
-                self._sources[name] = FileSource(self, identity)
-                self._idle[name] = fd
-                self._trim()
+                self._sources[name] = self._new(name, address_of(name))
             return self._sources[name]
+
+    def _new(self, name: str, address: Address | None) -> FileSource:
+        if address is not None:
+            return self._remote_files().source(self, address)
+        fd, identity = _open(name)
+        self._idle[name] = fd
+        self._trim()
+        return FileSource(self, identity)
+
+    def _remote_files(self) -> RemoteFiles:
+        if self._remote is None:
+            from ckpt_cli.files.remote.source import RemoteFiles
+
+            self._remote = RemoteFiles()
+        return self._remote
 
     def parsed(self, path: str | os.PathLike[str], parse: Callable[[FileSource], Parsed]) -> Parsed:
         """What ``parse`` makes of a file. The last few are kept: what a file holds is often asked right before it is described."""
@@ -295,6 +308,8 @@ class Files:
         with self._lock:
             while self._idle:
                 os.close(self._idle.popitem()[1])
+        if self._remote is not None:
+            self._remote.close()
 
     def __enter__(self) -> Files:
         return self
@@ -316,14 +331,13 @@ class Files:
 
 def size_of(path: str | os.PathLike[str]) -> int:
     """Bytes of a regular file, which can be opened. Raises what opening raises."""
+    if is_remote(path):
+        from ckpt_cli.files.remote.tree import remote_size
+
+        return remote_size(path)
     fd, identity = _open(os.fspath(path))
     os.close(fd)
     return identity.size
-
-
-def unreadable(error: OSError, path: str | os.PathLike[str], what: str) -> Unreadable:
-    """A system error about a path as a CkptError, with what helps against it."""
-    return Unreadable(f"{what}: {error.strerror or error}", path=os.fspath(path), hint=HINTS.get(error.errno or 0))
 
 
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:
@@ -331,10 +345,13 @@ def read_small(path: Path, limit: int = 64 << 20) -> bytes:
 
     Raises NotFound, Unreadable, CorruptFile above ``limit`` bytes, or SourceChanged if its size is not the one it had when it was opened.
     """
+    if is_remote(path):
+        from ckpt_cli.files.remote.tree import remote_content
+
+        return remote_content(path, limit)
     fd, identity = _open(os.fspath(path))
     with os.fdopen(fd, "rb") as file:
-        if identity.size > limit:
-            raise CorruptFile(f"{identity.size} bytes is too large for a side file", path=path, expected=f"at most {limit} bytes")
+        check_small(identity.size, limit, path)
         try:
             content = file.read(identity.size + 1)
         except OSError as error:
@@ -348,11 +365,21 @@ def read_small(path: Path, limit: int = 64 << 20) -> bytes:
     return content
 
 
+def check_small(size: int, limit: int, path: object) -> None:
+    """Raise CorruptFile if a side file is larger than any of its kind."""
+    if size > limit:
+        raise CorruptFile(f"{size} bytes is too large for a side file", path=path, expected=f"at most {limit} bytes")
+
+
 def begins_with(path: Path, start: bytes) -> bool:
     """Whether a file begins with these bytes, of which no more are read. Raises what opening raises."""
+    if is_remote(path):
+        from ckpt_cli.files.remote.tree import remote_beginning
+
+        return remote_beginning(path, len(start)) == start
     fd, _ = _open(os.fspath(path))
     try:
-        return _starts_with(fd, start)
+        return beginning(fd, len(start)) == start
     except OSError as error:
         raise unreadable(error, path, "reading failed") from error
     finally:
@@ -360,31 +387,5 @@ def begins_with(path: Path, start: bytes) -> bool:
 
 
 def _open(name: str) -> tuple[int, Identity]:
-    try:
-        fd = os.open(name, OPEN_FLAGS)
-    except ABSENT as error:
-        raise NotFound("no such file", path=name) from error
-    except OSError as error:
-        raise unreadable(error, name, "the file cannot be opened") from error
-    except ValueError as error:
-        raise Unreadable("the file cannot be opened: the name contains a NUL byte", path=name) from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise Unreadable("not a regular file", path=name)
-        if len(LFS_START) < status.st_size < LFS_SIZE and _starts_with(fd, LFS_START):
-            raise LfsPointer("this is a Git LFS pointer, not the file itself", path=name)
-    except OSError as error:
-        os.close(fd)
-        raise unreadable(error, name, "reading failed") from error
-    except (Unreadable, LfsPointer):
-        os.close(fd)
-        raise
+    fd, status = opened(name)
     return fd, Identity.of(name, status)
-
-
-def _starts_with(fd: int, start: bytes) -> bool:
-    """Whether a file that was just opened begins with these bytes; it is at its beginning again afterwards."""
-    begin = os.read(fd, len(start))
-    os.lseek(fd, 0, os.SEEK_SET)
-    return begin == start

@@ -173,7 +173,7 @@ class TorchFile:
                 expected="a zip archive (torch >= 1.6) or a legacy torch.save file",
                 hint="it begins with zeros: the copy may have been interrupted" if not start.strip(b"\0") else None,
             )
-        self._zip = ZipMap(self._window)
+        self._zip = ZipMap(self._window, self._window.before_reading)
         self._top = self._single_top(self._zip.members)
         if f"{self._top}constants.pkl" in self._zip.members or any(name.startswith(f"{self._top}code/") for name in self._zip.members):
             raise Unsupported("this is a TorchScript archive, not a checkpoint", hint="save the state dict with torch.save instead")

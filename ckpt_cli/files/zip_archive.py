@@ -10,8 +10,9 @@ reader accepts only unambiguous archives. Layout facts: APPNOTE.TXT of PKWARE, a
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ckpt_cli.errors import INTERRUPTED, CorruptFile, Unsupported
@@ -24,6 +25,9 @@ MAX_DIRECTORY = 512 << 20
 NO_32, NO_16 = 0xFFFFFFFF, 0xFFFF
 ENTRY = struct.Struct("<4s4x2H4x3I3H8xI")
 """An entry of the directory: signature, flags, method, CRC-32, packed and full size, lengths of name, extra field and comment, offset."""
+
+
+BeforeReading = Callable[[int, int, int, Callable[[bytes], None]], None]
 
 
 class Readable(Protocol):
@@ -48,11 +52,13 @@ class Member:
 class ZipMap:
     """The members of one archive that fills ``source`` from byte 0 to its end.
 
+    ``before_reading`` (`ckpt_cli.files.source.FileSource.before_reading`) may put off the look at local headers until data are read.
     Raises CorruptFile if the archive is damaged or ambiguous, Unsupported if members are encrypted or (on access) compressed.
     """
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: Readable, before_reading: BeforeReading | None = None) -> None:
         self._source = source
+        self._before_reading = before_reading or (lambda _, start, length, check: check(source.read(start, length)))
         self.members: dict[str, Member] = {}
         self._data: dict[str, int] = {}
         start, size, count = self._find_directory()
@@ -68,7 +74,10 @@ class ZipMap:
                 hint="load the file with torch and save it again with torch.save",
             )
         if name not in self._data:
-            self._data[name] = self._check_local_header(member)
+            # Members reach exactly to their neighbours, so that the end says where the data begin; the local header must agree.
+            place, name_size = member.end - member.size, len(member.name.encode())
+            self._before_reading(place, member.header, 30 + name_size, partial(_check_local_header, member))
+            self._data[name] = place
         return self._data[name], member
 
     def read(self, name: str, limit: int) -> bytes:
@@ -162,17 +171,15 @@ class ZipMap:
                 raise CorruptFile(f"{_tail(name)} overlaps its neighbour")
             self.members[name] = Member(name, header, size, crc, method, end)
 
-    def _check_local_header(self, member: Member) -> int:
-        name = member.name.encode()
-        header = self._source.read(member.header, 30 + len(name))
-        name_length, extra_length = struct.unpack_from("<2H", header, 26)
-        method = struct.unpack_from("<H", header, 8)[0]
-        data: int = member.header + 30 + name_length + extra_length
-        if header[:4] != LOCAL or header[30:] != name or name_length != len(name) or method != STORED:
-            raise CorruptFile(f"the local header of {_tail(member.name)} contradicts the zip directory")
-        if data + member.size != member.end:
-            raise CorruptFile(f"the data of {_tail(member.name)} is not where the zip directory says")
-        return data
+
+def _check_local_header(member: Member, header: bytes) -> None:
+    name = member.name.encode()
+    name_length, extra_length = struct.unpack_from("<2H", header, 26)
+    method = struct.unpack_from("<H", header, 8)[0]
+    if header[:4] != LOCAL or header[30:] != name or name_length != len(name) or method != STORED:
+        raise CorruptFile(f"the local header of {_tail(member.name)} contradicts the zip directory")
+    if member.header + 30 + name_length + extra_length + member.size != member.end:
+        raise CorruptFile(f"the data of {_tail(member.name)} is not where the zip directory says")
 
 
 def _zip64_fields(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int] | None:

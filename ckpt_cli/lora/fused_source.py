@@ -122,6 +122,7 @@ class FusedSource:
         self._dtype = dtype
         self._kept = kept
         tensors = (update.weight, *update.parts, *([update.magnitude] if update.magnitude is not None else []))
+        self.tensors = tensors
         found = {origin.identity: origin for tensor in tensors for p in tensor.pieces for origin in p.source.origins}
         self.origins: tuple[Source, ...] = tuple(found.values())
         self.size = update.weight.numel * dtype.itemsize

@@ -16,6 +16,7 @@ from ckpt_cli.hub.config import Config
 from ckpt_cli.lora.config import CONFIG
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Component, Note
+from ckpt_cli.urls import full_name
 
 NAME_OR_PATH = "base_model_name_or_path"
 MAX_NAME = 4096
@@ -52,7 +53,8 @@ def trained_on_notes(config: Config, base: Base) -> list[Note]:
     if not isinstance(named, str) or not named or len(named) > MAX_NAME:
         return []
     there = _folder_at(named)
-    if there is not None and os.path.samestat(there, os.stat(base.folder)):
+    here = status_of(base.folder)
+    if there is not None and here is not None and os.path.samestat(there, here):
         return []
     known = list(_names(base))
     if _short(named) in map(_short, known):
@@ -98,4 +100,4 @@ def _was_read(manifest: Manifest, adapter: Component) -> bool:
     read = {(entry.get("path"), entry.get("size"), entry.get("mtime_ns")) for entry in listed if isinstance(entry, Mapping)}
     weights = [path for path in adapter.files if path.suffix != ".json"]
     found = {path: status for path in weights if (status := status_of(path)) is not None}
-    return any((os.path.abspath(path), status.st_size, status.st_mtime_ns) in read for path, status in found.items())
+    return any((full_name(path), status.st_size, status.st_mtime_ns) in read for path, status in found.items())

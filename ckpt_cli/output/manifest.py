@@ -8,6 +8,7 @@ from typing import Any
 
 from ckpt_cli.files.manifest import SCHEMA
 from ckpt_cli.files.source import Source
+from ckpt_cli.urls import shown
 
 
 def build(
@@ -45,7 +46,7 @@ def build(
             "side_files": {name: f"{crc:08x}" for name, crc in sorted(side_checksums.items())},
         },
     }
-    return (json.dumps(content, indent=2) + "\n").encode()
+    return shown(json.dumps(content, indent=2) + "\n").encode()
 
 
 def versions() -> dict[str, str]:

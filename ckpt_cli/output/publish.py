@@ -31,6 +31,7 @@ from ckpt_cli.results.written import ClassComparison, FileInfo, PartDone
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.parallel import default_jobs
 from ckpt_cli.tensors.reading import SLAB
+from ckpt_cli.urls import is_remote
 
 DEFAULT_SHARD_SIZE = 5_000_000_000
 RESIDENT = 60 << 20
@@ -169,7 +170,7 @@ def _checked(order: Order) -> Order:
     target = order.target
     check_place(target.folder, in_place=target.in_place)
     for path in order.side_files.values():
-        if isinstance(path, Path) and not os.access(path, os.R_OK):
+        if isinstance(path, Path) and not is_remote(path) and not os.access(path, os.R_OK):
             raise Unreadable("a file that belongs beside the weights cannot be read", path=path)
     if not target.in_place:
         return order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -10,6 +11,7 @@ from ckpt_cli.files.source import Source
 from ckpt_cli.output import plan
 from ckpt_cli.output.part import WHOLE_FILES, Part
 from ckpt_cli.output.plan import CopyWork, OutputFile, Plan, TileWork, work_of
+from ckpt_cli.tensors.reading import Read, reads_of_tile
 
 
 def cutting(part: Part) -> str:
@@ -35,6 +37,15 @@ class Share:
     wrote: dict[str, int]
     nbytes: int
     sources: tuple[Source, ...]
+
+    @property
+    def reads(self) -> Iterator[Read]:
+        """What is read of sources elsewhere than on this machine, in this order."""
+        for work in (work for portion in self.files for work in portion.work):
+            if isinstance(work, CopyWork):
+                yield work.piece.source, work.source_offset, work.source_offset + work.nbytes
+            else:
+                yield from (read for tensor in work.output.origins for read in reads_of_tile(tensor, work.tile))
 
 
 def share_of(whole: Plan, part: Part) -> Share:

@@ -25,7 +25,7 @@ from ckpt_cli.output.staging import Staging
 from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.parallel import Stop, in_threads, workers_for
-from ckpt_cli.tensors.reading import read_tile
+from ckpt_cli.tensors.reading import expect_reads, read_tile, reads_of
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
 
@@ -82,6 +82,7 @@ def execute(
     """
     progress = progress or Silent()
     workers = workers_for(plan.sources, jobs)
+    expect_reads(reads_of(tensor for output in plan.tensors for tensor in output.origins))
     written = Written({file.name: file.size for file in plan.files}, {}, {})
     with output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
@@ -147,6 +148,7 @@ def write_share(
     written = Written({}, {})
     done = SharedWritten(written, {})
     with output_errors(folder):
+        expect_reads(share.reads)
         progress.start(share.nbytes, share.files[0].file.name if share.files else "")
         try:
             for portion in share.files:
@@ -315,7 +317,7 @@ class _Buffers:
 def _copy_in_kernel(fd: int, work: CopyWork) -> int:
     """Bytes that ``copy_file_range`` copied; the caller does the rest."""
     source, done = work.piece.source, 0
-    if not isinstance(source, FileSource) or not hasattr(os, "copy_file_range"):
+    if not isinstance(source, FileSource) or not source.is_local or not hasattr(os, "copy_file_range"):
         return 0
     with source.descriptor() as origin:
         while done < work.nbytes:

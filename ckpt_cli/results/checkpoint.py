@@ -5,10 +5,16 @@ It lists tensors with their layout, never their pieces, of which a large run has
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import LayoutKind, Tensor
+from ckpt_cli.urls import shown
+
+Place = Annotated[str, AfterValidator(shown)]
+"""A path on this machine, or an address."""
 
 
 class Frozen(BaseModel):
@@ -26,7 +32,7 @@ class NoteInfo(Frozen):
 
     level: str
     code: str
-    text: str
+    text: Place
 
     @classmethod
     def of(cls, note: Note) -> NoteInfo:
@@ -81,7 +87,7 @@ class ComponentInfo(Frozen):
     name: str
     format: str
     writer: str
-    path: str
+    path: Place
     files: int
     world_size: int | None = None
     missing_ranks: tuple[int, ...] = ()
@@ -124,7 +130,7 @@ class StepInfo(Frozen):
     """One step of a run. ``problem`` says why it is not complete, as far as names (or, if it was tried, contents) tell."""
 
     step: int | None
-    path: str
+    path: Place
     components: tuple[str, ...]
     problem: str | None = None
 
@@ -136,9 +142,9 @@ class Checkpoint(Frozen):
     for it. ``components`` begins with the main one.
     """
 
-    path: str
+    path: Place
     step: int | None
-    run: str | None = None
+    run: Place | None = None
     framework: str
     components: tuple[ComponentInfo, ...]
     newest_complete: bool = False

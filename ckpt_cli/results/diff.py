@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ckpt_cli.results.checkpoint import Frozen, NoteInfo
+from ckpt_cli.results.checkpoint import Frozen, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
 
 
 class DiffSide(Frozen):
     """One of the two that were compared."""
 
-    path: str
+    path: Place
     step: int | None
     component: str
     format: str

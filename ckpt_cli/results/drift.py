@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_cli.results.checkpoint import Frozen
+from ckpt_cli.results.checkpoint import Frozen, Place
 from ckpt_cli.results.numbers import Number
 
 
@@ -104,7 +104,7 @@ class BaseComparison(Frozen):
     elements that was to be compared, None for all.
     """
 
-    base: str
+    base: Place
     common: int
     missing: tuple[str, ...]
     extra: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_cli.results.checkpoint import Frozen, NoteInfo
+from ckpt_cli.results.checkpoint import Frozen, NoteInfo, Place
 
 
 class LoadResult(Frozen):
@@ -13,7 +13,7 @@ class LoadResult(Frozen):
     ``missing`` tensors of the model were left as they are, ``unexpected`` ones of the checkpoint are not in the model.
     """
 
-    path: str
+    path: Place
     step: int | None
     component: str
     naming: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ckpt_cli.results.checkpoint import Frozen, NoteInfo
+from ckpt_cli.results.checkpoint import Frozen, NoteInfo, Place
 from ckpt_cli.results.inspect import InspectResult
 from ckpt_cli.results.numbers import Number
 
@@ -54,7 +54,7 @@ class ShowResult(Frozen):
     for complex ones.
     """
 
-    path: str
+    path: Place
     step: int | None
     component: str
     name: str

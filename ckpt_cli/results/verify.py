@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ckpt_cli.results.checkpoint import Frozen, NoteInfo
+from ckpt_cli.results.checkpoint import Frozen, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.lora import LoraInfo
 
@@ -14,9 +14,9 @@ class Finding(Frozen):
 
     code: str
     severity: str
-    message: str
+    message: Place
     tensor: str | None = None
-    file: str | None = None
+    file: Place | None = None
     numbers: dict[str, float | int | str] = Field(default_factory=dict)
 
 
@@ -26,7 +26,7 @@ class SourceComparison(Frozen):
     ``from_base`` more tensors were taken from the base and compared with it. ``lora``: adapters were fused before.
     """
 
-    source: str
+    source: Place
     component: str
     tensors: int
     bytes: int
@@ -51,7 +51,7 @@ class VerifyResult(Frozen):
     class has, None if that is not known; ``bytes_read`` of ``bytes`` were read for ``full``.
     """
 
-    path: str
+    path: Place
     component: str
     format: str
     files: int
@@ -61,7 +61,7 @@ class VerifyResult(Frozen):
     dtypes: dict[str, int]
     architecture: str | None
     levels: tuple[str, ...]
-    made_from: str | None = None
+    made_from: Place | None = None
     made_of: str | None = None
     made_by: tuple[str, ...] = ()
     expected: int | None = None

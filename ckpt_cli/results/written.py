@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_cli.results.checkpoint import Checkpoint, Frozen, NoteInfo
+from ckpt_cli.results.checkpoint import Checkpoint, Frozen, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.lora import LoraInfo
 from ckpt_cli.results.verify import VerifyResult
@@ -55,7 +55,7 @@ class WrittenFolder(Frozen):
     """
 
     component: str
-    output: str
+    output: Place
     files: tuple[FileInfo, ...]
     tensors: int
     elements: int
@@ -110,7 +110,7 @@ class MergeResult(Frozen):
 class AverageSource(Frozen):
     """One checkpoint of an average. It enters as ``weight`` times its value; ``coefficient`` is the weight over the divisor."""
 
-    path: str
+    path: Place
     step: int | None
     component: str
     format: str
@@ -145,7 +145,7 @@ class AverageResult(Frozen):
 class PublishedFolder(Frozen):
     """An output that was published; ``parts`` is 0 if that was done before."""
 
-    output: str
+    output: Place
     parts: int
     files: tuple[FileInfo, ...]
     tensors: int
@@ -176,11 +176,11 @@ class ExtractResult(Frozen):
     ``not_represented`` lists objects that only their own classes could rebuild.
     """
 
-    path: str
+    path: Place
     step: int | None
     component: str
     framework: str
-    output: str
+    output: Place
     files: tuple[FileInfo, ...]
     ranks: int
     scheduler: dict[str, Any] | None

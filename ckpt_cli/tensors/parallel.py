@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from ckpt_cli.files.source import Source
 from ckpt_cli.progress import Progress, Silent
+from ckpt_cli.tensors.reading import expect_reads, reads_of
 from ckpt_cli.tensors.tensor import Tensor
 
 Item = TypeVar("Item")
@@ -102,7 +103,9 @@ def with_progress(
         stop.check()
         shown.advance(count, label)
 
+    tensors = list(tensors)
     workers = workers_for(sources_of(tensors), jobs)
+    expect_reads(reads_of(tensors))
     shown.start(total, label)
     try:
         return in_threads(lambda item: work(item, advance), items, workers, stop)

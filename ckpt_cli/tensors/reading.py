@@ -7,11 +7,12 @@ meet it; a slab that is contiguous in both file and tile is read straight into p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, range_boxes
 from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.files.source import FileSource, Source
 from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
@@ -89,6 +90,43 @@ def elements(tensor: Tensor, start: int = 0, count: int | None = None, dtype: Dt
 def blocks(tensor: Tensor, most: int) -> Iterator[tuple[int, int]]:
     """Start and length of ranges of at most so many elements that are the whole tensor, in order."""
     return ((start, min(most, tensor.numel - start)) for start in range(0, tensor.numel, most))
+
+
+Read: TypeAlias = tuple[Source, int, int]
+"""A source, and where in it the bytes that are read begin and end."""
+
+
+def reads_of(tensors: Iterable[Tensor]) -> Iterator[Read]:
+    """What is read of tensors that lie elsewhere than on this machine, in their order."""
+    seen: set[int] = set()
+    for tensor in tensors:
+        for piece in tensor.pieces:
+            if isinstance(piece.source, FileSource):
+                if not piece.source.is_local:
+                    yield (piece.source, *piece.span(tensor.dtype.itemsize))
+            elif (within := getattr(piece.source, "tensors", None)) is not None and id(piece.source) not in seen:
+                seen.add(id(piece.source))
+                yield from reads_of(within)
+
+
+def reads_of_tile(tensor: Tensor, tile: Box) -> Iterator[Read]:
+    """The same for a box of a tensor."""
+    for piece, common in tensor.meeting(tile):
+        if isinstance(piece.source, FileSource) and not piece.source.is_local:
+            region = tuple(a - b for a, b in zip(common.offset, piece.box.offset, strict=True))
+            last = tuple(i + n - 1 for i, n in zip(region, common.extent, strict=True))
+            itemsize = tensor.dtype.itemsize
+            yield piece.source, piece.place_of(region, itemsize), piece.place_of(last, itemsize) + itemsize
+
+
+def expect_reads(reads: Iterable[Read]) -> None:
+    """Tell sources what will be read of them next, in this order: those in a store ask for it ahead."""
+    wanted: dict[str, tuple[FileSource, list[tuple[int, int]]]] = {}
+    for source, start, stop in reads:
+        if isinstance(source, FileSource):
+            wanted.setdefault(source.path, (source, []))[1].append((start, stop))
+    for source, ranges in wanted.values():
+        source.expect(ranges, exactly=True)
 
 
 def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview) -> None:

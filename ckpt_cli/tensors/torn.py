@@ -88,7 +88,7 @@ def is_vocabulary(name: str) -> bool:
 
 def bytes_of_holes(source: FileSource) -> int:
     """Bytes of a file that were never written, in holes of a size that matters; 0 where the system does not tell."""
-    if not hasattr(os, "SEEK_HOLE"):
+    if not (source.is_local and hasattr(os, "SEEK_HOLE")):
         return 0
     total = position = 0
     with source.descriptor() as fd:

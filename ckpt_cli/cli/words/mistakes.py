@@ -12,6 +12,7 @@ from typing import Any
 from ckpt_cli.cli.words.help import label_of, metavar_of
 from ckpt_cli.cli.words.synonyms import COMMANDS
 from ckpt_cli.errors import CkptError, NotFound, UsageError
+from ckpt_cli.urls import URL
 
 ELSEWHERE: Mapping[str, str] = {
     "--backend": "leave it out: the format is detected",
@@ -88,8 +89,10 @@ def _follows(option: str, name: str, arguments: Sequence[str]) -> bool:
 def no_such_command(word: str, commands: Mapping[str, Any], arguments: Sequence[str]) -> CkptError:
     """The error for a word that is no command: a path without one, a misspelt one."""
     rest = shlex.join(arguments)
-    if os.path.lexists(os.path.expanduser(word)) and word not in commands:
-        return UsageError(f"{word} is a path: which command?", expected=", ".join(shown(commands)), hint=f"ckpt detect {rest}")
+    is_address = URL.fullmatch(word) is not None
+    if (is_address or os.path.lexists(os.path.expanduser(word))) and word not in commands:
+        what = "an address" if is_address else "a path"
+        return UsageError(f"{word} is {what}: which command?", expected=", ".join(shown(commands)), hint=f"ckpt detect {rest}")
     known = [*shown(commands), *(other for other, name in COMMANDS.items() if name in commands)]
     near = closest(word, known)
     if near is None and ("/" in word or word.startswith((".", "~"))):
@@ -167,7 +170,13 @@ def refuse_swapped(command: str, path: str, other: str) -> None:
     from ckpt_cli.files.manifest import NAME as MANIFEST
 
     first, second = (os.path.expanduser(each) for each in (path, other))
-    if first and os.path.exists(second) and not os.path.lexists(first) and not os.path.lexists(os.path.join(second, MANIFEST)):
+    if (
+        first
+        and not URL.fullmatch(first)
+        and os.path.exists(second)
+        and not os.path.lexists(first)
+        and not os.path.lexists(os.path.join(second, MANIFEST))
+    ):
         hint = f"PATH comes first: {shlex.join(['ckpt', command, other, path])}"
         raise NotFound("no such file or folder", path=path, hint=hint)
 

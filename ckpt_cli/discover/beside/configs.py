@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.folders import is_file, same_file
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
 from ckpt_cli.hub.config import differing_entries
 from ckpt_cli.hub.config_text import read_config
@@ -39,7 +39,7 @@ def config_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
 
 def _others(homes: tuple[Path, ...], taken: Path) -> Iterator[Path]:
     for path in dict.fromkeys(folder / CONFIG for home in homes for folder in (home / HUB_FOLDER, home)):
-        if path != taken and is_file(path) and not os.path.samefile(path, taken):
+        if path != taken and is_file(path) and not same_file(path, taken):
             yield path
 
 

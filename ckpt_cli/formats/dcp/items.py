@@ -19,8 +19,11 @@ from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Leaf
 from ckpt_cli.tensors.plain_values import Unrepresented, ValueReader
 from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.urls import is_remote
 
 ZIP = b"PK\x03\x04"
+ITEM_HEAD, ITEM_TAIL = 2 << 10, 4 << 10
+"""Bytes in which the pickle and the directory of an item lie; more is read where they are larger."""
 
 
 def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
@@ -77,6 +80,16 @@ class ItemReader:
         for file in used:
             with reading(self.path(file)):
                 self._checked(last[file])
+
+    def expect(self, tensors: Iterable[CatalogTensor]) -> None:
+        """Have the ends of all items of some tensors fetched ahead, if they lie in a store: that is where it says what is in them."""
+        ends: dict[str, list[tuple[int, int]]] = {}
+        for stored in (stored for entry in tensors for places in entry.chunks.values() for stored in places):
+            begin, end = stored.offset, stored.offset + stored.length
+            ends.setdefault(stored.file, []).extend(((begin, min(begin + ITEM_HEAD, end)), (max(end - ITEM_TAIL, begin), end)))
+        for file, ranges in ends.items():
+            if is_remote(path := self.path(file)):
+                self._files.source(path).expect(ranges)
 
     def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
         """One stored chunk. Raises CorruptFile if the item is not a tensor."""

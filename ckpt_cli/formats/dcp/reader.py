@@ -116,6 +116,7 @@ class Dcp(Format):
         _refuse_permuted(catalog, group, match.root)
         reader = ItemReader(roots, files)
         reader.check_files(group.tensors.values())
+        reader.expect(group.tensors.values())
         tensors: dict[str, Tensor] = {}
         for name, entry in group.tensors.items():
             with reading(match.root, tensor=name):

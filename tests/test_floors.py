@@ -18,7 +18,7 @@ FLOORS = (
     {"formats", "hub", "results"},
     {"base_model", "discover", "lora", "output"},
     {"drafting"},
-    {"merging", "averaging", "state", "verifying", "loading"},
+    {"merging", "averaging", "state", "verifying", "loading", "scanning"},
     {"commands"},
     {"cli"},
 )

@@ -49,7 +49,6 @@ def test_the_corpus_is_read_or_refused_by_every_parser(corpus: dict[str, list[by
             for mutant in mutants:
                 try:
                     target.run(mutant)
-                except CkptError as error:
+                except CkptError:
                     places[kind] = places.get(kind, 0) + 1
-                    assert error.message
     assert min(places.values()) > 5

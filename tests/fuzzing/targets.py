@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch  # noqa: F401 - writing state imports it, which takes longer than a mutant may
+
 import ckpt_cli
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.pickle_nodes import below, describe

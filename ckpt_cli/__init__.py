@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckpt_cli.commands.opening import load_state_dict as load_state_dict
     from ckpt_cli.commands.opening import open as open
     from ckpt_cli.commands.publish import publish as publish
+    from ckpt_cli.commands.scan import scan as scan
     from ckpt_cli.commands.show import show as show
     from ckpt_cli.commands.verify import verify as verify
     from ckpt_cli.commands.watch import watch as watch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.inspect import DetectResult as DetectResult
     from ckpt_cli.results.inspect import InspectResult as InspectResult
     from ckpt_cli.results.loading import LoadResult as LoadResult
+    from ckpt_cli.results.scan import ScanResult as ScanResult
     from ckpt_cli.results.statistics import ShowResult as ShowResult
     from ckpt_cli.results.statistics import StatsResult as StatsResult
     from ckpt_cli.results.verify import VerifyResult as VerifyResult
@@ -59,6 +61,7 @@ _HOMES = {
     "LoadResult": "results.loading",
     "MergeResult": "results.written",
     "PublishResult": "results.written",
+    "ScanResult": "results.scan",
     "ShowResult": "results.statistics",
     "StatsResult": "results.statistics",
     "VerifyResult": "results.verify",
@@ -73,6 +76,7 @@ _HOMES = {
     "merge": "commands.merge",
     "open": "commands.opening",
     "publish": "commands.publish",
+    "scan": "commands.scan",
     "show": "commands.show",
     "verify": "commands.verify",
     "watch": "commands.watch",
@@ -91,6 +95,7 @@ __all__ = [
     "LoadResult",
     "MergeResult",
     "PublishResult",
+    "ScanResult",
     "ShowResult",
     "StatsResult",
     "VerifyResult",
@@ -106,6 +111,7 @@ __all__ = [
     "merge",
     "open",
     "publish",
+    "scan",
     "show",
     "verify",
     "watch",

@@ -125,7 +125,7 @@ def test_every_shell_completes_from_the_first_tab_on(shell: str, home: Path) -> 
 @pytest.mark.parametrize(
     ("typed", "listed"),
     [
-        ("ckpt ", {"detect", "inspect", "merge", "average", "publish", "watch", "extract-state", "verify", "diff", "show", "env"}),
+        ("ckpt ", {"detect", "inspect", "merge", "average", "publish", "watch", "extract-state", "verify", "diff", "show", "scan", "env"}),
         ("ckpt merge run --dtype ", {"keep", "fp32", "bf16", "fp16", "base"}),
         ("ckpt merge run --type ", {"model", "ema", "both", "all"}),
         ("ckpt merge run --step ", {"200", "100", "latest"}),

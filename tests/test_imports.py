@@ -22,6 +22,7 @@ CALLS = {
     "verify": "ckpt_cli.verify(run, full=True, against=run, base=run)",
     "statistics": "ckpt_cli.inspect(run, stats=True)",
     "diff": "ckpt_cli.diff(run, steps=(100, 200))",
+    "scan": "ckpt_cli.scan(run)",
     "show": "ckpt_cli.show(run, 'model.norm.weight')",
     "values": "ckpt_cli.open(run)['model.norm.weight'].numpy()",
     "open": "ckpt_cli.open(run)['model.norm.weight'][:4].shape",

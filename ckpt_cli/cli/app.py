@@ -13,6 +13,7 @@ from ckpt_cli.cli.extract_state import extract_state
 from ckpt_cli.cli.inspect import inspect
 from ckpt_cli.cli.looking.diff import diff
 from ckpt_cli.cli.looking.env import env
+from ckpt_cli.cli.looking.scan import scan
 from ckpt_cli.cli.looking.show import show
 from ckpt_cli.cli.merge import merge
 from ckpt_cli.cli.publish import publish
@@ -170,6 +171,15 @@ add(
     "ckpt show ./run model.norm.weight",
     "ckpt show ./run model.embed_tokens.weight --slice 0:4,:8",
     "ckpt show ./run lm_head.weight --type ema --slice -1 --json",
+)
+add(
+    scan,
+    "scan",
+    "What loading the pickles in a path would run",
+    "Show what torch.load would run of every pickle in a path, whatever the files are called. Nothing is run; exit code 1: dangerous.",
+    "ckpt scan ./run",
+    "ckpt scan ./download --strict",
+    "ckpt scan ./run --json",
 )
 add(
     env,

@@ -70,6 +70,7 @@ Path = Annotated[str, typer.Argument(metavar="PATH", help="A run, a step, a comp
 Paths = Annotated[
     list[str], typer.Argument(metavar="PATH...", help="Runs, steps, component folders or files, oldest first.", show_default=False)
 ]
+Scanned = Annotated[str, typer.Argument(metavar="PATH", help="Any file or folder.", show_default=False)]
 Type = Annotated[
     Optional[str],
     option(
@@ -287,6 +288,7 @@ AllowMissing = Annotated[
 AllowOverflow = Annotated[bool, option("--allow-overflow", help="Let values too large for fp16 become infinite.", panel=CHECKS)]
 AllowNonFinite = Annotated[bool, option("--allow-non-finite", help="Average NaN and infinite values instead of refusing.", panel=CHECKS)]
 Strict = Annotated[bool, option("--strict", help="Warnings are errors: exit code 1, nothing written.", panel=CHECKS)]
+Sarif = Annotated[bool, option("--sarif", help="Print the findings as one SARIF 2.1.0 document.", panel=COMMON)]
 Full = Annotated[bool, option("--full", help="Read every byte: NaN, zeros, checksums, replicas.", panel=COMMON)]
 Sample = Annotated[
     Optional[str],

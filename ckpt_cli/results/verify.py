@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ckpt_cli.results.checkpoint import Frozen, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
-from ckpt_cli.results.lora import LoraInfo
+from ckpt_cli.results.written import LoraInfo
 
 
 class Finding(Frozen):

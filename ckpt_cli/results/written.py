@@ -6,7 +6,6 @@ from typing import Any
 
 from ckpt_cli.results.checkpoint import Checkpoint, Frozen, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
-from ckpt_cli.results.lora import LoraInfo
 from ckpt_cli.results.verify import VerifyResult
 
 
@@ -77,6 +76,18 @@ class WrittenFolder(Frozen):
     plan_digest: str
     part: PartDone | None = None
     notes: tuple[NoteInfo, ...] = ()
+
+
+class LoraInfo(Frozen):
+    """The result for LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
+
+    outcome: str
+    modules: int
+    ranks: tuple[int, ...]
+    scales: tuple[float, ...]
+    alpha: float | None
+    origin: str
+    dora: bool = False
 
 
 class MergedComponent(WrittenFolder):

@@ -1,1 +1,1 @@
-"""Commands that look and write nothing of their own: `diff`, `show`, `env`."""
+"""Commands that look and write nothing of their own: `diff`, `show`, `scan`, `env`."""

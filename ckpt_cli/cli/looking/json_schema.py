@@ -18,6 +18,7 @@ RESULTS: Mapping[str, tuple[str, ...]] = {
     "verify": ("verify.VerifyResult",),
     "diff": ("diff.DiffResult",),
     "show": ("statistics.ShowResult",),
+    "scan": ("scan.ScanResult",),
     "env": ("environment.EnvResult",),
 }
 """The class of ``data``, by command; other names of a command have what it has."""

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from ckpt_cli.results.envelope import ErrorInfo
     from ckpt_cli.results.environment import EnvResult
     from ckpt_cli.results.inspect import DetectResult, InspectResult
+    from ckpt_cli.results.scan import ScanResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import Finding, VerifyResult
     from ckpt_cli.results.watch import WatchResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult, PublishResult
 
     Written = AverageResult | ExtractResult | MergeResult | PublishResult
-    Result = Written | DetectResult | DiffResult | EnvResult | InspectResult | ShowResult | VerifyResult | WatchResult
+    Result = Written | DetectResult | DiffResult | EnvResult | InspectResult | ScanResult | ShowResult | VerifyResult | WatchResult
 
 ROWS = 8
 """How many of one code are shown."""
@@ -58,6 +59,7 @@ def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:
 def _all(result: Result) -> Iterator[Trouble]:
     from ckpt_cli.results.diff import DiffResult
     from ckpt_cli.results.environment import EnvResult
+    from ckpt_cli.results.scan import ScanResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import VerifyResult
     from ckpt_cli.results.watch import WatchResult
@@ -66,6 +68,9 @@ def _all(result: Result) -> Iterator[Trouble]:
     if isinstance(result, VerifyResult):
         yield from _of_notes(result.notes)
         yield from _of_findings(result.findings)
+        return
+    if isinstance(result, ScanResult):
+        yield from _of_scan(result)
         return
     if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ShowResult, WatchResult)):
         yield from _of_notes(result.notes)
@@ -80,6 +85,16 @@ def _all(result: Result) -> Iterator[Trouble]:
         for output in result.outputs:
             for verified in output.verified:
                 yield from _of_findings(verified.findings)
+
+
+def _of_scan(result: ScanResult) -> Iterator[Trouble]:
+    for finding in result.findings:
+        where = f"{finding.file}: {finding.entry}" if finding.entry else finding.file
+        level = "error" if finding.severity == "dangerous" else "warning"
+        verb = "calls" if finding.called else "names"
+        yield Trouble(level, f"{finding.severity}-call", f"{where}, byte {finding.offset}: {verb} {finding.name}")
+    for item in result.not_scanned:
+        yield Trouble("warning", "not-scanned", f"{item.file}{f': {item.entry}' if item.entry else ''}: {item.why}")
 
 
 def _of_notes(notes: Iterable[NoteInfo]) -> Iterator[Trouble]:

@@ -138,7 +138,7 @@ FAIL = {
     "merge run --type actor": "model, ema",
     "merge run --key-map net.": "net= takes net. off",
     "merge run --key-map a=b=c": "A=B renames",
-    "merge s3://bucket/run": "aws s3 cp --recursive s3://bucket/run",
+    "merge s3:/bucket/run": "write it as s3://bucket/run",
 }
 
 

@@ -262,7 +262,7 @@ Part = Annotated[
     option("--part", metavar="K/N", help="Write part K (from 0) of N, or auto under torchrun or srun; see ckpt publish.", panel=WRITE),
 ]
 Outputs = Annotated[list[str], typer.Argument(metavar="OUTPUT...", help="What the parts were given with -o.", show_default=False)]
-Checksum = Annotated[bool, option("--checksum", help="Store checksums of all tensors for verify; needs a second read.", panel=CHECKS)]
+Checksum = Annotated[bool, option("--checksum", help="Compare and store the checksums of all tensors; needs a second read.", panel=CHECKS)]
 AllowMissing = Annotated[
     Optional[list[str]],
     option("--allow-missing", metavar="GLOB", help="Allow these tensors of the model class to be missing.", panel=CHECKS),

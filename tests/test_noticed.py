@@ -6,17 +6,19 @@ import json
 import os
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.tensor import Shard
 
 import ckpt_cli
 from ckpt_cli.boxes import Box, contiguous_strides
 from ckpt_cli.dtypes import BY_CODE
-from ckpt_cli.errors import CkptError, Inconsistent, Undecidable
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, Undecidable
 from ckpt_cli.files.source import Files, Identity
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
@@ -24,6 +26,7 @@ from ckpt_cli.tensors.equality import TRUSTED, same_values, unequal_copies
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.tensors.views import interleaved, selected, sliced, stacked
 from tests.test_kernels import Memory
+from tests.test_placements import Laid, plain_mesh, save_ranks
 
 F32 = BY_CODE["F32"]
 
@@ -227,17 +230,81 @@ class TestASourceThatIsDamaged:
         torch.save(tensors, run / "pytorch_model.bin")
         return tensors
 
+    @pytest.mark.parametrize("how", [{}, {"part": "0/1"}, {"jobs": 1}, {"verify": True}, {"dtype": "bf16", "checksum": True}], ids=str)
+    def test_is_refused(self, tmp_path: Path, how: dict[str, Any]) -> None:
+        run, sound = tmp_path / "run", tmp_path / "sound"
+        tensors = self.saved(run)
+        shutil.copytree(run, sound)
+        self.damaged(run, "a.weight", tensors, run / "pytorch_model.bin")
+        with pytest.raises(CorruptFile, match="not those that were saved") as caught:
+            ckpt_cli.merge(run, tmp_path / "out", **how)
+        assert (caught.value.path, caught.value.tensor, caught.value.exit_code) == (str(run / "pytorch_model.bin"), "a.weight", 3)
+        assert not (tmp_path / "out").exists()
+        with pytest.raises(CorruptFile, match="not those that were saved"):
+            ckpt_cli.average([sound, run], tmp_path / "mean")
+
+    @pytest.mark.parametrize("cut", [0, 1])
+    @pytest.mark.parametrize("storage", ["contiguous", "transposed"])
+    def test_is_refused_however_it_is_cut(self, tmp_path: Path, cut: int, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each tile has some rows of both ranks' pieces, and each part some tiles: the part that begins a piece compares all of it."""
+        monkeypatch.setattr("ckpt_cli.output.plan.TILE", 128)
+        run, whole = tmp_path / "run", torch.randn(30, 20)
+        save_ranks(run, plain_mesh(2), {"a.weight": Laid(whole, (Shard(cut),), storage)})
+        for number, how in enumerate(({}, {"dtype": "bf16"})):
+            assert ckpt_cli.merge(run, tmp_path / f"sound{number}", verify=True, **how).exit_code == 0
+        local = whole.chunk(2, cut)[1]
+        stored = local.movedim(0, -1).contiguous() if storage == "transposed" else local.contiguous()
+        self.damaged(run, "a.weight", {"a.weight": stored}, run / "model_world_size_2_rank_1.pt")
+        for how in ({}, {"dtype": "bf16", "checksum": True}):
+            with pytest.raises(CorruptFile):
+                ckpt_cli.merge(run, tmp_path / "out", **how)
+        refused = 0
+        for part in range(4):
+            try:
+                ckpt_cli.merge(run, tmp_path / "out", part=f"{part}/4")
+            except CorruptFile:
+                refused += 1
+        assert refused == 1
+
+    def test_that_is_copied_in_the_kernel_is_found_in_the_output(self, tmp_path: Path) -> None:
+        """Its bytes do not pass through memory. The manifest has the checksum of the source."""
+        (run := tmp_path / "run").mkdir()
+        tensors = {"a.weight": torch.randn(400, 400)}
+        torch.save(tensors, run / "pytorch_model.bin")
+        self.damaged(run, "a.weight", tensors, run / "pytorch_model.bin")
+        ckpt_cli.merge(run, tmp_path / "out")
+        assert "wrong-checksum" in {item.code for item in ckpt_cli.verify(tmp_path / "out", full=True).findings}
+        for how in ({"checksum": True}, {"checksum": True, "dtype": "bf16"}):
+            with pytest.raises(CorruptFile) as caught:
+                ckpt_cli.merge(run, tmp_path / "other", **how)
+            assert caught.value.path == str(run / "pytorch_model.bin")
+        result = ckpt_cli.merge(run, tmp_path / "verified", verify=True)
+        assert [item.code for item in result.outputs[0].verified[0].findings if item.severity == "error"] == ["wrong-checksum"]
+
+    def test_is_refused_where_the_kernel_cannot_copy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+        (run := tmp_path / "run").mkdir()
+        tensors = {"a.weight": torch.randn(400, 400)}
+        torch.save(tensors, run / "pytorch_model.bin")
+        self.damaged(run, "a.weight", tensors, run / "pytorch_model.bin")
+        with pytest.raises(CorruptFile):
+            ckpt_cli.merge(run, tmp_path / "out")
+
     @pytest.mark.parametrize("how", [{}, {"dtype": "bf16"}], ids=str)
-    def test_is_an_error_of_merge_and_of_verify(self, tmp_path: Path, how: dict[str, Any]) -> None:
+    def test_is_an_error_of_verify(self, tmp_path: Path, how: dict[str, Any]) -> None:
+        """The output was made before."""
         run = tmp_path / "run"
-        self.damaged(run, "a.weight", self.saved(run), run / "pytorch_model.bin")
-        result = ckpt_cli.merge(run, tmp_path / "out", verify=True, **how)
-        assert result.exit_code != 0
-        for verified in (*result.outputs[0].verified, ckpt_cli.verify(tmp_path / "out", against=run)):
-            (error,) = [item for item in verified.findings if item.severity == "error"]
-            assert (error.code, error.tensor, error.file) == ("wrong-checksum", "a.weight", "pytorch_model.bin")
-            assert error.message.startswith("damaged in the source: CRC-32 is ")
-            assert verified.against[0].different == 0
+        tensors = self.saved(run)
+        ckpt_cli.merge(run, tmp_path / "out", **how)
+        self.damaged(run, "a.weight", tensors, run / "pytorch_model.bin")
+        errors = [item for item in ckpt_cli.verify(tmp_path / "out", against=run).findings if item.file == "pytorch_model.bin"]
+        assert "wrong-checksum" in {item.code for item in errors if item.message.startswith("damaged in the source: CRC-32 is ")}
+
+    @pytest.mark.parametrize("view", [lambda t: t.t(), lambda t: torch.as_strided(t, (6, 4), (1, 4)), lambda t: t[2:, 1:]], ids=range(3))
+    def test_is_none_where_a_tensor_is_a_view(self, tmp_path: Path, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        torch.save({"a.weight": view(torch.randn(6, 4))}, tmp_path / "model.pt")
+        for how in ({}, {"dtype": "bf16"}, {"checksum": True}):
+            assert ckpt_cli.merge(tmp_path / "model.pt", tmp_path / f"out{len(str(how))}", **how).exit_code == 0
 
     def test_is_none_where_the_tensor_is_left_out(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
@@ -275,6 +342,6 @@ class TestASourceThatIsDamaged:
         dcp.save({"model": tensors}, checkpoint_id=run)
         (file,) = run.glob("*.distcp")
         self.damaged(run, "b.weight", tensors, file)
-        result = ckpt_cli.merge(run, tmp_path / "out", verify=True)
-        errors = [item for verified in result.outputs[0].verified for item in verified.findings if item.severity == "error"]
-        assert [(item.code, item.tensor) for item in errors] == [("wrong-checksum", "b.weight")]
+        with pytest.raises(CorruptFile) as caught:
+            ckpt_cli.merge(run, tmp_path / "out")
+        assert (caught.value.path, caught.value.tensor) == (str(file), "b.weight")

@@ -280,7 +280,7 @@ RayParts = Annotated[
     Whole, option("--ray-parts", metavar="N", help="Cut into N parts; default: one for each output file.", panel=PARTS, read=values.whole)
 ]
 Outputs = Annotated[list[str], typer.Argument(metavar="OUTPUT...", help="What the parts were given with -o.", show_default=False)]
-Checksum = Annotated[bool, option("--checksum", help="Store checksums of all tensors for verify; needs a second read.", panel=CHECKS)]
+Checksum = Annotated[bool, option("--checksum", help="Compare and store the checksums of all tensors; needs a second read.", panel=CHECKS)]
 AllowMissing = Annotated[
     Optional[list[str]],
     option("--allow-missing", metavar="GLOB", help="Allow these tensors of the model class to be missing.", panel=CHECKS),

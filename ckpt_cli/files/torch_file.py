@@ -66,7 +66,7 @@ class StoredTensor:
     @property
     def record_crc(self) -> int | None:
         """The record's CRC-32 if the tensor is the whole record, so that equal CRCs mean equal tensors."""
-        whole = self.numel * self.dtype.itemsize == self.storage.nbytes
+        whole = (self.offset, self.numel * self.dtype.itemsize) == (self.storage.offset, self.storage.nbytes)
         return self.storage.crc if whole else None
 
     def read_ints(self) -> list[int]:

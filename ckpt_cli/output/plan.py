@@ -79,8 +79,9 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class CopyWork:
-    """A byte range that goes from source to output unchanged."""
+    """A byte range of a piece of a tensor that goes from source to output unchanged."""
 
+    tensor: Tensor
     piece: Piece
     source_offset: int
     target_offset: int
@@ -245,7 +246,7 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
                 first = sum(i * stride for i, stride in zip(piece.box.offset, strides, strict=True)) * tensor.dtype.itemsize
                 length = piece.box.numel * tensor.dtype.itemsize
                 for start in range(0, length, COPY_STEP):
-                    yield CopyWork(piece, piece.offset + start, output.offset + first + start, min(COPY_STEP, length - start))
+                    yield CopyWork(tensor, piece, piece.offset + start, output.offset + first + start, min(COPY_STEP, length - start))
         else:
             written = 0
             for tile in tiles(tensor.shape, tensor.dtype.itemsize, TILE):

@@ -26,6 +26,7 @@ from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.parallel import Stop, in_threads, workers_for
 from ckpt_cli.tensors.reading import expect_reads, read_tile, reads_of
+from ckpt_cli.tensors.records import Records, check_pieces
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
 
@@ -76,7 +77,8 @@ def execute(
 
     ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
     changed; ``approve`` raises if the values that were found must not become
-    an output; ``checksum``: tensors that were copied without passing through memory are read back for their CRC-32;
+    an output; ``checksum``: tensors that were copied without passing through memory are read back for their CRC-32, and
+    records that are cast are compared too;
     ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
     or the folder cannot be written, and InputError if a source fails or changes.
     """
@@ -88,9 +90,9 @@ def execute(
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
         try:
             for file in plan.files:
-                _write_file(file, staging.folder / file.name, workers, written, progress)
+                _write_file(file, staging.folder / file.name, workers, written, progress, checksum=checksum)
                 if checksum:
-                    _add_checksums(file, staging.folder / file.name, written.checksums[file.name])
+                    _check_and_add(file, staging.folder / file.name, written.checksums[file.name])
         finally:
             progress.finish()
         if approve is not None:
@@ -123,12 +125,12 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progress: Progress) -> None:
+def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progress: Progress, *, checksum: bool) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
         os.ftruncate(fd, file.size)
         _write_all(fd, memoryview(file.header), 0)
-        workers = _Workers(fd, file.name, written, progress)
+        workers = _Workers(fd, file.name, written, progress, checksum=checksum)
         workers.run(work_of(file), jobs)
         stages(progress).flushing()
         os.fsync(fd)
@@ -173,16 +175,20 @@ def write_share(
     return done
 
 
-def _add_checksums(file: OutputFile, path: Path, known: dict[str, int]) -> None:
+def _check_and_add(file: OutputFile, path: Path, known: dict[str, int]) -> None:
     with Files() as files:
         source = files.source(path)
-        known.update({o.name: crc_of(source, o.offset, o.nbytes) for o in file.tensors if o.name not in known})
+        for output in file.tensors:
+            now = crc_of(source, output.offset, output.nbytes)
+            if known.setdefault(output.name, now) != now:
+                check_pieces(output.tensor)
+                raise CorruptFile("the values of a tensor do not read back as they were written", path=path, tensor=output.name)
 
 
 class _Workers:
     """Threads that take work from one queue; the first error stops them all."""
 
-    def __init__(self, fd: int, label: str, written: Written, progress: Progress) -> None:
+    def __init__(self, fd: int, label: str, written: Written, progress: Progress, *, checksum: bool = False) -> None:
         self._fd = fd
         self._label = label
         self._written = written
@@ -190,6 +196,8 @@ class _Workers:
         self._lock = threading.Lock()
         self._stop = Stop()
         self._parts: dict[str, list[tuple[int, int, int]]] = {}
+        # What is cast passes through memory once, changed: the checksum of its records costs a tenth of the CPU of such a merge.
+        self._records, self._of_casts = Records(), checksum
 
     def tiles(self) -> dict[str, list[tuple[int, int, int]]]:
         """Of every tensor that was written tile by tile: position in the file, CRC-32 and length in bytes of each tile."""
@@ -201,6 +209,7 @@ class _Workers:
 
     def run(self, work: Iterable[CopyWork | TileWork], jobs: int) -> None:
         in_threads(self._drain, [iter(work)] * jobs, jobs, self._stop)
+        self._records.check_rest()
 
     def _drain(self, queue: Iterator[CopyWork | TileWork]) -> None:
         buffers = _Buffers()
@@ -226,6 +235,7 @@ class _Workers:
         while done < work.nbytes:
             part = buffer[: min(COPY_BUFFER, work.nbytes - done)]
             work.piece.source.read_at(work.source_offset + done, part)
+            self._records.add(work.tensor, work.piece, work.source_offset + done - work.piece.offset, part)
             _write_all(self._fd, part, work.target_offset + done)
             done += len(part)
             self._stop.check()
@@ -234,7 +244,7 @@ class _Workers:
     def _tile(self, work: TileWork, buffers: _Buffers) -> None:
         output, numel = work.output, work.tile.numel
         tensor = output.tensor
-        stored = self._read(tensor, work.tile, buffers)
+        stored = self._read(tensor, work.tile, buffers, None if output.is_cast and not self._of_casts else self._records)
         result = stored
         if output.is_cast:
             size = numel * output.dtype.itemsize
@@ -252,7 +262,7 @@ class _Workers:
         total.start()
         for place, tensor in enumerate(combination.tensors):
             self._stop.check()
-            stored = self._read(tensor, tile, buffers)
+            stored = self._read(tensor, tile, buffers, self._records)
             strange = total.add(view_as(stored, dtype, tile.numel * parts))
             if strange:
                 with self._lock:
@@ -281,10 +291,10 @@ class _Workers:
         with self._lock:
             self._parts.setdefault(work.output.name, []).append(part)
 
-    def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers) -> memoryview:
+    def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers, records: Records | None) -> memoryview:
         length = tile.numel * tensor.dtype.itemsize
         stored = memoryview(buffers.get("stored", length))[:length]
-        read_tile(tensor, tile, stored)
+        read_tile(tensor, tile, stored, records)
         return stored
 
     def _count_overflows(self, name: str, count: int) -> None:

@@ -14,12 +14,14 @@ from ckpt_cli.boxes import Box, Shape, contiguous_strides, range_boxes
 from ckpt_cli.dtypes import Dtype, numpy_dtype
 from ckpt_cli.files.source import FileSource, Source
 from ckpt_cli.tensors.casting import cast, view_as
+from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 if TYPE_CHECKING:
     import numpy
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
+
 
 SLAB = 4 << 20
 """Largest single read of scattered elements, in bytes."""
@@ -129,8 +131,11 @@ def expect_reads(reads: Iterable[Read]) -> None:
         source.expect(ranges, exactly=True)
 
 
-def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview) -> None:
-    """Fill ``buffer`` with the elements of ``tile`` in C order, in the tensor's own dtype."""
+def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview, records: Records | None = None) -> None:
+    """Fill ``buffer`` with the elements of ``tile`` in C order, in the tensor's own dtype.
+
+    ``records`` compares what is read with the CRC-32 of its records. Raises CorruptFile.
+    """
     itemsize = tensor.dtype.itemsize
     view = memoryview(buffer)
     strides = contiguous_strides(tile.extent)
@@ -138,14 +143,22 @@ def read_tile(tensor: Tensor, tile: Box, buffer: bytearray | memoryview) -> None
         inside = tuple(a - b for a, b in zip(common.offset, tile.offset, strict=True))
         region = Box(tuple(a - b for a, b in zip(common.offset, piece.box.offset, strict=True)), common.extent)
         first = sum(i * stride for i, stride in zip(inside, strides, strict=True)) * itemsize
-        if piece.verbatim and is_run(common.extent, strides) and is_run(common.extent, piece.strides):
-            piece.source.read_at(piece.place_of(region.offset, itemsize), view[first : first + common.numel * itemsize])
+        is_range, stored = is_run(common.extent, piece.strides), memoryview(b"")
+        if piece.verbatim and is_range and is_run(common.extent, strides):
+            stored = view[first : first + common.numel * itemsize]
+            piece.source.read_at(piece.place_of(region.offset, itemsize), stored)
         else:
             # The ellipsis makes it a view where there are no dimensions, too.
             place: tuple[Any, ...] = (*(slice(i, i + n) for i, n in zip(inside, common.extent, strict=True)), ...)
             target = _as_array(view, tile.extent, itemsize)[place]
-            _gather(piece, region, target)
+            if records is not None and is_range:
+                stored = memoryview(stored_bytes(piece, region, itemsize))
+                target[...] = _as_array(stored, region.extent, itemsize)
+            else:
+                _gather(piece, region, target)
             _adjust(piece, target, tensor.dtype)
+        if records is not None:
+            records.add(tensor, piece, piece.place_of(region.offset, itemsize) - piece.offset, stored)
 
 
 def stored_bytes(piece: Piece, box: Box, itemsize: int) -> bytearray:

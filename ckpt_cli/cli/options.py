@@ -17,6 +17,7 @@ from ckpt_cli.cli.session import ColorMode, ProgressMode
 from ckpt_cli.cli.words import complete, values
 from ckpt_cli.names import LoraMode, Naming
 from ckpt_cli.names import ShardOrder as ShardOrderName
+from ckpt_cli.names import Write as WriteName
 
 # ruff: noqa: UP045 - Typer evaluates these types on Python 3.10
 
@@ -211,6 +212,16 @@ WeightsName = Annotated[
 InPlace = Annotated[bool, option("--in-place", help="Write into the checkpoint folder; never replaces a file.", panel=WRITE)]
 Overwrite = Annotated[bool, option("--overwrite", "--force", "-f", help="Replace an output that ckpt wrote.", panel=WRITE)]
 Jobs = Annotated[Whole, option("--jobs", "-j", metavar="N", help="Worker threads.", panel=WRITE, read=values.whole)]
+Write = Annotated[
+    str,
+    option(
+        "--write",
+        metavar="HOW",
+        help="positioned, sequential (front to back, for append-only mounts), or auto: what the file system takes.",
+        panel=WRITE,
+        words=get_args(WriteName),
+    ),
+]
 Intersect = Annotated[bool, option("--intersect", help="Average only tensors that match in all checkpoints.", panel=WRITE)]
 
 # -- a base ----------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.tensors.component import Note
 
-PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part"})
+PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part", "write"})
 """Options that do not change what is written."""
 
 
@@ -127,7 +127,7 @@ class Job:
     def result(self, options: WritingOptions, published: Publication) -> dict[str, Any]:
         """The fields of a `WrittenFolder`."""
         first = self.drafts[0]
-        notes = dict.fromkeys((*self.notes, *self.met(published.written)))
+        notes = dict.fromkeys((*self.notes, *self.met(published.written), *published.notes))
         return {
             **written_facts(self.plan, published, options.jobs, not_assets=self.state_files),
             "component": self.name,
@@ -144,8 +144,15 @@ class Job:
 
 def publish_orders(orders: Sequence[Order], options: WritingOptions, progress: Progress | None) -> list[Publication]:
     """Write and publish the orders of a command (or a part of them) as its options say. Raises what `publish` raises."""
-    part, checksum = options.chosen_part, options.checksum
-    return publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=checksum, progress=progress, part=part)
+    return publish(
+        orders,
+        dry_run=options.dry_run,
+        jobs=options.jobs,
+        checksum=options.checksum,
+        progress=progress,
+        part=options.chosen_part,
+        write=options.write,
+    )
 
 
 def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:

@@ -11,7 +11,7 @@ from typing import TypedDict
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
-from ckpt_cli.names import Naming, ShardOrder
+from ckpt_cli.names import Naming, ShardOrder, Write
 from ckpt_cli.output.part import Part
 
 
@@ -21,6 +21,7 @@ class WritingOptions:
 
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
     of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``part`` is "K/N", or "auto" for what a launcher says.
+    ``write`` is how files are filled: "positioned", "sequential" (front to back), or "auto" for what the file system takes.
     """
 
     dtype: str | None = None
@@ -41,6 +42,7 @@ class WritingOptions:
     shard_order: ShardOrder = "auto"
     strict: bool = False
     part: str | None = None
+    write: Write = "auto"
 
     @property
     def chosen_part(self) -> Part | None:
@@ -64,6 +66,8 @@ class WritingOptions:
         check_writing(self.weights_name, self.jobs, self.max_shard_size)
         if self.chosen_part is not None and self.checksum:
             raise UsageError("--checksum reads the whole output again, so --part does not apply", hint="leave out --checksum")
+        if self.part is not None and self.write == "sequential":
+            raise UsageError("parts are written to their positions in the files", hint="leave out --part, or --write sequential")
         wanting = ["--dtype base"] if self.dtype == BASE else []
         wanting += [f"--{name.replace('_', '-')}" for name in needing if getattr(self, name)]
         if wanting and base is None:
@@ -91,6 +95,7 @@ class WritingKeywords(TypedDict, total=False):
     shard_order: ShardOrder
     strict: bool
     part: str | None
+    write: Write
 
 
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:

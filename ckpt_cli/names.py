@@ -15,6 +15,9 @@ Naming = Literal["hub", "native"]
 ShardOrder = Literal["auto", "tp-first", "left-to-right"]
 """The order in which two mesh dimensions cut one dimension of a tensor."""
 
+Write = Literal["auto", "positioned", "sequential"]
+"""How the bytes of an output file are written: at any position, or front to back."""
+
 LoraMode = Literal["fuse", "export", "both", "keep"]
 """What becomes of adapters."""
 

@@ -24,9 +24,9 @@ from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, InputError, NoSpace, NotWritable, SourceChanged
 from ckpt_cli.files.source import Files
 from ckpt_cli.output import plan as planning
-from ckpt_cli.output import writer as executing
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import refuse_overflows
+from ckpt_cli.output.sinks.files import CANNOT_COPY
 from ckpt_cli.output.staging import MARK, Staging
 from ckpt_cli.output.writer import Written, execute, write_bytes
 from ckpt_cli.progress import Progress, Silent
@@ -200,7 +200,7 @@ class TestWithoutCopyFileRange:
         write(sources, tmp_path / "out", jobs=jobs)
         assert_same(load_file(tmp_path / "out" / "model.safetensors"), sources.expected)
 
-    @pytest.mark.parametrize("number", sorted(executing.CANNOT_COPY))
+    @pytest.mark.parametrize("number", sorted(CANNOT_COPY))
     def test_every_error_that_means_it_cannot_falls_back(
         self, number: int, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -17,6 +17,7 @@ from ckpt_cli.cli.session import ColorMode, ProgressMode
 from ckpt_cli.cli.words import complete, values
 from ckpt_cli.names import LoraMode, Naming
 from ckpt_cli.names import ShardOrder as ShardOrderName
+from ckpt_cli.names import Write as WriteName
 from ckpt_cli.output.options import Engine as EngineName
 
 # ruff: noqa: UP045 - Typer evaluates these types on Python 3.10
@@ -119,6 +120,7 @@ ShardOrder = Annotated[
 AllowUnequalReplicas = Annotated[
     bool, option("--allow-unequal-replicas", help="Where replicas differ, use the lowest rank's values.", panel=READ)
 ]
+Stats = Annotated[bool, option("--stats", help="Read all values: absmax, mean, std, zeros, NaN; -v: histograms.", panel=COMMON)]
 ShowAll = Annotated[bool, option("--all", help="One row per tensor.", panel=COMMON)]
 
 # -- which steps of an average, and their weights --------------------------------------------------------------------
@@ -214,6 +216,16 @@ WeightsName = Annotated[
 InPlace = Annotated[bool, option("--in-place", help="Write into the checkpoint folder; never replaces a file.", panel=WRITE)]
 Overwrite = Annotated[bool, option("--overwrite", "--force", "-f", help="Replace an output that ckpt wrote.", panel=WRITE)]
 Jobs = Annotated[Whole, option("--jobs", "-j", metavar="N", help="Worker threads.", panel=WRITE, read=values.whole)]
+Write = Annotated[
+    str,
+    option(
+        "--write",
+        metavar="HOW",
+        help="positioned, sequential (front to back, for append-only mounts), or auto: what the file system takes.",
+        panel=WRITE,
+        words=get_args(WriteName),
+    ),
+]
 Intersect = Annotated[bool, option("--intersect", help="Average only tensors that match in all checkpoints.", panel=WRITE)]
 
 # -- a base ----------------------------------------------------------------------------------------------------------
@@ -304,43 +316,6 @@ CompareWith = Annotated[
 Plot = Annotated[
     Optional[str],
     option("--plot", metavar="FILE", help="Draw how far tensors moved from the base: .png, .svg or .html.", panel=COMMON),
-]
-
-# -- looking at values -----------------------------------------------------------------------------------------------
-
-Stats = Annotated[bool, option("--stats", help="Read all values: absmax, mean, std, zeros, NaN; -v: histograms.", panel=COMMON)]
-TensorName = Annotated[str, typer.Argument(metavar="TENSOR", help="Its name, as inspect or a merged folder has it.", show_default=False)]
-Slice = Annotated[
-    Optional[str], option("--slice", metavar="SLICE", help="Which elements, such as 0:4,:8; default: a corner.", panel=COMMON)
-]
-Before = Annotated[str, typer.Argument(metavar="A", help="A run, a step, a component folder or a file.", show_default=False)]
-After = Annotated[
-    Optional[str], typer.Argument(metavar="B", help="The same; without it, two steps or components of A.", show_default=False)
-]
-TwoSteps = Annotated[
-    Optional[str], option("--steps", "--step", metavar="N,N", help="Steps of the two; one number is the step of both.", panel=COMMON)
-]
-TwoTypes = Annotated[
-    Optional[str],
-    option("--type", "--component", metavar="NAME,NAME", help="Components of the two; one name is that of both.", panel=COMMON),
-]
-Html = Annotated[Optional[str], option("--html", metavar="FILE", help="Write a page with maps and a table that sorts.", panel=COMMON)]
-Map = Annotated[Optional[str], option("--plot", metavar="FILE", help="Draw the map: .png, .svg or .html.", panel=COMMON)]
-ExitCode = Annotated[bool, option("--exit-code", help="End with code 1 if anything differs.", panel=COMMON)]
-ComparedNames = Annotated[
-    Optional[str],
-    option(
-        "--names",
-        metavar="hub|native",
-        help="Names of the hub, or as trained; default: what both have.",
-        panel=READ,
-        words=get_args(Naming),
-    ),
-]
-ComparedInclude = Annotated[Optional[list[str]], option("--include", metavar="GLOB", help="Compare only these tensors.", panel=READ)]
-ComparedExclude = Annotated[Optional[list[str]], option("--exclude", metavar="GLOB", help="Leave out these tensors.", panel=READ)]
-ComparedSample = Annotated[
-    Optional[str], option("--sample", metavar="SHARE", help="Compare only this share of the values, such as 5%.", panel=READ)
 ]
 
 # -- how the source of a verification was merged ---------------------------------------------------------------------

@@ -105,7 +105,7 @@ def extract_state(
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
             watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if is_file(path)],
         )
-        (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress)
+        (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress, write=chosen.write)
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
     written += [FileInfo(name=n, bytes=size_of(c) if isinstance(c, Path) else len(c)) for n, c in side.items()]
     return ExtractResult(
@@ -124,7 +124,7 @@ def extract_state(
         optimizer=_optimizer_info(optimizer),
         dry_run=chosen.dry_run,
         seconds=time.monotonic() - started,
-        notes=tuple(NoteInfo.of(note) for note in dict.fromkeys(notes)),
+        notes=tuple(NoteInfo.of(note) for note in dict.fromkeys((*notes, *published.notes))),
     )
 
 

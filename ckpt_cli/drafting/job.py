@@ -37,7 +37,7 @@ from ckpt_cli.output.writer import Written
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.tensors.component import Note
 
-PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part", "engine", "ray_address", "ray_parts"})
+PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part", "engine", "ray_address", "ray_parts", "write"})
 """Options that do not change what is written."""
 
 
@@ -125,7 +125,7 @@ class Job:
     def result(self, options: WritingOptions, published: Publication) -> dict[str, Any]:
         """The fields of a `WrittenFolder`."""
         first = self.drafts[0]
-        notes = dict.fromkeys((*self.notes, *self.met(published.written)))
+        notes = dict.fromkeys((*self.notes, *self.met(published.written), *published.notes))
         return {
             **written_facts(self.plan, published, options.jobs, not_assets=self.state_files),
             "component": self.name,

@@ -21,5 +21,12 @@ def publish_orders(
         from ckpt_cli.engines.ray_driver import publish_by_ray
 
         return publish_by_ray(orders, call(), options, progress)
-    part, checksum = options.chosen_part, options.checksum
-    return publish(orders, dry_run=options.dry_run, jobs=options.jobs, checksum=checksum, progress=progress, part=part)
+    return publish(
+        orders,
+        dry_run=options.dry_run,
+        jobs=options.jobs,
+        checksum=options.checksum,
+        progress=progress,
+        part=options.chosen_part,
+        write=options.write,
+    )

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
-from ckpt_cli.names import Naming, ShardOrder
+from ckpt_cli.names import Naming, ShardOrder, Write
 from ckpt_cli.output.part import AUTO, MAX_PARTS, Part
 
 Engine = Literal["local", "ray"]
@@ -25,6 +25,7 @@ class WritingOptions:
     ``dtype``, ``max_shard_size`` (bytes) and ``weights_name`` may be None: then the base (with ``match_base``) or the kind
     of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``part`` is "K/N", or "auto" for what a launcher says.
     Without ``ray_address``, Ray looks for a cluster itself; without ``ray_parts``, each output file is one part.
+    ``write`` is how files are filled: "positioned", "sequential" (front to back), or "auto" for what the file system takes.
     """
 
     dtype: str | None = None
@@ -48,6 +49,7 @@ class WritingOptions:
     engine: Engine = "local"
     ray_address: str | None = None
     ray_parts: int | None = None
+    write: Write = "auto"
 
     @property
     def chosen_part(self) -> Part | None:
@@ -85,6 +87,9 @@ class WritingOptions:
             raise UsageError("--ray-parts is out of range", expected=f"1 to {MAX_PARTS}")
         if self.in_parts and self.checksum:
             raise UsageError(f"--checksum reads the whole output again, so {self.in_parts} does not apply", hint="leave out --checksum")
+        if self.in_parts and self.write == "sequential":
+            hint = f"leave out {self.in_parts}, or --write sequential"
+            raise UsageError("parts are written to their positions in the files", hint=hint)
         wanting = ["--dtype base"] if self.dtype == BASE else []
         wanting += [f"--{name.replace('_', '-')}" for name in needing if getattr(self, name)]
         if wanting and base is None:
@@ -115,6 +120,7 @@ class WritingKeywords(TypedDict, total=False):
     engine: Engine
     ray_address: str | None
     ray_parts: int | None
+    write: Write
 
 
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:

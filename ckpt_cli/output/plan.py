@@ -81,7 +81,7 @@ class OutputFile:
 class CopyWork:
     """A byte range of a piece of a tensor that goes from source to output unchanged."""
 
-    tensor: Tensor
+    output: OutputTensor
     piece: Piece
     source_offset: int
     target_offset: int
@@ -229,8 +229,12 @@ def output_dtype(tensor: Tensor, dtype: str, quantised: bool = False) -> Dtype:
     return BY_CODE[CAST_NAMES[dtype]] if tensor.dtype.kind == "float" else tensor.dtype
 
 
-def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
-    """The pieces of work that fill one file, in the order of the file. They write disjoint ranges, so any order is right."""
+def work_of(file: OutputFile, *, in_order: bool = False) -> Iterator[CopyWork | TileWork]:
+    """The pieces of work that fill one file, in the order of the file. They write disjoint ranges, so any order is right.
+
+    ``in_order``: copies too are in steps of the size of a tile, as those who write wait for each other.
+    """
+    copy_step = TILE if in_order else COPY_STEP
     for output in file.tensors:
         tensor = output.tensor
         if not tensor.numel:
@@ -245,8 +249,9 @@ def work_of(file: OutputFile) -> Iterator[CopyWork | TileWork]:
             for piece in sorted(tensor.pieces, key=lambda piece: piece.box.offset):
                 first = sum(i * stride for i, stride in zip(piece.box.offset, strides, strict=True)) * tensor.dtype.itemsize
                 length = piece.box.numel * tensor.dtype.itemsize
-                for start in range(0, length, COPY_STEP):
-                    yield CopyWork(tensor, piece, piece.offset + start, output.offset + first + start, min(COPY_STEP, length - start))
+                for start in range(0, length, copy_step):
+                    count = min(copy_step, length - start)
+                    yield CopyWork(output, piece, piece.offset + start, output.offset + first + start, count)
         else:
             written = 0
             for tile in tiles(tensor.shape, tensor.dtype.itemsize, TILE):

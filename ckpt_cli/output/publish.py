@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.dtypes import overflow_hint
-from ckpt_cli.errors import CastOverflow, OutputExists, Unreadable
+from ckpt_cli.errors import CastOverflow, NotWritable, OutputExists, Unreadable
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import Source, size_of
 from ckpt_cli.hub.assets import CONFIG, Assets
@@ -19,13 +19,15 @@ from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.hub.config_text import config_with, config_with_dtype
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
-from ckpt_cli.names import printable
+from ckpt_cli.names import Write, printable
 from ckpt_cli.output import plan
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import publish_parts, write_part
+from ckpt_cli.output.sinks.files import takes_positions
+from ckpt_cli.output.sinks.sink import Output
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
-from ckpt_cli.output.writer import Written, execute
+from ckpt_cli.output.writer import Written, execute, output_errors
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.written import ClassComparison, FileInfo, PartDone
 from ckpt_cli.tensors.component import Note
@@ -78,6 +80,7 @@ class Publication:
     free: int | None
     side_files: SideFiles
     part: PartDone | None = None
+    notes: tuple[Note, ...] = ()
 
 
 def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
@@ -106,35 +109,47 @@ def publish(
     checksum: bool = False,
     progress: Progress | None = None,
     part: Part | None = None,
+    write: Write = "auto",
 ) -> list[Publication]:
     """Write plans and their side files as folders that appear complete and all together, or not at all.
 
     All are written and approved before the first is renamed into place; if a later one cannot be renamed, the earlier ones are withdrawn
     again. ``dry_run``: only check what can be checked without writing: space, permissions, existing files. ``checksum`` is for
     `execute`. ``part``: write one part of each, and publish nothing, unless a launcher started all parts and this is the last one to be
-    done. Raises OutputError, and what `execute` raises.
+    done. ``write``: whether files are filled front to back; "auto" where the file system takes nothing else, which a note says.
+    Raises OutputError, and what `execute` raises.
     """
     orders = [_checked(order) for order in orders]
     if part is not None and not dry_run:
         return _parts(orders, part, jobs, progress)
     free = check_space({order.target.folder: order.bytes_written for order in orders}, _space_hint(orders))
+    notes: list[tuple[Note, ...]] = [()] * len(orders)
     if dry_run:
         planned = [Written({file.name: file.size for file in order.plan.files}, {}) for order in orders]
     else:
         created: list[Path] = []
         try:
             with contextlib.ExitStack() as stack:
-                planned = _written(orders, stack, created, jobs=jobs, checksum=checksum, progress=progress)
+                outputs = _staged(orders, stack, created, write)
+                planned = _written(orders, outputs, jobs=jobs, checksum=checksum, progress=progress)
+                notes = [_way_notes(output, write) for output in outputs]
         except BaseException:
             remove_empty(created)
             raise
-    return [Publication(written, free[order.target.folder], order.side_files) for order, written in zip(orders, planned, strict=True)]
+    return [
+        Publication(written, free[order.target.folder], order.side_files, notes=said)
+        for order, written, said in zip(orders, planned, notes, strict=True)
+    ]
 
 
 def _parts(orders: Sequence[Order], part: Part, jobs: int | None, progress: Progress | None) -> list[Publication]:
     """Write one part of each order; the last part of a launched run publishes all of them."""
     for order in orders:
         make_parents(order.target.folder)
+        with output_errors(order.target.folder):
+            if not takes_positions(order.target.folder.parent):
+                message = "the file system only appends to files, and parts are written to their positions in them"
+                raise NotWritable(message, path=order.target.folder, hint="leave out --part, or choose another place with -o")
     free = check_space({order.target.folder: order.bytes_written // part.count for order in orders}, _space_hint(orders))
     written = [
         write_part(
@@ -178,49 +193,53 @@ def _checked(order: Order) -> Order:
     return replace(order, side_files={n: content for n, content in order.side_files.items() if not os.path.lexists(target.folder / n)})
 
 
-def _written(
-    orders: Sequence[Order],
-    stack: contextlib.ExitStack,
-    created: list[Path],
-    *,
-    jobs: int | None,
-    checksum: bool,
-    progress: Progress | None,
-) -> list[Written]:
-    """Stage all outputs, then publish all; ``created`` collects the parent folders that were made."""
-    stages: list[Staging] = []
-    written: list[Written] = []
-    existed: list[bool] = []
+def _staged(orders: Sequence[Order], stack: contextlib.ExitStack, created: list[Path], write: Write) -> list[Output]:
+    """Where the outputs are built; ``created`` collects the parent folders that were made."""
+    outputs: list[Output] = []
     for order in orders:
         created += make_parents(order.target.folder)
-        existed.append(os.path.isdir(order.target.folder))
-        stages.append(stack.enter_context(Staging(order.target.folder)))
-        written.append(
-            execute(
-                order.plan,
-                stages[-1],
-                order.side_files,
-                jobs=jobs,
-                watched=order.watched,
-                approve=order.approve,
-                checksum=checksum,
-                progress=progress,
-                last_file=_manifest_of(order),
-            )
+        outputs.append(stack.enter_context(Staging(order.target.folder, write)))
+    return outputs
+
+
+def _written(
+    orders: Sequence[Order], outputs: Sequence[Output], *, jobs: int | None, checksum: bool, progress: Progress | None
+) -> list[Written]:
+    """Write all outputs, then publish all."""
+    existed = [os.path.isdir(order.target.folder) for order in orders]
+    written = [
+        execute(
+            order.plan,
+            output,
+            order.side_files,
+            jobs=jobs,
+            watched=order.watched,
+            approve=order.approve,
+            checksum=checksum,
+            progress=progress,
+            last_file=_manifest_of(order),
         )
+        for order, output in zip(orders, outputs, strict=True)
+    ]
     try:
-        for order, stage, replaces in zip(orders, stages, existed, strict=True):
+        for order, output, replaces in zip(orders, outputs, existed, strict=True):
             if order.target.in_place:
-                stage.publish_into(order.target.folder)
+                output.publish_into(order.target.folder)
             else:
                 # Something may have come to stand there while the weights were written.
                 check_target(order.target.folder, (), overwrite=order.target.overwrite)
-                stage.publish(replace=replaces)
+                output.publish(replace=replaces)
     except BaseException:
-        for stage in reversed(stages):
-            stage.withdraw()
+        for output in reversed(outputs):
+            output.withdraw()
         raise
     return written
+
+
+def _way_notes(output: Output, write: Write) -> tuple[Note, ...]:
+    if write != "auto" or not output.in_order:
+        return ()
+    return (Note("warning", "sequential", "the file system of the output only appends to files, so they were written front to back"),)
 
 
 def _manifest_of(order: Order) -> Callable[[Written], tuple[str, bytes]]:

@@ -1,7 +1,8 @@
 """A folder that appears complete or not at all: built under a temporary name beside its target, then renamed.
 
 The folder is locked while its process lives, so a later run recognises what a killed one left. Until the context ends, a publication
-can be withdrawn (`Staging.withdraw`), so that either all of several outputs appear or none.
+can be withdrawn (`Staging.withdraw`), so that either all of several outputs appear or none. Where folders cannot be renamed (mounts of
+object stores) the files move one by one, and last those without which nothing takes the folder for a model.
 """
 
 from __future__ import annotations
@@ -13,15 +14,31 @@ import glob
 import os
 import shutil
 import uuid
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 
-from ckpt_cli.errors import NotWritable, OutputExists
+from typing_extensions import Self
+
+from ckpt_cli.errors import CorruptFile, NotWritable, OutputExists
 from ckpt_cli.files import manifest
+from ckpt_cli.files.source import Files
+from ckpt_cli.names import Write
+from ckpt_cli.output.sinks.files import PositionedFile, SequentialFile, takes_positions
+from ckpt_cli.output.sinks.sink import Sink
+from ckpt_cli.output.writer import output_errors
+from ckpt_cli.tensors.parallel import Stop
 
 MARK = ".ckpt-tmp-"
 ASIDE = ".ckpt-old-"
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL}
 """Errors of ``link`` on file systems without hard links."""
+
+NO_RENAME = {errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM}
+"""Errors of ``rename`` where folders (or files) cannot be renamed at all."""
+
+LAST = ("config.json", manifest.NAME)
+"""Without these nothing takes a folder for a model, and without the manifest ckpt not for a whole output; indices come before them."""
 
 AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2
 
@@ -29,8 +46,11 @@ AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2
 class Staging:
     """The temporary folder of one output. Use it as a context manager: without `publish` it is removed again."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, write: Write = "auto") -> None:
         self.target = target
+        self.in_order = write == "sequential"
+        self._probes = write == "auto"
+        self._made: Path | None = None
         self.folder = temporary_name(target)
         self._lock = -1
         self._kept = False
@@ -45,7 +65,7 @@ class Staging:
         staging.folder, staging._kept = folder, True
         return staging
 
-    def __enter__(self) -> Staging:
+    def __enter__(self) -> Self:
         if self._kept:
             return self
         try:
@@ -53,7 +73,44 @@ class Staging:
         except OSError as error:
             hint = "choose another place with -o"
             raise NotWritable(f"the output folder cannot be created: {error.strerror}", path=self.target, hint=hint) from error
+        try:
+            with output_errors(self.target):
+                if self._probes:
+                    self.in_order = not takes_positions(self.folder)
+                if self.in_order:
+                    self._check_renames()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
+
+    def create(self, name: str, size: int, stop: Stop | None = None) -> AbstractContextManager[Sink]:
+        """A new file; its mode follows the umask."""
+        path = self.folder / name
+        return SequentialFile(path, stop) if self.in_order else PositionedFile(path, size)
+
+    def check(self, name: str, size: int, header: bytes) -> None:
+        """Raise CorruptFile unless a file on the disk has this size and this beginning, byte for byte."""
+        with Files() as files:
+            source = files.source(self.folder / name)
+            if source.size != size or source.read(0, len(header)) != header:
+                raise CorruptFile("the file that was written does not read back as planned", path=self.folder / name)
+
+    def _check_renames(self) -> None:
+        """Raise NotWritable where neither folders nor files can be renamed, so that nothing that is written could be published."""
+        old, new = self.folder / ".ckpt-old", self.folder / ".ckpt-new"
+        with SequentialFile(old) as file:
+            file.finish()
+        try:
+            os.rename(old, new)
+        except OSError as error:
+            if error.errno in NO_RENAME:
+                hint = "write to a local disk and copy the folder there; to a bucket, write by its address, such as -o s3://bucket/name"
+                raise NotWritable("files cannot be renamed on this file system", path=self.target, hint=hint) from None
+            raise
+        finally:
+            for path in (old, new):
+                path.unlink(missing_ok=True)
 
     def _make(self) -> None:
         """Make and lock the folder; again under another name if a run beside us took it for a left-over in between."""
@@ -72,7 +129,7 @@ class Staging:
                 self._lock = -1
             self.folder = temporary_name(self.target)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -102,6 +159,9 @@ class Staging:
             else:
                 self._rename()
         except OSError as error:
+            if error.errno in NO_RENAME:
+                self._publish_each()
+                return
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise OutputExists("the output appeared while it was being written", path=self.target, hint="choose another -o") from error
             raise NotWritable(f"the output cannot be renamed into place: {error.strerror}", path=self.target) from error
@@ -111,11 +171,29 @@ class Staging:
             self.withdraw()
             raise NotWritable(f"the output cannot be synced to disk: {error.strerror}", path=self.target) from error
 
+    def _publish_each(self) -> None:
+        """The folder with its name, file by file, as folders cannot be renamed here. Nothing that holds anything is replaced."""
+        self._inode = None
+        if os.path.isdir(self.target) and os.listdir(self.target):
+            hint = "choose another -o, or remove the old output first"
+            raise NotWritable("folders cannot be renamed here, so an output cannot be replaced in one step", path=self.target, hint=hint)
+        try:
+            if not os.path.isdir(self.target):
+                self.target.mkdir()
+                self._made = self.target
+        except FileExistsError as error:
+            raise OutputExists("the output appeared while it was being written", path=self.target, hint="choose another -o") from error
+        except OSError as error:
+            raise NotWritable(f"the output cannot be created: {error.strerror}", path=self.target) from error
+        self.publish_into(self.target)
+        with contextlib.suppress(OSError):
+            sync_folder(self.target.parent)
+
     def publish_into(self, folder: Path) -> None:
         """Move the files into an existing folder, replacing nothing: all of them, or none."""
         try:
             # The manifest says that the rest is whole, so it comes last.
-            for path in sorted(self.folder.iterdir(), key=lambda path: (path.name == manifest.NAME, path.name)):
+            for path in sorted(self.folder.iterdir(), key=lambda path: order_of(path.name)):
                 self._move(path, folder / path.name)
             sync_folder(folder)
         except BaseException as error:
@@ -147,6 +225,10 @@ class Staging:
             with contextlib.suppress(OSError):
                 if _inode(path) == inode:
                     path.unlink()
+        if self._made is not None:
+            remove, self._made = self._made, None
+            with contextlib.suppress(OSError):
+                remove.rmdir()
         with contextlib.suppress(OSError):
             if self._inode is None or _inode(self.target) != self._inode:
                 return
@@ -172,6 +254,11 @@ class Staging:
         except BaseException:
             os.rename(self._aside, self.target)
             raise
+
+
+def order_of(name: str) -> tuple[int, str]:
+    """The order in which files appear where they cannot all at once: what makes a folder look whole comes last."""
+    return (LAST.index(name) + 2 if name in LAST else int(name.endswith(".index.json"))), name
 
 
 def temporary_name(target: Path) -> Path:
@@ -237,6 +324,6 @@ def _renameat2(old: Path, new: Path, flags: int) -> bool:
     if call(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags) == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL):
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
     raise OSError(number, os.strerror(number), str(old), None, str(new))

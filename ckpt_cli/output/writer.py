@@ -1,27 +1,28 @@
 """The only module that writes weights. It carries out a `Plan` and decides nothing.
 
 An output folder is built beside its target under a temporary name, synced, checked, and renamed into place: it appears
-complete or not at all, whatever happens. An existing folder stays until the new one is complete.
+complete or not at all, whatever happens. An existing folder stays until the new one is complete. Files are filled through sinks:
+in any order where the file system takes bytes at any position, front to back elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files.crc32 import combined, crc_of
-from ckpt_cli.files.source import Files, FileSource, Source
-from ckpt_cli.output.plan import SUM_ELEMENTS, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksums, work_of
+from ckpt_cli.files.source import Files, Source, size_of
+from ckpt_cli.output.plan import SUM_ELEMENTS, TILE, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksums, work_of
 from ckpt_cli.output.share import Share
-from ckpt_cli.output.staging import Staging
+from ckpt_cli.output.sinks.files import PositionedFile, SequentialFile
+from ckpt_cli.output.sinks.sink import Output, Sink
 from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.parallel import Stop, in_threads, workers_for
@@ -31,9 +32,6 @@ from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
 
 COPY_BUFFER = 1 << 20
-CANNOT_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY, errno.EIO}
-"""Errors of ``copy_file_range`` after which ordinary reads and writes are tried (and report a real error as their own)."""
-
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -63,7 +61,7 @@ class SharedWritten:
 
 def execute(
     plan: Plan,
-    staging: Staging,
+    staging: Output,
     side_files: Mapping[str, bytes | Path],
     *,
     jobs: int | None = None,
@@ -89,54 +87,91 @@ def execute(
     with output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
         try:
-            for file in plan.files:
-                _write_file(file, staging.folder / file.name, workers, written, progress, checksum=checksum)
-                if checksum:
-                    _check_and_add(file, staging.folder / file.name, written.checksums[file.name])
+            _write_files(plan.files, staging, workers, checksum, written, progress)
         finally:
             progress.finish()
         if approve is not None:
             approve(written)
         if plan.index is not None and plan.index_name is not None:
-            write_bytes(staging.folder / plan.index_name, plan.index)
+            _fill(staging, plan.index_name, plan.index)
         for name, content in side_files.items():
-            if isinstance(content, Path):
-                written.side_files[name] = copy_side_file(content, staging.folder / name)
-            else:
-                write_bytes(staging.folder / name, content)
-                written.side_files[name] = zlib.crc32(content)
+            written.side_files[name] = _fill(staging, name, content)
         for source in (*plan.sources, *watched):
             source.check_unchanged()
-        _check_headers(plan, staging.folder)
+        for file in plan.files:
+            staging.check(file.name, file.size, file.header)
         if last_file is not None:
-            name, data = last_file(written)
-            write_bytes(staging.folder / name, data)
+            _fill(staging, *last_file(written))
         staging.sync()
     return written
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Create a file with this content and sync it. Its mode follows the umask."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-    try:
-        _write_all(fd, memoryview(data), 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with SequentialFile(path) as sink:
+        _put(sink, data)
 
 
-def _write_file(file: OutputFile, path: Path, jobs: int, written: Written, progress: Progress, *, checksum: bool) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-    try:
-        os.ftruncate(fd, file.size)
-        _write_all(fd, memoryview(file.header), 0)
-        workers = _Workers(fd, file.name, written, progress, checksum=checksum)
-        workers.run(work_of(file), jobs)
-        stages(progress).flushing()
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    written.checksums[file.name] = known_checksums(file) | workers.checksums()
+def copy_side_file(source: Path, target: Path) -> int:
+    """Copy a file; returns the CRC-32 of its bytes."""
+    with SequentialFile(target) as sink:
+        return _put(sink, source)
+
+
+def _fill(output: Output, name: str, content: bytes | Path) -> int:
+    """Write a small file of an output; returns the CRC-32 of its bytes."""
+    with output.create(name, size_of(content) if isinstance(content, Path) else len(content)) as sink:
+        return _put(sink, content)
+
+
+def _put(sink: Sink, content: bytes | Path) -> int:
+    """All of a file: these bytes, or a copy of a file. Returns their CRC-32."""
+    if not isinstance(content, Path):
+        sink.put(0, memoryview(content))
+        sink.finish()
+        return zlib.crc32(content)
+    with Files() as files:
+        origin = files.source(content)
+        crc, buffer = 0, memoryview(bytearray(COPY_BUFFER))
+        for start in range(0, origin.size, COPY_BUFFER):
+            part = buffer[: min(COPY_BUFFER, origin.size - start)]
+            origin.read_at(start, part)
+            sink.put(start, part)
+            crc = zlib.crc32(part, crc)
+        sink.finish()
+        origin.check_unchanged()
+    return crc
+
+
+def _write_files(planned: Sequence[OutputFile], output: Output, workers: int, checksum: bool, written: Written, progress: Progress) -> None:
+    """Fill all files: one after the other by all workers, or front to back, several at once, each by two of them where they suffice."""
+    stop = Stop()
+    lanes = max(1, min(len(planned), workers // 2)) if output.in_order else 1
+
+    written.checksums.update({file.name: {} for file in planned})  # in this order, whichever is done first
+
+    def fill(file: OutputFile) -> None:
+        known = known_checksums(file)
+        with output.create(file.name, file.size, stop) as sink:
+            each = _Workers(sink, file.name, written, progress, stop, checksum=checksum)
+            if output.in_order:
+                # What is read ahead are whole tiles, and what passes by on the way need not be read again.
+                each.block = TILE
+                each.counted = {o.name for o in file.tensors if o.name not in known} if checksum else set()
+            sink.put(0, memoryview(file.header))
+            each.run(work_of(file, in_order=output.in_order), max(1, workers // lanes))
+            if lanes == 1:
+                stages(progress).flushing()
+            sink.finish()
+        written.checksums[file.name] = known | each.checksums()
+        if checksum and not output.in_order:
+            _check_and_add(file, output.folder / file.name, written.checksums[file.name])
+
+    if lanes == 1:
+        for file in planned:
+            fill(file)
+    else:
+        in_threads(fill, planned, lanes, stop)
 
 
 def write_share(
@@ -154,19 +189,13 @@ def write_share(
         progress.start(share.nbytes, share.files[0].file.name if share.files else "")
         try:
             for portion in share.files:
-                fd = os.open(folder / portion.file.name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-                try:
-                    # The same size by whichever process comes first: nothing that is written already is lost.
-                    if os.fstat(fd).st_size != portion.file.size:
-                        os.ftruncate(fd, portion.file.size)
+                with PositionedFile(folder / portion.file.name, portion.file.size, shared=True) as sink:
                     if portion.with_header:
-                        _write_all(fd, memoryview(portion.file.header), 0)
-                    workers = _Workers(fd, portion.file.name, written, progress)
+                        sink.put(0, memoryview(portion.file.header))
+                    workers = _Workers(sink, portion.file.name, written, progress, Stop())
                     workers.run(portion.work, workers_for(share.sources, jobs))
                     stages(progress).flushing()
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+                    sink.finish()
                 done.tiles[portion.file.name] = workers.tiles()
         finally:
             progress.finish()
@@ -188,13 +217,19 @@ def _check_and_add(file: OutputFile, path: Path, known: dict[str, int]) -> None:
 class _Workers:
     """Threads that take work from one queue; the first error stops them all."""
 
-    def __init__(self, fd: int, label: str, written: Written, progress: Progress, *, checksum: bool = False) -> None:
-        self._fd = fd
+    counted: Collection[str] = ()
+    """Tensors whose bytes are counted in a CRC-32 also where they are copied."""
+
+    block = COPY_BUFFER
+    """Bytes that are copied at once where they pass through memory."""
+
+    def __init__(self, sink: Sink, label: str, written: Written, progress: Progress, stop: Stop, *, checksum: bool = False) -> None:
+        self._sink = sink
         self._label = label
         self._written = written
         self._progress = progress
         self._lock = threading.Lock()
-        self._stop = Stop()
+        self._stop = stop
         self._parts: dict[str, list[tuple[int, int, int]]] = {}
         # What is cast passes through memory once, changed: the checksum of its records costs a tenth of the CPU of such a merge.
         self._records, self._of_casts = Records(), checksum
@@ -230,13 +265,15 @@ class _Workers:
                         self._tile(work, buffers)
 
     def _copy(self, work: CopyWork, buffers: _Buffers) -> None:
-        done = _copy_in_kernel(self._fd, work)
-        buffer = memoryview(buffers.get("copy", COPY_BUFFER)) if done < work.nbytes else memoryview(b"")
+        done, block = self._sink.copy(work), min(work.nbytes, self.block)
+        buffer = memoryview(buffers.get("copy", block)) if done < work.nbytes else memoryview(b"")
         while done < work.nbytes:
-            part = buffer[: min(COPY_BUFFER, work.nbytes - done)]
+            part = buffer[: min(block, work.nbytes - done)]
             work.piece.source.read_at(work.source_offset + done, part)
-            self._records.add(work.tensor, work.piece, work.source_offset + done - work.piece.offset, part)
-            _write_all(self._fd, part, work.target_offset + done)
+            self._records.add(work.output.tensor, work.piece, work.source_offset + done - work.piece.offset, part)
+            self._sink.put(work.target_offset + done, part)
+            if work.output.name in self.counted:
+                self._count(work.output.name, work.target_offset + done, part)
             done += len(part)
             self._stop.check()
         self._progress.advance(work.nbytes, self._label)
@@ -286,10 +323,13 @@ class _Workers:
         self._write_tile(work, result)
 
     def _write_tile(self, work: TileWork, data: memoryview) -> None:
-        _write_all(self._fd, data, work.target_offset)
-        part = work.target_offset, zlib.crc32(data), len(data)
+        self._sink.put(work.target_offset, data)
+        self._count(work.output.name, work.target_offset, data)
+
+    def _count(self, name: str, offset: int, data: memoryview) -> None:
+        part = offset, zlib.crc32(data), len(data)
         with self._lock:
-            self._parts.setdefault(work.output.name, []).append(part)
+            self._parts.setdefault(name, []).append(part)
 
     def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers, records: Records | None) -> memoryview:
         length = tile.numel * tensor.dtype.itemsize
@@ -322,59 +362,6 @@ class _Buffers:
         if key not in self._sums:
             self._sums[key] = WeightedSum(formula, dtype, SUM_ELEMENTS * parts)
         return self._sums[key]
-
-
-def _copy_in_kernel(fd: int, work: CopyWork) -> int:
-    """Bytes that ``copy_file_range`` copied; the caller does the rest."""
-    source, done = work.piece.source, 0
-    if not isinstance(source, FileSource) or not source.is_local or not hasattr(os, "copy_file_range"):
-        return 0
-    with source.descriptor() as origin:
-        while done < work.nbytes:
-            try:
-                count = os.copy_file_range(origin, fd, work.nbytes - done, work.source_offset + done, work.target_offset + done)
-            except OSError as error:
-                if error.errno in CANNOT_COPY:
-                    return done
-                raise
-            if count == 0:
-                return done
-            done += count
-    return done
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)
-
-
-def copy_side_file(source: Path, target: Path) -> int:
-    """Copy a file; returns the CRC-32 of its bytes."""
-    with Files() as files:
-        origin = files.source(source)
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-        try:
-            crc, buffer = 0, memoryview(bytearray(COPY_BUFFER))
-            for start in range(0, origin.size, COPY_BUFFER):
-                part = buffer[: min(COPY_BUFFER, origin.size - start)]
-                origin.read_at(start, part)
-                _write_all(fd, part, start)
-                crc = zlib.crc32(part, crc)
-            os.fsync(fd)
-            origin.check_unchanged()
-        finally:
-            os.close(fd)
-    return crc
-
-
-def _check_headers(plan: Plan, folder: Path) -> None:
-    """Read back the sizes and headers that were written: what is on the disk is what was planned, byte for byte."""
-    with Files() as files:
-        for file in plan.files:
-            source = files.source(folder / file.name)
-            if source.size != file.size or source.read(0, len(file.header)) != file.header:
-                raise CorruptFile("the file that was written does not read back as planned", path=folder / file.name)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ckpt_cli.names import ShardOrder
+from ckpt_cli.names import ShardOrder, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class ExtractOptions:
     jobs: int | None = None
     shard_order: ShardOrder = "auto"
     strict: bool = False
+    write: Write = "auto"
 
 
 class ExtractKeywords(TypedDict, total=False):
@@ -29,3 +30,4 @@ class ExtractKeywords(TypedDict, total=False):
     jobs: int | None
     shard_order: ShardOrder
     strict: bool
+    write: Write

@@ -68,6 +68,7 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item], count: int
     for error in errors:
         if error is not None and not isinstance(error, Stopped):
             raise error
+    stop.check()  # others who share it may have stopped this
     return [future.result() for future in futures]
 
 

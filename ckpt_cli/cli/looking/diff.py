@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpt_cli.cli import options
+from ckpt_cli.cli.looking import options as own
 from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.text import argument
 from ckpt_cli.cli.words.declare import command
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from ckpt_cli.results.diff import DiffResult
 
 
-@command(DiffOptions, variant="Compared")
+@command(DiffOptions, own_options=own)
 def diff(
     session: Session,
-    before: options.Before,
-    after: options.After = None,
-    steps: options.TwoSteps = None,
-    type: options.TwoTypes = None,
-    html: options.Html = None,
-    plot: options.Map = None,
-    exit_code: options.ExitCode = False,
+    before: own.Before,
+    after: own.After = None,
+    steps: own.TwoSteps = None,
+    type: own.TwoTypes = None,
+    html: own.Html = None,
+    plot: own.Map = None,
+    exit_code: own.ExitCode = False,
     **given: Any,
 ) -> int:
     from ckpt_cli.cli.screens.diff import diff_result

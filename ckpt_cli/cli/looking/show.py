@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import options
+from ckpt_cli.cli.looking import options as own
 from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.text import options_again
 from ckpt_cli.cli.words.declare import command
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 def show(
     session: Session,
     path: options.Path,
-    tensor: options.TensorName,
-    part: options.Slice = None,
+    tensor: own.TensorName,
+    part: own.Slice = None,
     type: options.Type = None,
     step: options.Step = None,
     also: options.Also = None,

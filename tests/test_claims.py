@@ -159,7 +159,7 @@ class TestAPrefix:
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(saved)) == []
         assert result.outputs[0].naming == (
-            "those of the hub: 27 of 27 are in the list of Qwen2ForCausalLM that ships with ckpt (transformers 5.24.0); shapes not "
+            "those of the hub: 27 of 27 are known names of Qwen2ForCausalLM (transformers 5.24.0); shapes not "
             "compared: transformers is not installed, net. was removed from every name"
         )
 
@@ -484,7 +484,7 @@ class TestWithoutTransformers:
         result = ckpt_cli.merge(saved, tmp_path / "out")
         assert result.outputs[0].compared is not None
         assert (result.outputs[0].compared.shapes, result.outputs[0].compared.fitting) == (False, 27)
-        assert "27 of 27 are in the list of Qwen2ForCausalLM" in str(ckpt_cli.verify(saved).names)
+        assert "27 of 27 are known names of Qwen2ForCausalLM" in str(ckpt_cli.verify(saved).names)
 
     def test_what_is_usually_there_is_missed_but_not_refused(self, tmp_path: Path, alone: None) -> None:
         saved, tensors = saved_by(tmp_path)

@@ -162,6 +162,13 @@ class TestInstalling:
         assert (tmp_path / ".zshrc").exists()
         assert ckpt("--show-completion", SHELL="/bin/bash").out == SCRIPTS["bash"]
 
+    @pytest.mark.parametrize("typed", [["--help"], ["bash", "--help"], ["-h"]], ids=str)
+    def test_help_installs_nothing(self, tmp_path: Path, typed: list[str]) -> None:
+        for option in ("--install-completion", "--show-completion"):
+            asked = ckpt(option, *typed, SHELL="/bin/bash", HOME=str(tmp_path), XDG_DATA_HOME="")
+            assert (asked.code, asked.out.split()[:2]) == (0, ["Usage:", "ckpt"])
+        assert not (tmp_path / ".bashrc").exists()
+
     def test_keeps_what_the_file_holds(self, tmp_path: Path) -> None:
         (tmp_path / ".bashrc").write_text("alias l=ls\n")
         assert ckpt("--install-completion", "bash", HOME=str(tmp_path), XDG_DATA_HOME="").code == 0

@@ -17,7 +17,7 @@ from ckpt_cli.output.key_map import Rule
 from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.output.plan import Combination, Plan
 from ckpt_cli.output.select import Selection
-from ckpt_cli.results.written import LoraInfo
+from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 

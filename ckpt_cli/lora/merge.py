@@ -19,7 +19,7 @@ from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts,
 from ckpt_cli.lora.copies import with_ties, without_copies
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, fuse_adapters, is_of_experts, lacks_base, layout_doubt, on_base, pattern_key
 from ckpt_cli.lora.whole import check_whole
-from ckpt_cli.results.written import LoraInfo
+from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 

@@ -24,7 +24,7 @@ from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.select import select_tensors
-from ckpt_cli.results.written import LoraInfo
+from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Note
 
 Group = tuple[OpenedComponent, ...]

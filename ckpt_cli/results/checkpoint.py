@@ -174,3 +174,15 @@ def _counts(tensors: list[tuple[str, Tensor]]) -> dict[str, Count]:
         total[0] += 1
         total[1] += tensor.numel if tensor.alias_of is None else 0
     return {key: Count(tensors=count, elements=elements) for key, (count, elements) in totals.items()}
+
+
+class LoraInfo(Frozen):
+    """The result for LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
+
+    outcome: str
+    modules: int
+    ranks: tuple[int, ...]
+    scales: tuple[float, ...]
+    alpha: float | None
+    origin: str
+    dora: bool = False

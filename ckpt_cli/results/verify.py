@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ckpt_cli.results.checkpoint import Frozen, NoteInfo, Place
+from ckpt_cli.results.checkpoint import Frozen, LoraInfo, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
-from ckpt_cli.results.written import LoraInfo
 
 
 class Finding(Frozen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_cli.results.checkpoint import Checkpoint, Frozen, NoteInfo, Place
+from ckpt_cli.results.checkpoint import Checkpoint, Frozen, LoraInfo, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.verify import VerifyResult
 
@@ -76,18 +76,6 @@ class WrittenFolder(Frozen):
     plan_digest: str
     part: PartDone | None = None
     notes: tuple[NoteInfo, ...] = ()
-
-
-class LoraInfo(Frozen):
-    """The result for LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
-
-    outcome: str
-    modules: int
-    ranks: tuple[int, ...]
-    scales: tuple[float, ...]
-    alpha: float | None
-    origin: str
-    dora: bool = False
 
 
 class MergedComponent(WrittenFolder):

@@ -17,13 +17,12 @@ from ckpt_cli.cli.screens.heatmap import drift_table
 from ckpt_cli.cli.screens.verify import print_findings, source_fact
 from ckpt_cli.cli.screens.widgets import BAD, GOOD, ROWS, as_cells, good, here, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.names import few
-from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, LoraInfo, NoteInfo
 from ckpt_cli.results.written import (
     AveragedComponent,
     AverageResult,
     ExtractResult,
     FileInfo,
-    LoraInfo,
     MergedComponent,
     MergeResult,
     PublishResult,

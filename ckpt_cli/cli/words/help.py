@@ -63,7 +63,9 @@ class Group(TyperGroup):
         return self.commands.get(cmd_name) or self.commands.get(COMMANDS.get(cmd_name, ""))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # Completion is for the user's own shell where none is named.
+        # Completion is for the user's own shell where none is named, and who asks for help wants nothing installed.
+        if args and args[0] in scripts.OPTIONS and {"--help", "-h"} & set(args):
+            args = ["--help"]
         if args and args[0] in scripts.OPTIONS and (len(args) == 1 or args[1].startswith("-")):
             args = [args[0], scripts.own_shell(), *args[1:]]
         return super().parse_args(ctx, args)

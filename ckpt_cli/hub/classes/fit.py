@@ -252,6 +252,6 @@ def claim(fit: Fit) -> str:
     others = f", {len(fit.extra)} others" if fit.extra else ""
     whose = f"those of TRL, behind {fit.wrapper.removesuffix('.')}" if fit.wrapper else NAMINGS[fit.naming]
     if fit.expected is None:
-        known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are in the list of {kind} that ships with ckpt ({fit.origin})"
+        known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known names of {kind} ({fit.origin})"
         return f"{whose}: {known}; shapes not compared: {fit.unknown}"
     return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"

@@ -95,7 +95,7 @@ class Target:
     names those of them that are not read; ``bare`` are
     step folders without weights, ``blocked`` those that could not be looked at; ``stray``: a weights file beside them that is
     no model, and why not; ``folders`` are those in which the steps lie, if there are several;
-    ``partial`` are folders of steps whose names say that the save is not whole.
+    ``partial`` are folders of steps whose names say that the save is not whole, ``made`` outputs of ckpt that are named like steps.
     """
 
     path: Path
@@ -110,6 +110,7 @@ class Target:
     folders: tuple[Path, ...] = ()
     refused: tuple[str, ...] = ()
     partial: tuple[Path, ...] = ()
+    made: tuple[Path, ...] = ()
 
     def label(self, path: Path) -> str:
         """How a step folder is called in messages: by its name, or where steps lie in several folders, as it lies in the run."""

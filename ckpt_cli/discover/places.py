@@ -10,7 +10,7 @@ from pathlib import Path
 from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
-from ckpt_cli.files.folders import Folders, status_of
+from ckpt_cli.files.folders import Folders, broken_link, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.ages import MAX_HOURS
@@ -82,9 +82,12 @@ def _of_step_above(path: Path, there: Folders) -> Target | None:
 
 
 def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[Place, ...]:
-    """The components of a checkpoint folder, the main one first."""
+    """The components of a checkpoint folder, the main one first. Raises Unreadable for a folder of a component that may hold anything."""
     if not there.is_folder(folder):
         return ()
+    for entry in there.entries(folder):
+        if _may_hold_component(entry.name) and there.is_broken(entry):
+            raise broken_link(entry)
     places = [Place(match.component, doubted(match, there), folder) for match in recognise(folder, there)]
     children = [child.name for child in there.folders(folder, _may_hold_component)]
     for role in ROLES:

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path, PureWindowsPath
 
+from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.source import ABSENT, unreadable
 
 
@@ -51,6 +52,10 @@ class Folders:
         """Whether there is anything at a path, also behind links. Raises Unreadable."""
         return self.is_file(path) or self.is_folder(path) or self._status_of(path) is not None
 
+    def is_broken(self, path: Path) -> bool:
+        """Whether a path is a link that leads nowhere. Raises Unreadable."""
+        return path.is_symlink() and self._status_of(path) is None
+
     def is_file(self, path: Path) -> bool:
         """Whether a path is a regular file, also behind links. Raises Unreadable."""
         status = self._known(path, os.DirEntry.is_file)
@@ -78,6 +83,11 @@ class Folders:
         if path not in self._status:
             self._status[path] = status_of(path)
         return self._status[path]
+
+
+def broken_link(path: Path) -> Unreadable:
+    """The error for a link that leads nowhere: its target may be on a disk that is not mounted, so that it may be anything."""
+    return Unreadable(f"this is a link to {os.readlink(path)}, which does not exist", path=path)
 
 
 def stays_inside(name: object) -> bool:

@@ -235,7 +235,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
     other_steps = other_step_notes(found, place, (*place.match.files, *component.files))
-    models = model_notes(place, component, assets.config, files)
+    models = {} if found.is_named(place) else model_notes(place, component, assets.config, files)
     notes = (
         *component.notes,
         *other_steps,

@@ -61,9 +61,9 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
         ]
         # What the folder is taken for may be another component than that of the file.
         own = [Place(match.component, match, path.parent) for match in matches]
-        return Target(path, None, (replace(found, places=tuple(chosen or own)),))
+        return Target(path, None, (replace(found, places=tuple(chosen or own), given=path),))
     places = tuple(Place(match.component, match, path.parent) for match in matches)
-    return Target(path, None, (Found(path, None, places),))
+    return Target(path, None, (Found(path, None, places, path),))
 
 
 def _of_step_above(path: Path, there: Folders) -> Target | None:
@@ -181,7 +181,7 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
     checkpoint that is read only: it takes a listing of every folder in it.
     """
     there = Folders()
-    if all_refused([place]) or not there.is_folder(found.path):
+    if all_refused([place]) or found.is_named(place) or not there.is_folder(found.path):
         return []  # beside a single file anything may lie
     told: dict[str, None] = {}
     taken = {other.match.root for other in found.places}

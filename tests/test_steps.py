@@ -342,7 +342,8 @@ class TestALowerStepThatIsYounger:
 
     def test_is_none_if_it_was_merged_into_the_run(self, tmp_path: Path) -> None:
         run = self.steps(tmp_path / "run", {100: 0, 200: 1})
-        ckpt_cli.merge(run, run / "checkpoint-150", step=100)
+        ckpt_cli.merge(run, tmp_path / "out", step=100)
+        (tmp_path / "out").rename(run / "checkpoint-150")
         assert told(ckpt_cli.detect(run).checkpoint.notes, "older-steps") == []
 
     def test_takes_one_look_at_some_steps_of_a_long_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

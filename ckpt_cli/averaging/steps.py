@@ -10,8 +10,8 @@ from pathlib import Path
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first
-from ckpt_cli.discover.open import Opened, OpenedComponent, bare_notes, open_checkpoint, step_info
-from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
+from ckpt_cli.discover.open import Opened, OpenedComponent, bare_notes, open_checkpoint
+from ckpt_cli.discover.steps import ambiguous, by_counter, newest_notes, no_step, told_by_trackers, told_counters
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.folders import status_of
 from ckpt_cli.files.source import Files
@@ -159,8 +159,7 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
     if bare is not None:
         raise NotFound("no weights were recognised in this step folder", path=bare)
     if lacking:
-        there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
-        raise NotFound(f"there is no step {min(lacking)}", path=target.path, expected=f"some of the steps {there}")
+        raise no_step(target, min(lacking))
     if not candidates:
         there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
         raise UsageError(
@@ -168,6 +167,12 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
         )
     if choice.steps:
         _refuse_twins(target, candidates)
+    elif len(counted := by_counter(candidates)) > 1:
+        raise UsageError(
+            f"the numbers of these steps are not of one kind: {told_counters(counted)}",
+            path=target.path,
+            hint="choose steps with --steps, or pass their folders",
+        )
     whole: list[Opened] = []
     passed = Passed()
 
@@ -198,9 +203,8 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps were found, not {choice.last}"))
     if whole:
         newest = whole[0]
-        told = told_by_trackers(target, newest.found)
-        if choice.everything or choice.last is not None:
-            told = newest_notes(target, newest.found, lambda found: step_info(found).problem is None)
+        unasked = not choice.steps and choice.end is None
+        told = newest_notes(target, newest.found, _is_listed_whole) if unasked else told_by_trackers(target, newest.found)
         whole[0] = replace(newest, notes=(*told, *newest.notes))
     return whole[::-1]
 

@@ -11,6 +11,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from ckpt_cli.discover.beside.marks import mark_notes
+from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, numbered_notes
 from ckpt_cli.discover.default_output import default_output
@@ -20,7 +21,7 @@ from ckpt_cli.discover.newest import Passed, newest_first
 from ckpt_cli.discover.open import bare_notes, listed_component, since, step_info
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes
-from ckpt_cli.errors import CkptError, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
+from ckpt_cli.errors import CkptError, Inconsistent, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
 from ckpt_cli.formats.registry import format_of
@@ -71,6 +72,7 @@ def extract_state(
     with Files(progress=progress) as files:
         found, place, notes = choose(path, files, component, step, nodes)
         state = read_state(found, place, files)
+        notes += other_step_notes(found, place, state.sources)
         optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
             if format_of(place.match).is_refused and place.match.trouble is not None:
@@ -163,7 +165,11 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
         trouble = place.match.trouble
         if trouble is not None and (isinstance(trouble, (Unreadable, LfsPointer, Unsupported)) or not is_chosen(place)):
             raise trouble
-        problem = listed_component(place).problem
+        problem, linked = listed_component(place).problem, list[Note]()
+        try:
+            linked = other_step_notes(found, place, place.match.files)
+        except Inconsistent as error:
+            problem = problem or error.message
         if step is None and target.run is not None:
             target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
         newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
@@ -172,7 +178,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             if step is None and target.run is not None:
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
-            beside = [*unread_notes(found, place), *mark_notes(found, place)]
+            beside = [*linked, *unread_notes(found, place), *mark_notes(found, place)]
             return found, place, [*newer, *passed.notes(target, "is skipped"), *notes, *beside]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:

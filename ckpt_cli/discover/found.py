@@ -39,7 +39,7 @@ class Place:
 class Found:
     """A checkpoint, by names: its step (None if the folder does not say) and its components, the main one first.
 
-    ``given``: the folder in it that was passed; None where it was found as a step of a run, or a file was passed.
+    ``given``: what was passed, a folder in it or a file of it; None where it was found as a step of a run.
     """
 
     path: Path
@@ -49,6 +49,10 @@ class Found:
 
     def place(self, name: str) -> Place | None:
         return next((place for place in self.places if place.name == name), None)
+
+    def is_named(self, place: Place) -> bool:
+        """Whether a file of the component was passed: then that is meant, and nothing that lies beside it."""
+        return self.given in place.match.files
 
     def trainer(self, run: Path | None) -> str:
         """The name of the trainer that wrote it; ``run`` is the folder of its steps."""
@@ -95,7 +99,7 @@ class Target:
     names those of them that are not read; ``bare`` are
     step folders without weights, ``blocked`` those that could not be looked at; ``stray``: a weights file beside them that is
     no model, and why not; ``folders`` are those in which the steps lie, if there are several;
-    ``partial`` are folders of steps whose names say that the save is not whole.
+    ``partial`` are folders of steps whose names say that the save is not whole, ``made`` outputs of ckpt that are named like steps.
     """
 
     path: Path
@@ -110,6 +114,7 @@ class Target:
     folders: tuple[Path, ...] = ()
     refused: tuple[str, ...] = ()
     partial: tuple[Path, ...] = ()
+    made: tuple[Path, ...] = ()
 
     def label(self, path: Path) -> str:
         """How a step folder is called in messages: by its name, or where steps lie in several folders, as it lies in the run."""

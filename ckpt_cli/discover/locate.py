@@ -101,6 +101,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
             blocked=steps.blocked,
             stray=stray,
             partial=partial_in(steps.folders, there),
+            made=steps.made,
             folders=steps.folders if len(steps.folders) > 1 else (),
         )
         if not steps.found:

@@ -15,6 +15,7 @@ from ckpt_cli.discover.steps import steps_in, with_step
 from ckpt_cli.errors import CkptError, MissingShard, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.registry import complement, format_of, joined
+from ckpt_cli.names import few
 
 MAX_NODES = 1024
 
@@ -88,10 +89,13 @@ def joined_targets(first: Target, second: Target) -> Target:
     blocked = (*first.blocked, *second.blocked)
     if first.run is None:
         if len(others) == len(second.checkpoints):
+            missing = first.checkpoints[0].path.name
+            held = [checkpoint.path.name for checkpoint in second.checkpoints if checkpoint.step is not None]
             raise UsageError(
-                f"--also holds no part of this checkpoint: {second.path}",
+                f"--also holds no part of this checkpoint: {second.path}{f' (it holds {few(held, 3)})' if held else ''}",
                 path=first.path,
-                hint="pass the folder of the same step on the other node, such as .../global_step_10",
+                expected=f"a folder with more files of {missing}",
+                hint=f"pass the folder of {missing} on the other node",
             )
         return replace(first, checkpoints=tuple(found))
     found += others

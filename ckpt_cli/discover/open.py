@@ -14,6 +14,7 @@ from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, homes_of
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
+from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.beside.outputs import made_by_ckpt
 from ckpt_cli.discover.beside.siblings import sibling_notes
 from ckpt_cli.discover.beside.stages import refuse_stage
@@ -233,9 +234,11 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     component = describe(place.match, files, reading_options(assets.config, shard_order))
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
-    models = model_notes(place, component, assets.config, files)
+    other_steps = other_step_notes(found, place, (*place.match.files, *component.files))
+    models = {} if found.is_named(place) else model_notes(place, component, assets.config, files)
     notes = (
         *component.notes,
+        *other_steps,
         *made,
         *passed_over_notes(place),
         *left_out_notes(found, place, component, files),

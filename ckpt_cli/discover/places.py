@@ -10,7 +10,7 @@ from pathlib import Path
 from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
-from ckpt_cli.files.folders import Folders, status_of
+from ckpt_cli.files.folders import Folders, broken_link, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.ages import MAX_HOURS
@@ -61,9 +61,9 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
         ]
         # What the folder is taken for may be another component than that of the file.
         own = [Place(match.component, match, path.parent) for match in matches]
-        return Target(path, None, (replace(found, places=tuple(chosen or own)),))
+        return Target(path, None, (replace(found, places=tuple(chosen or own), given=path),))
     places = tuple(Place(match.component, match, path.parent) for match in matches)
-    return Target(path, None, (Found(path, None, places),))
+    return Target(path, None, (Found(path, None, places, path),))
 
 
 def _of_step_above(path: Path, there: Folders) -> Target | None:
@@ -82,9 +82,12 @@ def _of_step_above(path: Path, there: Folders) -> Target | None:
 
 
 def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[Place, ...]:
-    """The components of a checkpoint folder, the main one first."""
+    """The components of a checkpoint folder, the main one first. Raises Unreadable for a folder of a component that may hold anything."""
     if not there.is_folder(folder):
         return ()
+    for entry in there.entries(folder):
+        if _may_hold_component(entry.name) and there.is_broken(entry):
+            raise broken_link(entry)
     places = [Place(match.component, doubted(match, there), folder) for match in recognise(folder, there)]
     children = [child.name for child in there.folders(folder, _may_hold_component)]
     for role in ROLES:
@@ -174,7 +177,7 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
     checkpoint that is read only: it takes a listing of every folder in it.
     """
     there = Folders()
-    if all_refused([place]) or not there.is_folder(found.path):
+    if all_refused([place]) or found.is_named(place) or not there.is_folder(found.path):
         return []  # beside a single file anything may lie
     told: dict[str, None] = {}
     taken = {other.match.root for other in found.places}

@@ -8,21 +8,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from ckpt_cli.discover.found import Blocked, Found, Target, Tracker
+from ckpt_cli.discover.beside.outputs import is_output
+from ckpt_cli.discover.beside.uncounted import uncounted_notes
+from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
-from ckpt_cli.files.folders import Folders, is_file, is_folder, status_of
-from ckpt_cli.files.manifest import NAME as MANIFEST
+from ckpt_cli.files.folders import Folders, broken_link, is_folder, status_of
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, has_form, number_in
+from ckpt_cli.formats.step_names import counter_of, step_of
+from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, WEIGHTS, has_form, number_in
+from ckpt_cli.formats.weight_names import may_hold_weights
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -41,9 +43,13 @@ SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of a run by their number, and the ``folders`` in which they lie: its own, or those of `RUNS`."""
+    """The steps of a run by their number, and the ``folders`` in which they lie: its own, or those of `RUNS`.
+
+    ``made`` are outputs of ckpt that somebody put among them under the name of a step.
+    """
 
     found: tuple[Found, ...] = ()
+    made: tuple[Path, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     folders: tuple[Path, ...] = ()
 
@@ -52,12 +58,12 @@ class Steps:
 
 
 def step_folders(run: Path, there: Folders) -> list[Path]:
-    """Entries named like a step of a run: folders, and entries that cannot be accessed."""
+    """Entries named like a step of a run: folders, and entries that cannot be accessed, or are links that lead nowhere."""
     folders = []
     for path in there.entries(run):
         if step_of(path) is not None:
             with contextlib.suppress(Unreadable):
-                if not there.is_folder(path):
+                if not there.is_folder(path) and not there.is_broken(path):
                     continue
             folders.append(path)
     return folders
@@ -75,13 +81,22 @@ def steps_in(folder: Path, there: Folders, only: int | None = None) -> tuple[tup
         if only is not None and step != only:
             continue
         try:
-            places = places_in(path, there)
+            places = places_in(path, there) or _refuse_broken(path, there)
         except Unreadable as error:
             blocked.append(Blocked(path, step, error))
             continue
         if places:
             found.append(Found(path, step, places))
     return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name))), tuple(blocked)
+
+
+def _refuse_broken(folder: Path, there: Folders) -> tuple[Place, ...]:
+    """Raise Unreadable for a step without weights that is a link that leads nowhere, or holds one in place of weights."""
+    inside = (entry for entry in there.entries(folder) if may_hold_weights(entry.name) or has_form(entry.name, WEIGHTS))
+    broken = next(filter(there.is_broken, (folder, *inside)), None)
+    if broken is not None:
+        raise broken_link(broken)
+    return ()
 
 
 def steps_of_run(given: Path, there: Folders, only: int | None = None) -> Steps:
@@ -103,7 +118,11 @@ def steps_of_run(given: Path, there: Folders, only: int | None = None) -> Steps:
             found += checkpoints
             blocked += unknown
             folders.append(folder)
-    return Steps(_without_links(found), tuple(blocked), tuple(folders))
+    made = [listed.path for listed in found if is_output(listed.places[0])]
+    if only is None and len(made) == len(found):
+        made = []  # a folder of outputs has no other steps
+    trained = [listed for listed in found if listed.path not in made]
+    return Steps(_without_links(trained), tuple(made), tuple(blocked), tuple(folders))
 
 
 def without_tags(steps: Steps) -> Steps:
@@ -114,7 +133,7 @@ def without_tags(steps: Steps) -> Steps:
 
 def bare_in(given: Path, steps: Steps, there: Folders, only: int | None) -> tuple[Path, ...]:
     """The step folders without weights, but for those whose step lies in another folder of the run."""
-    known = {found.path for found in steps.found} | {unknown.path for unknown in steps.blocked}
+    known = {*(found.path for found in steps.found), *(unknown.path for unknown in steps.blocked), *steps.made}
     bare = []
     for folder in _folders_of(given):
         elsewhere = {found.step for found in steps.found if found.path.parent != folder}
@@ -174,9 +193,20 @@ def with_step(target: Target, step: int | None) -> Target:
     if len(chosen) > 1:
         raise ambiguous(target, step, chosen)
     if not chosen:
-        there = ", ".join(str(found.step) for found in target.checkpoints if found.step is not None)
-        raise NotFound(f"there is no step {step}", path=target.path, expected=f"one of the steps {there}" if there else None)
+        raise no_step(target, step)
     return replace(target, checkpoints=chosen)
+
+
+def no_step(target: Target, step: int) -> NotFound:
+    """The error for a step that the run does not have."""
+    there = ", ".join(str(found.step) for found in target.checkpoints if found.step is not None)
+    made = next((folder for folder in target.made if step_of(folder) == step), None)
+    return NotFound(
+        f"there is no step {step}",
+        path=target.path,
+        expected=f"one of the steps {there}" if there else None,
+        hint=None if made is None else f"{made.name} is an output of ckpt, not a save of the training: if you mean it, pass {made}",
+    )
 
 
 def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:
@@ -229,7 +259,14 @@ def release_of(run: Path, there: Folders) -> Path | None:
 
 def newest_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool]) -> list[Note]:
     """What is said of a step of a run that nobody asked for by number; ``is_whole`` says whether another one can be read."""
-    return [*folder_notes(target), *partial_notes(target, taken), *older_notes(target, taken), *tracker_notes(target, taken, is_whole)]
+    return [
+        *folder_notes(target),
+        *counter_notes(target, taken),
+        *partial_notes(target, taken),
+        *uncounted_notes(target, taken),
+        *older_notes(target, taken),
+        *tracker_notes(target, taken, is_whole),
+    ]
 
 
 def folder_notes(target: Target) -> list[Note]:
@@ -241,6 +278,28 @@ def folder_notes(target: Target) -> list[Note]:
         steps = [str(found.step) for found in target.checkpoints if found.path.parent == folder]
         where.append(f"{few(steps, 5)} in {target.label(folder)}")
     return [Note("info", "step-folders", f"the steps lie in several folders, and count as those of one run: {'; '.join(where)}")]
+
+
+def counter_notes(target: Target, taken: Found) -> list[Note]:
+    """A warning where some steps are counted in epochs and others are not: no number says which of them is the newest."""
+    counted = by_counter(target.checkpoints)
+    if len(counted) < 2:
+        return []
+    text = f"{target.label(taken.path)} was taken for its number, but that does not tell the newest: {told_counters(counted)}"
+    return [Note("warning", "counters", text)]
+
+
+def by_counter(steps: Sequence[Found]) -> dict[str, list[Found]]:
+    """Steps by what their numbers count."""
+    counted: dict[str, list[Found]] = {}
+    for found in steps:
+        counted.setdefault(counter_of(found.path) or "steps", []).append(found)
+    return counted
+
+
+def told_counters(counted: Mapping[str, Sequence[Found]]) -> str:
+    parts = [f"{few([found.path.name for found in steps], 3)} by {counter}" for counter, steps in counted.items()]
+    return f"the folders are numbered {', '.join(parts)}"
 
 
 def partial_notes(target: Target, taken: Found) -> list[Note]:
@@ -263,10 +322,9 @@ def older_notes(target: Target, taken: Found) -> list[Note]:
         return []
     lower = [found for found in target.checkpoints if (found.step or 0) < (taken.step or 0)]
     times = [(time, found) for found in _some_of(lower) if (time := _time_of(found)) is not None and time - written > SECONDS]
-    later = ((time, found) for time, found in sorted(times, key=lambda pair: -pair[0]) if not _is_output(found))
-    latest, other = next(later, (written, None))
-    if other is None:
+    if not times:
         return []
+    latest, other = max(times, key=lambda pair: pair[0])
     names = f"{target.label(taken.path)} was taken, and {target.label(other.path)} was written {_span(latest - written)} later"
     text = f"{names}: if training was started again in this folder, the former is of the training before"
     return [Note("warning", "older-steps", text)]
@@ -289,14 +347,6 @@ def _time_of(found: Found) -> float | None:
     except Unreadable:
         return None  # only asked for a warning
     return None if status is None else status.st_mtime
-
-
-def _is_output(found: Found) -> bool:
-    """Whether a folder called like a step was merged into the run later: its time is not that of training."""
-    try:
-        return not format_of(found.places[0].match).is_sharded and is_file(found.path / MANIFEST)
-    except Unreadable:
-        return False
 
 
 def _span(seconds: float) -> str:

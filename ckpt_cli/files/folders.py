@@ -13,6 +13,7 @@ from operator import methodcaller
 from pathlib import Path, PureWindowsPath
 from typing import Protocol
 
+from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.descriptors import ABSENT, unreadable
 from ckpt_cli.urls import is_remote
 
@@ -59,6 +60,10 @@ class Folders:
         """Whether there is anything at a path, also behind links. Raises Unreadable."""
         return self.is_file(path) or self.is_folder(path) or self._status_of(path) is not None
 
+    def is_broken(self, path: Path) -> bool:
+        """Whether a path is a link that leads nowhere. Raises Unreadable."""
+        return path.is_symlink() and self._status_of(path) is None
+
     def is_file(self, path: Path) -> bool:
         """Whether a path is a regular file, also behind links. Raises Unreadable."""
         status = self._known(path, methodcaller("is_file"))
@@ -102,6 +107,11 @@ def _remote_listing(folder: Path) -> Mapping[str, Entry] | None:
     from ckpt_cli.files.remote.tree import remote_entries
 
     return remote_entries(folder)
+
+
+def broken_link(path: Path) -> Unreadable:
+    """The error for a link that leads nowhere: its target may be on a disk that is not mounted, so that it may be anything."""
+    return Unreadable(f"this is a link to {os.readlink(path)}, which does not exist", path=path)
 
 
 def stays_inside(name: object) -> bool:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import PurePath
 
-from ckpt_cli.formats.trainers import STEPS, number_in
+from ckpt_cli.formats.trainers import STEPS, number_in, words_of
+
+LAST = ("last", "latest", "final", "newest", "end", "resume")
+"""What the last save of a training is called, where that is no number."""
 
 
 def step_of(folder: PurePath) -> int | None:
@@ -19,3 +24,32 @@ def step_of(folder: PurePath) -> int | None:
 def nearest_step(path: PurePath) -> int | None:
     """The step in a path: in its own name, or in that of the nearest folder above."""
     return next((step for each in (path, *path.parents) if (step := step_of(each)) is not None), None)
+
+
+def is_like_step(name: str) -> bool:
+    """Whether a name is made of the words of step folders, or says that this is the last save, whatever else is in it.
+
+    >>> [is_like_step(name) for name in ("step_9k", "checkpoint-40 copy", "final_model", "0000020.bak", "merged", "base", "7b-instruct")]
+    [True, True, True, True, False, False, False]
+    """
+    return _like_step().search(name) is not None
+
+
+@cache
+def _like_step() -> re.Pattern[str]:
+    """Long words count as parts of others too (``lastcheckpoint``), short ones (``ep``, ``end``) and numbers only for themselves."""
+    words = {*LAST, *(word.lower() for form in STEPS for word in words_of(form))}
+    parts = [word if len(word) > 3 else rf"(?<![a-z]){word}(?![a-z])" for word in sorted(words)]
+    return re.compile("|".join((*parts, r"^[0-9]{2,}(?![0-9a-z])")), re.IGNORECASE)
+
+
+def counter_of(folder: PurePath) -> str | None:
+    """What the number in the name of a step folder counts: epochs, or steps of any kind; None for other names.
+
+    >>> counter_of(PurePath("epoch_3")), counter_of(PurePath("epoch_3_step_70")), counter_of(PurePath("step_final"))
+    ('epochs', 'steps', None)
+    """
+    form = next((form for form in STEPS if number_in(folder.name, (form,)) is not None), None)
+    if form is None:
+        return None
+    return "epochs" if words_of(form)[-1:] == ["epoch"] else "steps"

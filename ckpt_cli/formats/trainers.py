@@ -259,6 +259,10 @@ def place_below(folder: Path, checkpoint: Path) -> tuple[str, str]:
 # -- forms of names ------------------------------------------------------------------------------------------------
 
 
+PLACES = re.compile(r"(?<![A-Z])(N+|E|B)(?![A-Z])")
+"""The numbers in a form."""
+
+
 @cache
 def form(text: str) -> re.Pattern[str]:
     """The expression for a form of names.
@@ -266,9 +270,18 @@ def form(text: str) -> re.Pattern[str]:
     >>> form("epoch_E_step_N").fullmatch("epoch_3_step_70")["number"], form("iter_NNN").fullmatch("iter_7")
     ('70', None)
     """
-    words = re.split(r"(?<![A-Z])(N+|E|B)(?![A-Z])", text)
+    words = PLACES.split(text)
     parts = [re.escape(word) if index % 2 == 0 else _digits(word) for index, word in enumerate(words)]
     return re.compile("".join(parts), re.ASCII)
+
+
+def words_of(text: str) -> list[str]:
+    """The words in a form, in their order.
+
+    >>> words_of("epoch_E_step_N"), words_of("NNNNNNN")
+    (['epoch', 'step'], [])
+    """
+    return re.findall(r"[A-Za-z]{2,}", PLACES.sub(" ", text))
 
 
 def _digits(letters: str) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource, Unreadable
 from ckpt_cli.files import manifest
 from ckpt_cli.files.folders import entries_in
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few
 from ckpt_cli.output.staging import sync_folder, temporary_name
 
@@ -20,7 +22,7 @@ ELSEWHERE = "choose another place with -o"
 def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read: Iterable[Path] = ()) -> None:
     """Refuse an output in or around a source, one that holds a file which is ``read``, and an existing folder that ckpt must not replace.
 
-    Raises OutputInsideSource or OutputExists.
+    So is one that would count as a step beside a source. Raises OutputInsideSource or OutputExists.
     """
     for source in (*sources, *(path for path in read if _is_inside(path, target))):
         if _is_inside(target, source):
@@ -32,6 +34,13 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
             )
         if _is_inside(source, target):
             raise OutputInsideSource("the output folder contains the input", path=target, hint="choose another -o")
+        if step_of(target) is not None and step_of(source) is not None and _run_of(target) == _run_of(source):
+            raise OutputInsideSource(
+                "the output would lie among the steps of the run, with the name of one",
+                path=target,
+                expected="a name that is not that of a step",
+                hint=f"choose another -o, such as {target}_merged",
+            )
     if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
         raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
     try:
@@ -171,6 +180,12 @@ def check_space(needed: Mapping[Path, int], hint: str) -> dict[Path, int | None]
 
 def _grouped(count: int) -> str:
     return f"{count:,}".replace(",", " ")
+
+
+def _run_of(step: Path) -> str:
+    """The folder of the run that a step folder lies in."""
+    above = step.parent.parent if step.parent.name in RUNS else step.parent
+    return os.path.realpath(above)
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

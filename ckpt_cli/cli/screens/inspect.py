@@ -63,7 +63,6 @@ def detect_result(result: DetectResult, session: Session) -> None:
         session.labelled("warning", "yellow", f"it cannot be merged: {result.problem}")
         if result.error is not None and result.error.hint is not None:
             session.labelled("hint", "dim", result.error.hint)
-        next_line(session, f"ckpt merge {text.argument(checkpoint.path)} --dry-run")
 
 
 def inspect_result(result: InspectResult, session: Session, *, show_all: bool = False) -> None:

@@ -53,7 +53,9 @@ AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.
 
 
 def left_out_notes(found: Found, place: Place, component: Component, files: Files) -> tuple[Note, ...]:
-    """Notes about what is in or beside a component but is not one of its tensors."""
+    """Notes about what is in a component but is not one of its tensors, and about what is beside it, unless a file of it was passed."""
+    if found.is_named(place):
+        return tuple(_extra_state(component))
     return (*_extra_state(component), *_other_files(found, place, component, files), *_adapters_beneath(place, component))
 
 

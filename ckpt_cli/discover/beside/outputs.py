@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from ckpt_cli.discover.found import Place
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.manifest import LEFT_OUT, Manifest, read_manifest
@@ -22,6 +23,17 @@ def made_by_ckpt(component: Component) -> Manifest | None:
         return None  # it is only asked; `verify` reports it
     written = (*manifest.outputs, *manifest.side_files) if manifest is not None and manifest.command != STATE else ()
     return manifest if all(path.parent == component.root and path.name in written for path in component.files) else None
+
+
+def is_output(place: Place) -> bool:
+    """Whether the weights of a checkpoint are an output of ckpt in a folder of its own; what `--in-place` added to a save is none."""
+    try:
+        manifest = read_manifest(place.match.root) if is_folder(place.match.root) else None
+    except CkptError:
+        return False  # it is only asked; `verify` reports it
+    if manifest is None or manifest.options.get("in_place"):
+        return False
+    return all(path.parent == place.match.root and path.name in manifest.outputs for path in place.match.files)
 
 
 def partial_notes(component: Component, made: Manifest | None, there: Container[str] = ()) -> list[Note]:

@@ -1,0 +1,99 @@
+"""Weights of a step that are files of another step of its run: a link to save space, or one that was set by mistake."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.files.folders import Folders, status_of
+from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.step_names import counter_of, step_of
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+
+MAX_SIBLINGS = 64
+"""In how many steps, the nearest ones, a second name of a file is looked for. Only files with several names are."""
+
+
+def other_step_notes(found: Found, place: Place, files: Iterable[Path]) -> list[Note]:
+    """A warning if ``files`` of a step are those of another step of its run, through links or as the same files under two names.
+
+    Raises Inconsistent if some are, and others its own, where each rank wrote one: no save was ever like that. Parts of a model may be
+    shared on purpose, if they were not trained. A file under two names is taken for that of the lower step.
+    """
+    if found.step is None or step_of(found.path) != found.step:
+        return []
+    steps = _Steps(found)
+    paths = list(dict.fromkeys(files))
+    linked = {path: other for path in paths if (other := steps.led_to(path)) is not None}
+    held = linked | {path: other for path in paths if path not in linked and (other := steps.shared_with(path)) is not None}
+    if not held:
+        return []
+    step, others = found.path.name, set(held.values())
+    if len(held) == len(paths) and len(others) == 1:
+        text = f"{step} is {others.pop()} under another name: the files of {place.name} are the same"
+        return [Note("warning", "other-step", text)]
+    told = few([f"{path.name} is that of {other}" for path, other in held.items()], 3)
+    text = f"the files of {place.name} are not all of {step}: {told}"
+    foreign = [path for path, other in held.items() if path in linked or (step_of(Path(other)) or 0) < found.step]
+    if format_of(place.match).is_sharded and foreign:
+        hint = f"put the file of {step} in place of {foreign[0]}"
+        raise Inconsistent(text, path=foreign[0], expected=f"files of {step} only", hint=hint)
+    return [Note("warning", "other-step", text)]
+
+
+class _Steps:
+    """The other steps of the run that a step is one of, and which files of the step lie in them. Folders are looked at once."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self._there = Folders()
+        self._real: dict[Path, Path] = {}
+        self._twins: dict[Path, dict[int, Path]] = {}
+
+    def led_to(self, path: Path) -> str | None:
+        """The name of the other step of the same run in whose folder a file lies, behind links."""
+        step = self._step_above(path)
+        if step is None:
+            return None
+        run = self._resolved(step.parent)
+        real = path.resolve() if path.is_symlink() else self._resolved(path.parent) / path.name
+        inside = real.relative_to(run).parts[0] if real.is_relative_to(run) else step.name
+        return inside if self._is_other(Path(inside)) else None
+
+    def shared_with(self, path: Path) -> str | None:
+        """The name of the other step of the same run in which a file has a second name, in the same place."""
+        step, status = self._step_above(path), status_of(path)
+        if step is None or status is None or status.st_nlink < 2:
+            return None
+        twin = self._of_siblings(path.parent, step).get(status.st_ino)
+        also = status_of(twin) if twin is not None else None
+        return twin.relative_to(step.parent).parts[0] if twin is not None and also is not None and os.path.samestat(status, also) else None
+
+    def _step_above(self, path: Path) -> Path | None:
+        """The folder of the step, which has the same name on each node."""
+        return next((folder for folder in path.parents if folder.name == self._found.path.name), None)
+
+    def _is_other(self, folder: Path) -> bool:
+        step = step_of(folder)
+        return step not in (None, self._found.step) and counter_of(folder) == counter_of(self._found.path)
+
+    def _resolved(self, folder: Path) -> Path:
+        if folder not in self._real:
+            self._real[folder] = folder.resolve()
+        return self._real[folder]
+
+    def _of_siblings(self, folder: Path, step: Path) -> dict[int, Path]:
+        """What lies in the place of a folder in the nearest other steps, by inode: names cost nothing more than a listing."""
+        if folder not in self._twins:
+            siblings = [sibling for sibling in self._there.entries(step.parent) if self._is_other(sibling)]
+            siblings.sort(key=lambda sibling: abs((step_of(sibling) or 0) - (self._found.step or 0)))
+            self._twins[folder] = {}
+            for sibling in siblings[:MAX_SIBLINGS]:
+                with contextlib.suppress(OSError), os.scandir(sibling / folder.relative_to(step)) as entries:
+                    self._twins[folder] |= {entry.inode(): Path(entry.path) for entry in entries}
+        return self._twins[folder]

@@ -1,0 +1,94 @@
+"""Entries beside the steps of a run that hold weights and are not named like a step: one of them may be the last save of all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckpt_cli.discover.beside.folders import LOGS, kind_of
+from ckpt_cli.discover.beside.outputs import is_output
+from ckpt_cli.discover.found import Found, Target
+from ckpt_cli.discover.places import places_in
+from ckpt_cli.errors import Unreadable
+from ckpt_cli.files.folders import Folders, broken_link
+from ckpt_cli.formats.step_names import is_like_step, step_of
+from ckpt_cli.formats.trainers import PARTIAL, has_form
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+
+MAX_LOOKED = 256
+"""How many entries are looked into: a run has a few beside its steps."""
+
+
+def uncounted_notes(target: Target, taken: Found) -> list[Note]:
+    """What is said of entries beside the steps that no step was found in, where ``taken`` is the newest of these.
+
+    A warning for names with the words of a step, or of the last save; else only a remark, as for a model that another tool wrote there.
+    """
+    last: list[str] = []
+    others: list[str] = []
+    for entry, said in _with_weights(target):
+        (last if is_like_step(entry.name) else others).append(said)
+    notes = [Note("warning", "uncounted", f"{_told(last)}: {_it(last)} may be newer than {target.label(taken.path)}")] if last else []
+    if others:
+        notes.append(Note("info", "uncounted", _told(others)))
+    if target.made:
+        names = few([folder.name for folder in target.made], 3)
+        text = f"{names} among the steps {'is an output' if len(target.made) == 1 else 'are outputs'} of ckpt, not counted as a step"
+        notes.append(Note("info", "uncounted", text))
+    return notes
+
+
+def _told(entries: list[str]) -> str:
+    if len(entries) == 1:
+        return f"{entries[0]} beside the steps was not counted, since its name is not that of a step"
+    return f"{few(entries, 5)} beside the steps were not counted, since their names are not those of steps"
+
+
+def _it(entries: list[str]) -> str:
+    return "it" if len(entries) == 1 else "they"
+
+
+def _with_weights(target: Target) -> Iterator[tuple[Path, str]]:
+    """The entries that may hold weights of the training, each with how it is called in messages."""
+    there = Folders()
+    steps = {os.path.realpath(found.path) for found in target.checkpoints}
+    folders = {target.path, *target.folders, *(found.path.parent for found in target.checkpoints)}
+    tracked = {tracker.name for tracker in target.trackers}
+    entries = [entry for folder in sorted(folders) for entry in there.entries(folder) if _counts(entry.name) and entry not in folders]
+    for entry in sorted(entries, key=lambda entry: not is_like_step(entry.name))[:MAX_LOOKED]:
+        try:
+            if entry.name in tracked and not there.is_folder(entry):
+                continue  # what it says is compared
+            if there.is_broken(entry):
+                raise broken_link(entry)
+            if there.is_folder(entry) and not _is_of_step(entry, steps) and _holds_weights(entry, there):
+                yield entry, f"{target.label(entry)}/"
+        except Unreadable as error:
+            if is_like_step(entry.name):
+                yield entry, f"{target.label(entry)} ({error.message})"
+
+
+def _counts(name: str) -> bool:
+    """Whether a name leaves it open that this is a save: not that of a step, of logs, of another model, or of an older copy of one."""
+    if step_of(Path(name)) is not None or has_form(name, PARTIAL):
+        return False
+    return is_like_step(name) or not (LOGS.fullmatch(name) or kind_of(name) == "copy")
+
+
+def _is_of_step(entry: Path, steps: set[str]) -> bool:
+    """Whether an entry is a link to a step, or into one."""
+    if not entry.is_symlink():
+        return False
+    real = Path(os.path.realpath(entry))
+    return any(str(folder) in steps for folder in (real, *real.parents))
+
+
+def _holds_weights(folder: Path, there: Folders) -> bool:
+    """Whether a folder holds weights that ckpt did not write: for a name like that of a step, as deep as in a step, or in tags."""
+    deep = is_like_step(folder.name)
+    places = places_in(folder, there, between=deep)
+    if places:
+        return not is_output(places[0])
+    return deep and any(places_in(child, there) for child in there.folders(folder, lambda name: step_of(Path(name)) is not None))

@@ -396,7 +396,9 @@ class TestShards:
         path.write_bytes(content)
         result = ckpt_cli.verify(step, full=True)
         assert [(item.code, item.file) for item in result.of_severity("error")] == [("wrong-checksum", path.name)]
-        merged = ckpt_cli.merge(step, tmp_path / "out")
+        with pytest.raises(CkptError, match="not those that were saved"):
+            ckpt_cli.merge(step, tmp_path / "out")
+        merged = ckpt_cli.merge(step, tmp_path / "out", dtype="bf16")  # which is not compared with the records
         result = ckpt_cli.verify(merged.outputs[0].output, against=step)
         assert [(item.code, item.file) for item in result.of_severity("error")] == [("wrong-checksum", path.name)]
         assert result.against[0].identical

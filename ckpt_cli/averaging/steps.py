@@ -204,7 +204,11 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
     if whole:
         newest = whole[0]
         unasked = not choice.steps and choice.end is None
-        told = newest_notes(target, newest.found, _is_listed_whole) if unasked else told_by_trackers(target, newest.found)
+        told = (
+            newest_notes(target, newest.found, lambda found: step_info(found).problem is None)
+            if unasked
+            else told_by_trackers(target, newest.found)
+        )
         whole[0] = replace(newest, notes=(*told, *newest.notes))
     return whole[::-1]
 

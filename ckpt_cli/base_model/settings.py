@@ -16,7 +16,7 @@ from ckpt_cli.names import printable
 
 COUNTED = re.compile(
     r"rope_.*|rotary_.*|partial_rotary_factor|.*theta|.*base_freq|.*(_|^)eps(ilon)?|(hidden_|mlp_|ffn_)?act(ivation)?(_fn|_function)?"
-    r"|hidden_activation|activation_function|n_heads?|num(_\w+)?_heads|head_dim|.*_head_dim|multi_query|sliding_window|tie_word_embeddings"
+    r"|hidden_activation|activation_function|n_heads?|num(_\w+)?_heads|head_dim|.*_head_dim|multi_query|(use_)?sliding_window|max_window_layers|tie_word_embeddings"
     r"|.*softcapping|.*_multiplier|query_pre_attn_scalar|logit_scale|logits_scaling|.*scaling_factor|scale_(attn|embedding).*|num_experts_per_tok"
     r"|norm_topk_prob|scoring_func|topk_(group|method)|layer_types|alibi|use_qk_norm|qk_norm"
 )
@@ -24,6 +24,9 @@ COUNTED = re.compile(
 
 HEADS = re.compile(r"n_heads?|num(_\w+)?_heads|head_dim|.*_head_dim|multi_query")
 """Keys that say how rows of a projection are divided into heads: with another one, the same rows mean something else."""
+
+OFF = ("use_sliding_window",)
+"""Switches that are off where a config does not have them, in every class that knows them."""
 
 SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
 """Names of one activation."""
@@ -67,7 +70,7 @@ def _pairs(config: Config, base: Config) -> Iterator[tuple[str, Config, Config]]
 
 
 def _different(level: str, config: Config, base: Config) -> Iterator[Difference]:
-    mine, others = _normal(config), _normal(base)
+    mine, others = ({**dict.fromkeys(OFF, False), **each} for each in (_normal(config), _normal(base)))
     for key in mine:
         if key in others and COUNTED.fullmatch(key) and mine[key] != others[key]:
             yield Difference(f"{level}{key}", mine[key], others[key])
@@ -77,7 +80,7 @@ def _normal(config: Config) -> dict[str, Any]:
     """The entries of one level in one of the ways in which they are written; those that are null say nothing, but for a window."""
     found = {str(key): value for key, value in config.items()}
     if found.get("use_sliding_window") is False:
-        found["sliding_window"] = None
+        found["sliding_window"] = found["max_window_layers"] = None
     rope = found.pop("rope_parameters", None)
     if isinstance(rope, Mapping) and not any(isinstance(value, Mapping) for value in rope.values()):
         found |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
@@ -274,6 +275,9 @@ def _against(
 ) -> tuple[list[Finding], SourceComparison]:
     """Compare with the checkpoint that the output was made from."""
     manifest = subject.manifest
+    if _files_of(subject.stored.values()) == _files_of(opened.components[0].component.tensors.values()) != set():
+        hint = "pass the checkpoint that it was made from, or --full to check its values without one"
+        raise UsageError("--against names what is verified itself, so there is nothing to compare", path=subject.path, hint=hint)
     part, wanted = planned_source(subject.path, subject.tensors, manifest, opened, options.said, files)
     if not subject.readable:
         # What lies in a file that cannot be read is known to be lost.
@@ -285,6 +289,12 @@ def _against(
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
     damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=options.jobs, progress=progress)
     return [*found, *damaged, *changed_sources(manifest)], summary
+
+
+def _files_of(tensors: Iterable[Tensor]) -> set[tuple[int, int]]:
+    """The files that tensors lie in, whatever they are called here."""
+    origins = {origin.identity for tensor in tensors for piece in tensor.pieces for origin in piece.source.origins}
+    return {(identity.device, identity.inode) for identity in origins}
 
 
 def _as_in_source(item: Finding) -> Finding:

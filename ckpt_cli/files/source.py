@@ -35,17 +35,21 @@ MAX_PARSED = 2
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What must stay the same while a file is read: path, size in bytes, mtime in ns, device and inode."""
+    """What must stay the same while a file is read: path, size in bytes, mtime and ctime in ns, device and inode.
+
+    ctime notices what keeps the mtime. Only one process compares it: other machines may see another one.
+    """
 
     path: str
     size: int
     mtime_ns: int
     device: int
     inode: int
+    ctime_ns: int = 0
 
     @classmethod
     def of(cls, path: str, status: os.stat_result) -> Identity:
-        return cls(path, status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+        return cls(path, status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
 class Source(Protocol):

@@ -17,6 +17,11 @@ from ckpt_cli.output.part import AUTO, MAX_PARTS, Part
 Engine = Literal["local", "ray"]
 """Who writes: this process, or the machines of a Ray cluster."""
 
+TAKEN = re.compile(
+    r"(.*-[0-9]+-of-[0-9]+|adapter_model|adapters?|consolidated([.-].*)?|ae|optimizer)\.safetensors", re.ASCII | re.IGNORECASE
+)
+"""Names by which loaders tell parts of sets, adapters (PEFT), Mistral's own names, BAGEL's image decoder, and states of optimizers."""
+
 
 @dataclass(frozen=True, slots=True)
 class WritingOptions:
@@ -127,6 +132,9 @@ def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: in
     """Raise UsageError for invalid options of writing."""
     if weights_name is not None and not re.fullmatch(r"[\w-][\w.-]*\.safetensors", weights_name):
         raise UsageError("the weights name is not a plain name of a safetensors file", expected="a name such as model.safetensors")
+    if weights_name is not None and TAKEN.fullmatch(weights_name):
+        what = f"{weights_name} means something else to what loads models: a part of a set, an adapter, or weights under other names"
+        raise UsageError(what, expected="a name such as model.safetensors")
     if jobs is not None and not 1 <= jobs <= 256:
         raise UsageError("--jobs is out of range", expected="1 to 256")
     if max_shard_size is not None and max_shard_size < 1:

@@ -97,9 +97,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         next_line(session, _for_real(session, "merge", [checkpoint.run or checkpoint.path]))
     elif result.outputs[0].part is not None and not result.outputs[0].part.published:
         _next_part(session, result.outputs)
-    elif result.exit_code:
-        next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
-    elif any(output.verified for output in result.outputs):
+    elif any(output.verified for output in result.outputs) and not result.exit_code:
         next_line(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
     else:
         # Of several nodes, the folder of one is not the whole.

@@ -70,7 +70,7 @@ OPTION = re.compile(r"(?<![\w-])(--(?P<long>[a-z][a-z-]*[a-z])|-o)(?![\w-])")
 KEYWORDS = {"help": "help()", "all": "everything", "from": "begin", "to": "end", "no-normalize": "normalize"}
 """Options whose keyword in Python is another word."""
 
-OF_OTHERS = ("recursive", "local-dir")
+OF_OTHERS = ("recursive", "local-dir", "head")
 """Options of programs that hints name besides ckpt."""
 
 

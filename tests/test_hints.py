@@ -810,7 +810,7 @@ def test_there_are_hints_to_look_at() -> None:
 @pytest.mark.parametrize(("module", "text"), HINTS, ids=lambda value: value[:60])
 class TestEveryHint:
     def test_names_only_options_that_exist(self, module: str, text: str) -> None:
-        known = {option for command in COMMANDS for option in options_by_command()[command]} | {"--help", "--debug", *OPTIONS}
+        known = {option for command in COMMANDS for option in options_by_command()[command]} | {"--help", "--debug", *OPTIONS, "--head"}
         assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known
 
     def test_claims_nothing_that_nobody_checked(self, module: str, text: str) -> None:

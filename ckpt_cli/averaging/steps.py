@@ -10,7 +10,7 @@ from pathlib import Path
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first
-from ckpt_cli.discover.open import Opened, OpenedComponent, bare_notes, open_checkpoint
+from ckpt_cli.discover.open import Opened, OpenedComponent, bare_notes, open_checkpoint, step_info
 from ckpt_cli.discover.steps import ambiguous, by_counter, newest_notes, no_step, told_by_trackers, told_counters
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.folders import status_of

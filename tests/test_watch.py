@@ -130,6 +130,17 @@ class TestALiveRun:
         result = ckpt_cli.watch(tmp_path / "run", once=True)
         assert (result.events, result.waiting, result.exit_code) == ((), {}, 0)
 
+    def test_a_run_that_is_away_for_a_while(self, run: Path, tmp_path: Path) -> None:
+        with watching(run, "-o", tmp_path / "out", *FAST, "--since", "200", log=tmp_path / "log") as process:
+            until(lambda: ("made", 200) in happened(tmp_path / "out"), "the first step")
+            run.rename(tmp_path / "away")
+            until(lambda: "run  waits" in (tmp_path / "log").read_text(), "the reason")
+            shutil.copytree(EXAMPLE / "checkpoint-200", tmp_path / "away" / "checkpoint-300")
+            age(tmp_path / "away" / "checkpoint-300", 86400)
+            (tmp_path / "away").rename(run)
+            until(lambda: ("made", 300) in happened(tmp_path / "out"), "the next step")
+            assert process.poll() is None
+
     def test_young_files_are_waited_for(self, run: Path, tmp_path: Path) -> None:
         age(run, 0)
         began, told = time.monotonic(), list[str]()

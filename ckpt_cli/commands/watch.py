@@ -13,7 +13,8 @@ from typing_extensions import Unpack
 
 from ckpt_cli.commands.average import average
 from ckpt_cli.commands.merge import merge
-from ckpt_cli.errors import NotFound, OutputInsideSource, UsageError, within_memory
+from ckpt_cli.discover.newest import short_reason
+from ckpt_cli.errors import InputError, NotFound, OutputInsideSource, UsageError, within_memory
 from ckpt_cli.given import PathLike, boundary, optional_path, options_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.output.target import make_parents
 from ckpt_cli.progress import Progress
@@ -68,7 +69,7 @@ def watch(
             journal = Journal.of(folder)
             watched.append(WatchedRun(run, folder, chosen, journal, make, replace(told, event=tell), Readiness(chosen.settle)))
         while True:
-            due = [seconds for run in watched if (seconds := run.look()) is not None]
+            due = [seconds for run in watched if (seconds := _looked(run, once=chosen.once)) is not None]
             if chosen.once and not due:
                 break
             time.sleep(min([chosen.interval, *due]))
@@ -88,6 +89,17 @@ def watch(
         waiting={str(run.path): dict(run.waiting) for run in watched if run.waiting},
         notes=tuple(notes),
     )
+
+
+def _looked(run: WatchedRun, *, once: bool) -> float | None:
+    """What `WatchedRun.look` returns. A run that cannot be read for now, on a disk of the network, does not end a watch that goes on."""
+    try:
+        return run.look()
+    except InputError as error:
+        if once:
+            raise
+        run.listener.waits(run.path, None, short_reason(error))
+        return None
 
 
 def _homes(runs: Sequence[Path], output: Path | None) -> dict[Path, Path]:

@@ -46,10 +46,10 @@ class Maker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told what happens: events, why a step waits (run, step, reason), and the lines that commands print."""
+    """Who is told what happens: events, why a step or all of a run (None) waits, and the lines that commands print."""
 
     event: Callable[[WatchEvent], None] = lambda _: None
-    waits: Callable[[Path, int, str], None] = lambda *_: None
+    waits: Callable[[Path, int | None, str], None] = lambda *_: None
     line: Callable[[str], None] = lambda _: None
 
 

@@ -49,7 +49,7 @@ class Screen:
         label = Text(f"{self._step(event.run, event.step)}  ", style="bold")
         self.session.out().print(label + _said(event), soft_wrap=True)
 
-    def waits(self, run: Path, step: int, reason: str) -> None:
+    def waits(self, run: Path, step: int | None, reason: str) -> None:
         """Why a step is not made yet."""
         if not self.session.json and not self.session.quiet:
             self.session.labelled(f"{self._step(str(run), step)}  waits", DIM, reason)
@@ -59,7 +59,9 @@ class Screen:
         if not self.session.json and not self.session.quiet:
             self.session.err().print(printable(line), style=DIM, soft_wrap=True, markup=False)
 
-    def _step(self, run: str, step: int) -> str:
+    def _step(self, run: str, step: int | None) -> str:
+        if step is None:
+            return Path(run).name
         return f"step {step}" if len(self.runs) < 2 else f"{Path(run).name} step {step}"
 
 

@@ -105,7 +105,7 @@ class Staging:
             os.rename(old, new)
         except OSError as error:
             if error.errno in NO_RENAME:
-                hint = "write to a local disk and copy the folder there; to a bucket, write by its address, such as -o s3://bucket/name"
+                hint = "write to a local disk, and copy the folder there"
                 raise NotWritable("files cannot be renamed on this file system", path=self.target, hint=hint) from None
             raise
         finally:

@@ -19,7 +19,7 @@ CALLS = {
     "merge": "ckpt_cli.merge(run, out, type='both')",
     "merge with a cast": "ckpt_cli.merge(run, out, type='both', dtype='bf16')",
     "merge and verify": "ckpt_cli.merge(run, out, type='both', verify=True)",
-    "verify": "ckpt_cli.merge(run, out); ckpt_cli.verify(out, full=True, against=run, base=run)",
+    "merge, then verify": "ckpt_cli.merge(run, out); ckpt_cli.verify(out, full=True, against=run, base=run)",
     "statistics": "ckpt_cli.inspect(run, stats=True)",
     "diff": "ckpt_cli.diff(run, steps=(100, 200))",
     "scan": "ckpt_cli.scan(run)",

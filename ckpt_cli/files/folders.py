@@ -62,7 +62,8 @@ class Folders:
 
     def is_broken(self, path: Path) -> bool:
         """Whether a path is a link that leads nowhere. Raises Unreadable."""
-        return path.is_symlink() and self._status_of(path) is None
+        # What a listing tells needs no look at each of many steps.
+        return not (self.is_folder(path) or self.is_file(path)) and path.is_symlink() and self._status_of(path) is None
 
     def is_file(self, path: Path) -> bool:
         """Whether a path is a regular file, also behind links. Raises Unreadable."""

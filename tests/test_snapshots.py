@@ -145,7 +145,7 @@ class TestStepsByNumber:
         error = refused(run, steps=(10, 15, 40))
         assert isinstance(error, NotFound)
         assert error.message == "there is no step 15"
-        assert error.expected == "some of the steps 10, 20, 30"
+        assert error.expected == "one of the steps 10, 20, 30"
 
 
 class TestSeveralPaths:

@@ -49,7 +49,7 @@ def torch_file(content: object, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def repacked(data: bytes, change: Callable[[str, bytes], bytes | None], **options: Any) -> bytes:
+def repacked(data: bytes, change: Callable[[str, bytes], bytes | None] = lambda _, content: content, **options: Any) -> bytes:
     """The same archive with some members changed, or without those for which ``change`` gives None."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w", **options) as new:

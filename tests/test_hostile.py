@@ -24,6 +24,7 @@ import torch
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, InputError, Unreadable, Unsupported
+from tests.payloads import repacked, torch_file
 from tests.tensors import differences, load
 
 NAME = "model_world_size_1_rank_0.pt"
@@ -35,23 +36,6 @@ State = dict[str, Any]
 
 def state() -> State:
     return {"model.embed.weight": torch.arange(12.0).reshape(3, 4), "model.norm.weight": torch.ones(4)}
-
-
-def torch_file(content: object, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer, **options)
-    return buffer.getvalue()
-
-
-def repacked(data: bytes, change: Callable[[str, bytes], bytes | None] = lambda _, content: content, **options: Any) -> bytes:
-    """The same archive with some members changed, or without those for which ``change`` gives None."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w", **options) as new:
-        for name in old.namelist():
-            content = change(name, old.read(name))
-            if content is not None:
-                new.writestr(name, content)
-    return buffer.getvalue()
 
 
 def with_pickle(content: bytes) -> bytes:

@@ -352,7 +352,7 @@ class TestTheCommand:
         assert "loading" in done.stderr
 
     def test_names_are_quoted_for_the_shell(self, run: Path, tmp_path: Path) -> None:
-        home = tmp_path / "a b; touch $(echo x) 'q'"
+        home = tmp_path / "a {step} {run} b; touch $(echo x) 'q'"
         result = ckpt_cli.watch(run, home, once=True, since=200, execute='test -d {output} && test {output} = "$CKPT_OUTPUT"')
         assert [event.exit_code for event in result.events] == [0, 0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -49,9 +50,8 @@ def run_command(command: str, output: Path, step: int, run: Path, show: Callable
     CKPT_RUN. If this process is asked to end, the command and all that it started is ended first.
     """
     values = {"output": str(output), "step": str(step), "run": str(run)}
-    line = command
-    for name, value in values.items():
-        line = line.replace(f"{{{name}}}", shlex.quote(value))
+    # All at once: a path may hold what looks like another of them.
+    line = re.sub(r"\{(output|step|run)\}", lambda found: shlex.quote(values[found[1]]), command)
     environment = dict(os.environ) | {f"CKPT_{name.upper()}": value for name, value in values.items()}
     if environment.pop(LIMITED, None):
         environment.pop("OPENBLAS_NUM_THREADS", None)

@@ -135,7 +135,7 @@ def open_checkpoint(
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
         notes += numbered_notes(target, found, type)
-        notes += renamed_notes(found)
+        notes += renamed_notes(found, [opened.component for opened in components])
         if step is None and target.run is not None:
             notes += newest_notes(target, found, lambda other: _is_whole(other, type, files, base, shard_order))
         else:

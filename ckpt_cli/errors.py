@@ -159,6 +159,10 @@ class NotFound(InputError):
     code = "not-found"
 
 
+class NoComponent(NotFound):
+    """A checkpoint lacks the component that was asked for."""
+
+
 class NotRecognised(InputError):
     code = "not-recognised"
 

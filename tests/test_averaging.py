@@ -364,6 +364,7 @@ class TestTensorsThatAreNotAveraged:
         assert differences(load(tmp_path / "out"), models[1]) == []
         assert codes(result)["newest-taken"].startswith("count: ")
         assert codes(result)["newest-taken"].endswith("taken from step 20")
+        assert (result.outputs[0].copied, set(result.outputs[0].copied_names)) == (2, {"same", "count"})
         error = refused(paths, tmp_path / "strict", strict=True)
         assert isinstance(error, DifferentTensors)
         assert error.tensor == "count"
@@ -555,7 +556,7 @@ class TestCommandLine:
         layout = layouts / "verl-run"
         outcome = ckpt("average", layout / "run", "--last", "2", "--weights", "0.25,0.75", "-o", tmp_path / "out", "--dtype", "bf16")
         assert outcome.code == 0, outcome
-        for part in ("25.00%", "75.00%", "29 tensors averaged, 1 copied", "weighted: sum(weight x value), rounded once"):
+        for part in ("25.00%", "75.00%", "29 tensors averaged, 1 copied from step 20: ", "weighted: sum(weight x value), rounded once"):
             assert part in outcome.out
         assert "warning: global_step_30 is left out: rank 2 of 4 is missing" in outcome.err
         models = [load(layout / "expected-actor-10.safetensors"), load(layout / "expected.safetensors")]
@@ -572,6 +573,7 @@ class TestCommandLine:
         assert (data["method"], data["divisor"], data["dry_run"]) == ("linear", 3.0, True)
         (output,) = data["outputs"]
         assert (output["averaged"], output["copied"], output["tensors"], output["elements"]) == (29, 1, 30, 2874)
+        assert output["copied_names"] == ["model.token_counts"]
         shares = [(source["step"], source["weight"], Fraction(source["coefficient"])) for source in output["sources"]]
         assert shares == [(10, 1.0, Fraction(1 / 3)), (20, 2.0, Fraction(2 / 3))]
         assert not (tmp_path / "out").exists()

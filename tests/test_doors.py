@@ -593,7 +593,7 @@ class TestWeightsThatTheIndexDoesNotList:
                 command(folder, tmp_path / "out")
 
     def test_the_index_alone_decides(self, folder: Path) -> None:
-        assert [item.code for item in ckpt_cli.verify(folder).findings if item.severity != "info"] == []
+        assert [item.code for item in ckpt_cli.verify(folder).findings if item.severity != "info"] == ["lacks-config"]
 
 
 class TestPrefixesOfWrappers:

@@ -115,7 +115,7 @@ class TestStepsOfARun:
         chosen = Chosen(run, type="critic", everything=True)
         assert (chosen.steps, chosen.components) == ([10, 30], ["critic", "critic"])
         (text,) = chosen.notes["step-skipped"]
-        assert text.startswith("global_step_20 is left out: this checkpoint has no component critic")
+        assert text == "global_step_20 is left out: no component critic"
 
     def test_of_ema_are_those_of_the_component(self, layouts: Path) -> None:
         chosen = Chosen(layouts / "lmms-run" / "run", type="ema", everything=True)
@@ -221,7 +221,7 @@ class TestRefusals:
     def test_of_a_component_that_no_step_has_says_what_is_there(self, run: Path) -> None:
         error = refused(run, everything=True, type="emma")
         assert isinstance(error, NotFound)
-        assert error.message == "this checkpoint has no component emma"
+        assert error.message == "no step of this run has a component emma"
 
     def test_of_one_checkpoint(self, run: Path) -> None:
         assert refused(run / "global_step_10").message == "an average needs at least two checkpoints; found 1"

@@ -57,6 +57,21 @@ class TestFilesOfABase:
         ckpt_cli.merge(run, tmp_path / "other", base=base)
         assert (tmp_path / "other" / name).exists()
 
+    @pytest.mark.parametrize("name", ["tokenizer_config", "added_tokens", "special_tokens_map"])
+    def test_an_incomplete_tokenizer_of_the_run_is_not_mixed_with_that_of_the_base(self, tmp_path: Path, name: str) -> None:
+        run, base = model(tmp_path / "run", **{name: {"from": "run"}}), model(tmp_path / "base", tokenizer_config={"eos_token": "a"})
+        (run / "tokenizer.json").unlink()
+        result = ckpt_cli.merge(run, tmp_path / "out", base=base)
+        assert f"{name}.json" in warnings(result)["tokenizer-of-base"]
+        for each in ("tokenizer.json", "tokenizer_config.json"):
+            assert (tmp_path / "out" / each).read_bytes() == (base / each).read_bytes()
+        assert name == "tokenizer_config" or not (tmp_path / "out" / f"{name}.json").exists()
+
+    def test_the_config_of_another_tokenizer_is_not_added(self, tmp_path: Path) -> None:
+        run, base = model(tmp_path / "run"), model(tmp_path / "base", tokenizer_config={"eos_token": "a"})
+        assert "tokenizer-of-base" not in warnings(ckpt_cli.merge(run, tmp_path / "out", base=base))
+        assert not (tmp_path / "out" / "tokenizer_config.json").exists()
+
 
 class TestATokenizer:
     def test_with_more_ids_than_rows_is_named(self, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.components import why_none
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first
@@ -114,7 +115,7 @@ def open_snapshots(
             )
 
         if choice.says_something and target.run is not None:
-            found += _of_one_component(_steps_of(target, choice, open_found, notes), notes)
+            found += _of_one_component(_steps_of(target, choice, open_found, notes, type, files), notes)
         else:
             found.append(open_checkpoint(path, files, type=type, base=base, also=also, shard_order=shard_order, located=target))
             notes += [note for note in found[-1].notes if note.code == "step-skipped"]
@@ -148,7 +149,9 @@ def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
     return [opened for opened, own in zip(found, names, strict=True) if own == usual]
 
 
-def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], Opened], notes: list[Note]) -> list[Opened]:
+def _steps_of(
+    target: Target, choice: StepChoice, open_found: Callable[[Found], Opened], notes: list[Note], type: str | None, files: Files
+) -> list[Opened]:
     there_by_name: list[Found | Blocked] = [*target.checkpoints, *target.blocked]
     chosen = choice.among([step for step in (listed.step for listed in there_by_name) if step is not None])
     if choice.last is None:
@@ -190,15 +193,15 @@ def _steps_of(target: Target, choice: StepChoice, open_found: Callable[[Found], 
     wanted = itertools.takewhile(is_wanted, reversed(candidates))
     for _, opened in newest_first(wanted, open_found, passed, may_pass):
         whole.append(opened)
-    notes += passed.notes(target, "is left out")
+    notes += passed.notes(target, "left out")
     _refuse_twins(target, [opened.found for opened in reversed(whole)])
     reach = min((opened.found.step or 0 for opened in whole), default=0) if len(whole) == choice.last else 0
     if choice.last is not None:
         target.check_readable(lambda step: step in chosen and step >= reach, CHOOSE)
     known = choice.among([*(step_of(folder) or 0 for folder in target.bare), *chosen]) if not choice.steps else set()
     notes += bare_notes(target, lambda step: step in known and step >= reach)
-    if not whole and isinstance(passed.first, NotFound):
-        raise passed.first
+    if not whole and isinstance(error := why_none(target, passed.errors, type, files), NotFound):
+        raise error
     if choice.last is not None and len(whole) < choice.last:
         notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps were found, not {choice.last}"))
     if whole:

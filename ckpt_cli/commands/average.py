@@ -94,8 +94,12 @@ def _run(
 ) -> list[AveragedComponent]:
     orders = [job.order("average", options) for job in jobs]
     published = publish_orders(orders, options, progress, call)
-    averaged = [len(job.drafts[0].combinations) for job in jobs]
-    return [
-        AveragedComponent(**job.result(options, done), sources=job.sources, averaged=count, copied=len(job.plan.tensors) - count)
-        for job, done, count in zip(jobs, published, averaged, strict=True)
-    ]
+    results = []
+    for job, done in zip(jobs, published, strict=True):
+        names = [output.name for output in job.plan.tensors]
+        # What was taken from the base is told apart.
+        copied = tuple(name for name in names if name not in job.drafts[0].combinations and name not in job.drafts[0].from_base)
+        count = len(job.drafts[0].combinations)
+        told = job.result(options, done)
+        results.append(AveragedComponent(**told, sources=job.sources, averaged=count, copied=len(copied), copied_names=copied))
+    return results

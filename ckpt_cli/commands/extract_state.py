@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
-from ckpt_cli.discover.components import component_names, expanded, numbered_notes
+from ckpt_cli.discover.components import component_names, expanded, numbered_notes, why_none
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
@@ -179,13 +179,13 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
             beside = [*linked, *unread_notes(found, place), *mark_notes(found, place)]
-            return found, place, [*newer, *passed.notes(target, "is skipped"), *notes, *beside]
+            return found, place, [*newer, *passed.notes(target, "skipped"), *notes, *beside]
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break
         notes.append(Note("warning", "step-skipped", f"{target.label(found.path)} is skipped: {problem}"))
     if not candidates:
-        raise passed.first or NotFound("there is no checkpoint", path=path)
+        raise why_none(target, passed.errors, type, files) or NotFound("there is no checkpoint", path=path)
     found, place, problem = candidates[0]
     twins = [other for other, _, _ in candidates if other.step == found.step]
     if step is None and target.run is not None and len(twins) > 1:

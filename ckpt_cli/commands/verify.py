@@ -233,11 +233,11 @@ def _config(subject: Subject) -> ConfigCheck:
         known = check_adapter(subject.homes, subject.tensors)
         return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which are not part of a model class")))
     if subject.config_home is None:
-        return without_config(subject.tensors)
+        return without_config(subject.tensors, written=False)
     if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
         adapter = is_file(subject.config_home / ADAPTER_CONFIG)
         lacking = no_factors(subject.config_home) if adapter else []
-        checked = without_config(subject.tensors)
+        checked = without_config(subject.tensors, written=not adapter)
         return replace(checked, findings=(*lacking, *checked.findings))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}

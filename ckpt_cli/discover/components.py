@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place, Target
-from ckpt_cli.errors import CkptError, NotFound
+from ckpt_cli.errors import CkptError, NoComponent
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, groups
 from ckpt_cli.formats.torch_files.averages import is_average_name
@@ -58,7 +60,7 @@ def called_ema(found: Found) -> str | None:
 
 
 def component_names(found: Found, wanted: str | None) -> list[str]:
-    """The components that ``--type`` selects. Raises NotFound with the list of existing ones."""
+    """The components that ``--type`` selects. Raises NoComponent with the list of existing ones."""
     there = [place.name for place in found.places]
     main, ema = there[0], called_ema(found) or "ema"
     if wanted is None:
@@ -77,14 +79,41 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
             )
             if unknown is not None:
                 raise unknown
-            close = difflib.get_close_matches(name, there, n=1)
-            raise NotFound(
-                f"this checkpoint has no component {name}",
-                path=found.path,
-                expected=f"one of: {', '.join(there)}",
-                hint=f"did you mean --type {close[0]}?" if close else "pass one of these to --type",
-            )
+            raise _no_component("this checkpoint has no", name, found.path, {other: other for other in there})
     return names
+
+
+def why_none(target: Target, errors: Sequence[tuple[Found, CkptError]], wanted: str | None, files: Files) -> CkptError | None:
+    """Why no checkpoint of a run can be used, of the errors with which they were passed over, newest first.
+
+    That of the newest that has the component which ``wanted`` means; if none has it, what all of them have instead.
+    """
+    lacking = [error for _, error in errors if isinstance(error, NoComponent)]
+    if len(errors) < 2 or not lacking:
+        return errors[0][1] if errors else None
+    there: dict[str, list[str]] = {}
+    for listed, error in errors:
+        found = expanded(listed, files)
+        try:
+            component_names(found, wanted)
+        except CkptError:
+            for place in found.places:
+                there.setdefault(place.name, []).append(target.label(found.path))
+        else:
+            return error
+    shown = {name: name if len(steps) == len(errors) else f"{name} (only in {few(steps, 3)})" for name, steps in there.items()}
+    return _no_component("no step of this run has a", lacking[0].message.partition("component ")[2], target.path, shown)
+
+
+def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> NoComponent:
+    """The error for a component that is not ``there``, where names go with what is shown of them."""
+    close = difflib.get_close_matches(name, there, n=1)
+    return NoComponent(
+        f"{who} component {name}",
+        path=path,
+        expected=f"one of: {', '.join(there.values())}",
+        hint=f"did you mean --type {close[0]}?" if close else "pass one of these to --type",
+    )
 
 
 def numbered_notes(target: Target, found: Found, wanted: str | None) -> list[Note]:

@@ -7,8 +7,9 @@ folder; `foreign_step` explains what does.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few
-from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.plain_values import TensorValue, ValueReader
 
 STEPS = ("global_step", "step", "train_steps", "iteration", "batch")
@@ -103,19 +104,21 @@ def nodes_disagree(homes: Sequence[Path]) -> str | None:
     return f"trainer_state.json of the joined folders names different steps: {few(told, 4)}"
 
 
-def renamed_notes(found: Found) -> list[Note]:
-    """A warning if trainer_state.json right in a step folder says another step than the folder's name."""
+def renamed_notes(found: Found, components: Iterable[Component]) -> list[Note]:
+    """A warning if what lies in a step folder records another step than its name.
+
+    That is trainer_state.json right in it, or what a format reads beside the weights (`Component.step`).
+    """
     if found.step is None:
         return []
-    try:
+    said = [each.step for each in components]
+    with contextlib.suppress(CkptError):  # weights are what is wanted
         path = found.path / TRAINER_STATE
         content = parse_json(read_small(path, MAX_TRAINER_STATE)) if is_file(path) else None
-    except CkptError:
-        return []  # weights are what is wanted
-    said = _natural(content.get("global_step")) if isinstance(content, dict) else None
-    if said is None or said == found.step:
-        return []
-    return [Note("warning", "step-differs", f"the folder says step {found.step}, the state in it says {said}")]
+        said.append(_natural(content.get("global_step")) if isinstance(content, dict) else None)
+    others = sorted({number for number in said if number is not None and number != found.step})
+    text = f"the folder says step {found.step}, the state in it says {few(list(map(str, others)))}"
+    return [Note("warning", "step-differs", text)] if others else []
 
 
 def foreign_step(found: Found, place: Place, said: int, files: Files) -> str | None:

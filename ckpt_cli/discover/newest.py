@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from ckpt_cli.discover.found import Found, Target
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NoComponent, NotFound
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 PASSED = (IncompleteError, CorruptFile, NotFound)
@@ -25,15 +26,20 @@ class Passed:
 
     @property
     def reasons(self) -> dict[Path, str]:
-        return {found.path: short_reason(error) for found, error in self.errors}
-
-    @property
-    def first(self) -> CkptError | None:
-        return self.errors[0][1] if self.errors else None
+        return {found.path: short_reason(error, found.path) for found, error in self.errors}
 
     def notes(self, target: Target, what: str) -> list[Note]:
-        """A warning about each: that it ``what``, such as "is skipped"."""
-        return [Note("warning", "step-skipped", f"{target.label(path)} {what}: {reason}") for path, reason in self.reasons.items()]
+        """Warnings about them: that they ``what``, such as "skipped"."""
+        return skipped_notes(target, self.reasons, what)
+
+
+def skipped_notes(target: Target, reasons: Mapping[Path, str], what: str = "skipped") -> list[Note]:
+    """A warning for every reason why steps are ``what``."""
+    notes = []
+    for reason in dict.fromkeys(reasons.values()):
+        labels = [target.label(path) for path, why in reasons.items() if why == reason]
+        notes.append(Note("warning", "step-skipped", f"{few(labels, 5)} {'is' if len(labels) == 1 else 'are'} {what}: {reason}"))
+    return notes
 
 
 def newest_first(
@@ -54,7 +60,9 @@ def newest_first(
             yield found, made
 
 
-def short_reason(error: CkptError) -> str:
-    """An error in one line, with the name of its file."""
-    where = Path(error.path).name if error.path else None
+def short_reason(error: CkptError, folder: Path | None = None) -> str:
+    """An error in one line, with the name of its file, unless that is the ``folder`` whose name is said anyway."""
+    if isinstance(error, NoComponent):
+        return error.message.partition(" has ")[2]
+    where = Path(error.path).name if error.path and Path(error.path) != folder else None
     return f"{error.message} ({where})" if where and where not in error.message else error.message

@@ -19,12 +19,12 @@ from ckpt_cli.discover.beside.outputs import made_by_ckpt
 from ckpt_cli.discover.beside.siblings import sibling_notes
 from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.between import between_notes
-from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, with_ema_of_model
+from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, why_none, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.newest import PASSED, Passed, newest_first, short_reason
+from ckpt_cli.discover.newest import PASSED, Passed, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
@@ -131,11 +131,11 @@ def open_checkpoint(
             _refuse_rival(listed, target, problems, lambda other: _why_not_whole(other, type, files, base, shard_order))
         newer = since(found) if step is None and target.run is not None else lambda _: False
         notes = bare_notes(target, newer)
-        notes += [Note("warning", "step-skipped", f"{target.label(skipped)} is skipped: {why}") for skipped, why in problems.items()]
+        notes += skipped_notes(target, problems)
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
         notes += numbered_notes(target, found, type)
-        notes += renamed_notes(found)
+        notes += renamed_notes(found, [opened.component for opened in components])
         if step is None and target.run is not None:
             notes += newest_notes(target, found, lambda other: _is_whole(other, type, files, base, shard_order))
         else:
@@ -143,7 +143,7 @@ def open_checkpoint(
         notes += [note for opened in components for note in opened.component.notes]
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
-    first = passed.first
+    first = why_none(target, passed.errors, type, files)
     if first is None:
         raise NotFound("there is no checkpoint", path=path)
     if isinstance(first, MissingShard):
@@ -381,4 +381,4 @@ def _refuse_rival(taken: Found, target: Target, problems: dict[Path, str], troub
             raise ambiguous(
                 target, taken.step, [found for found in target.checkpoints if found.step == taken.step and found.path not in problems]
             )
-        problems[other.path] = short_reason(error)
+        problems[other.path] = short_reason(error, other.path)

@@ -78,13 +78,15 @@ TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", 
 class Assets:
     """Asset files by name, where each comes from, the parsed config (empty if there is none), and tokenizer.json if there is one.
 
-    ``made``: there is no config.json, and ``config`` is what the training's arguments say.
+    ``made``: there is no config.json, and ``config`` is what the training's arguments say. ``unused`` are files of the run's tokenizer,
+    which is not usable alone, so that all of it is that of the base.
     """
 
     files: Mapping[str, Path]
     config: Mapping[str, Any]
     tokenizer: Tokenizer | None = None
     made: bool = False
+    unused: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -103,8 +105,9 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
 
     The first folder with a config.json decides for the run, and if that has no tokenizer, the first one with a tokenizer; ``base`` only
-    adds names that the run lacks. Of a base, everything is an asset but weights and its README, which describes another model. Of Python
-    files only those that a config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
+    adds names that the run lacks, and a tokenizer is all of the run or all of the base. Of a base, everything is an
+    asset but weights and its README, which describes another model. Of Python files only those that a config names as its custom code,
+    and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
     files, without = dict[str, Path](), dict[str, Path]()
@@ -121,15 +124,20 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
             break
     if CONFIG in files and not _has_tokenizer(files):
         files |= _tokenizer_of(without, files)
+    unused: list[str] = []
     if base is not None:
+        others = _listed(base, everything=True, configs=_texts(files.values()))
+        if _has_tokenizer(others) and not _has_tokenizer(files):
+            unused = sorted(filter(_is_of_tokenizer, files))
+            files = {name: path for name, path in files.items() if name not in unused}
         own = dict(files)
-        for name, path in _listed(base, everything=True, configs=_texts(files.values())).items():
+        for name, path in others.items():
             if not name.startswith("README") and not _is_decided(name, own):
                 files.setdefault(name, path)
     for path in files.values():
         size_of(path)
     config = read_config(files[CONFIG]) if CONFIG in files else {}
-    return Assets(files, config, tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None)
+    return Assets(files, config, tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None, unused=tuple(unused))
 
 
 def _has_tokenizer(names: Iterable[str]) -> bool:
@@ -149,7 +157,7 @@ def _is_of_tokenizer(name: str) -> bool:
 
 def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
     """Whether the run has in another file what this one of the base would say: its vocabulary, or the chat template."""
-    if name in TOKENIZER_FILES | OF_VOCABULARY or name.endswith(".tiktoken"):
+    if name in TOKENIZER_FILES | OF_VOCABULARY | {TOKENIZER_CONFIG} or name.endswith(".tiktoken"):
         return any(own in TOKENIZER_FILES or own.endswith(".tiktoken") for own in files)
     if name.startswith("chat_template"):
         if any(own.startswith("chat_template") for own in files):
@@ -164,6 +172,9 @@ def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
     """What an output lacks to be usable, and where it may come from."""
     cure = "pass --base DIR with the model that training started from" if base is None else "neither the run nor the base has one"
     notes = [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
+    if assets.unused:
+        text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
+        notes.append(Note("warning", "tokenizer-of-base", text))
     modules = {path.stem: path for name, path in assets.files.items() if name.endswith(".py")}
     code = missing_code(modules, _texts(assets.files.values()))
     if code:

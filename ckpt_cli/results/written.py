@@ -119,11 +119,12 @@ class AverageSource(Frozen):
 
 
 class AveragedComponent(WrittenFolder):
-    """An averaged component: ``averaged`` tensors are weighted sums, ``copied`` ones are equal everywhere or the newest's."""
+    """An averaged component: ``averaged`` tensors are weighted sums, ``copied`` ones (``copied_names``) are those of the last source."""
 
     sources: tuple[AverageSource, ...]
     averaged: int
     copied: int
+    copied_names: tuple[str, ...] = ()
 
 
 class AverageResult(Frozen):

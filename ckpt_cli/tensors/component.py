@@ -54,7 +54,7 @@ class Component:
     """One state dict of a checkpoint, whole: every tensor tiles exactly.
 
     ``ordered``: the tensors stand in the order of the model, if their format keeps it. ``arguments`` are those of the training, as
-    plain values, where the files hold them (Megatron's ``args``).
+    plain values, where the files hold them (Megatron's ``args``); ``step`` is the one that the files record, in the count of their trainer.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Component:
     writer: str = ""
     ordered: bool = True
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
 
     @property
     def numel(self) -> int:

@@ -11,6 +11,7 @@ from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file
+from ckpt_cli.formats.safetensors.names import stem_of
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
@@ -51,7 +52,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     """
     path = folder / CONFIG
     if not is_file(path):
-        return without_config(tensors)
+        return without_config(tensors, written=written)
     try:
         config = read_config(path)
         if written:
@@ -74,10 +75,12 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
 
 
-def without_config(tensors: Mapping[str, Tensor]) -> ConfigCheck:
-    """The finding if there is no config.json."""
+def without_config(tensors: Mapping[str, Tensor], *, written: bool) -> ConfigCheck:
+    """The finding if there is no config.json: a warning if the files are for loaders, which know them by their names."""
     odd = odd_dtypes(tensors, {}, "there is no config.json")
-    return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), finding("no-config", "names and shapes were not compared")))
+    names = {Path(piece.source.path).name for tensor in tensors.values() for piece in tensor.pieces}
+    code = "lacks-config" if written and any(stem_of(name) == "model" for name in names) else "no-config"
+    return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), finding(code, "names and shapes were not compared")))
 
 
 def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:

@@ -122,6 +122,9 @@ KINDS: dict[str, Kind] = {
         "move one of them away",
     ),
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
+    "lacks-config": Kind(
+        "warning", "headers", "a model folder without config.json: transformers cannot load it", "copy the config.json of the model into it"
+    ),
     "not-compared": Kind("info", "headers", "the tensors of the model class are unknown; the message says why"),
     # -- full: every byte is read
     "non-finite": Kind(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ROWS = 8
 """How many findings of one code are shown."""
 
+SEVERITIES = {"error": "error", "warning": "warning", "info": "note"}
+"""What findings of a severity are called."""
+
 STYLES = {"error": BAD, "warning": WARNING, "info": DIM}
 
 
@@ -46,11 +49,9 @@ def verify_result(result: VerifyResult, session: Session) -> None:
 
 def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, str | Text]]:
     """The facts: the result, what was checked, and at which levels."""
-    errors, warnings, notes = (len(result.of_severity(name)) for name in ("error", "warning", "info"))
-    counted = [text.plural(errors, "error")] if errors else []
-    counted += [text.plural(warnings, "warning")] if warnings else []
-    hidden = "" if verbose else f" (-v shows {'it' if notes == 1 else 'them'})"
-    counted += [f"{text.plural(notes, 'note')}{hidden}"] if notes else []
+    errors, warnings, notes = (_counted(result.of_severity(name), noun) for name, noun in SEVERITIES.items())
+    hidden = "" if verbose else f" (-v shows {'it' if notes.startswith('1 ') else 'them'})"
+    counted = [*filter(None, (errors, warnings)), *([f"{notes}{hidden}"] if notes else [])]
     said = ("failed: " if errors else "ok: " if counted else "ok") + ", ".join(counted)
     described = f"{text.plural(result.files, 'file')}, {text.plural(result.tensors, 'tensor')}, {text.size(result.bytes)} of tensor data"
     facts: list[tuple[str, str | Text]] = [
@@ -67,22 +68,31 @@ def verdict(result: VerifyResult, *, verbose: bool = False) -> list[tuple[str, s
     return facts
 
 
+def _counted(findings: Sequence[Finding], noun: str) -> str:
+    """How many headings the findings get, and how many findings stand below these if some have several."""
+    codes = len({item.code for item in findings})
+    return f"{text.plural(codes, noun)}{f' in {len(findings)} places' if len(findings) > codes else ''}" if codes else ""
+
+
 def _headers(result: VerifyResult) -> str:
     """The result of checking files, headers and the index."""
     codes = [item.code for item in result.of_severity("error") if KINDS[item.code].level == "headers"]
     if codes:
         return f"wrong: {', '.join(dict.fromkeys(codes))}"
-    without = any(item.code == "no-config" for item in result.findings)
-    looked_at = "its header and the index" if without else "its header, the index and the config"
+    looked_at = "its header and the index" if _without_config(result) else "its header, the index and the config"
     return f"every file, {looked_at} are in order"
 
 
 def _names(result: VerifyResult) -> str:
     if result.names is not None:
         return result.names
-    codes = {item.code: item.message for item in result.findings}
-    why = "there is no config.json" if "no-config" in codes else codes.get("not-compared", "")
+    why = next((item.message for item in result.findings if item.code == "not-compared"), "")
+    why = "there is no config.json" if _without_config(result) else why
     return "not compared with a model class" + (f": {why}" if why else "")
+
+
+def _without_config(result: VerifyResult) -> bool:
+    return any(item.code in ("no-config", "lacks-config") for item in result.findings)
 
 
 def source_fact(source: SourceComparison) -> str:
@@ -154,6 +164,10 @@ def _next(result: VerifyResult) -> tuple[str | None, str | None]:
             if advice == AGAIN:
                 return None, "get the folder again from its origin"
             return None, f"move {item.file} away" if advice == MOVE and item.file else advice or None
+    if any(item.code == "lacks-config" for item in result.findings):
+        if result.made_by and "--base" not in result.made_by:
+            return " ".join([*(text.argument(word) for word in result.made_by[:-2]), "--base DIR", *result.made_by[-2:]]), None
+        return None, KINDS["lacks-config"].advice
     if result.made_from is not None and not result.against:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}", None
     if "full" not in result.levels and not result.against:

@@ -121,7 +121,7 @@ def average_result(result: AverageResult, session: Session) -> None:
         console.print(_source_table(output))
         console.print()
         mean = "sum(weight x value)" + (f" / {result.divisor:g}" if result.divisor != 1 else "")
-        counted = f"{text.plural(output.averaged, 'tensor')} averaged" + (f", {output.copied} copied" if output.copied else "")
+        counted = f"{text.plural(output.averaged, 'tensor')} averaged{_copied(output)}"
         facts: list[tuple[str, str | Text]] = [
             ("method", f"{result.method}: {mean}, rounded once"),
             ("tensors", counted),
@@ -310,6 +310,13 @@ def _naming(output: WrittenFolder) -> str:
 def _carried(output: WrittenFolder) -> str:
     """What was taken from the base."""
     return f"{text.plural(len(output.carried), 'tensor')}: {few(output.carried, 3)}" if output.carried else ""
+
+
+def _copied(output: AveragedComponent) -> str:
+    """What is not averaged, and the checkpoint that it was taken from."""
+    last = output.sources[-1]
+    origin = f"step {last.step}" if last.step is not None else text.path(last.path)
+    return f", {output.copied} copied from {origin}: {few(output.copied_names, 3)}" if output.copied else ""
 
 
 def _lora(info: LoraInfo | None) -> str:

@@ -104,6 +104,7 @@ class DeepSpeed(Format):
             notes=(*_kind(save), *notes, *left_out_notes(save.first.leaves), *steps_of_optimizer(save), *age_notes(sources)),
             writer=f"DeepSpeed {save.first.entries.get('ds_version')}, {save.stage}",
             ordered=not save.experts,
+            step=save.first.number("global_steps"),
         )
 
 

@@ -127,6 +127,7 @@ class TorchFiles(Format):
             leaves=tuple(leaves),
             writer=match.evidence,
             notes=(*notes, *left_out_notes(leaves)),
+            step=next((int(leaf.text) for leaf in leaves if leaf.name == "global_step" and leaf.text.isdecimal()), None),
         )
 
 

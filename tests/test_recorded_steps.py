@@ -1,0 +1,54 @@
+"""A step that files record beside the weights is compared with the name of their folder or file, in every command that opens them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckpt_cli
+
+WEIGHTS = {"a.weight": torch.arange(12.0).reshape(4, 3)}
+
+
+def told(path: Path, out: Path) -> list[str]:
+    both = (ckpt_cli.detect(path).checkpoint.notes, ckpt_cli.merge(path, out).checkpoint.notes)
+    texts = [[note.text for note in notes if note.code == "step-differs" and note.level == "warning"] for notes in both]
+    assert texts[0] == texts[1]
+    return texts[0]
+
+
+def deepspeed(folder: Path, step: int) -> Path:
+    """Stage 0 of DeepSpeed, one rank."""
+    folder.mkdir(parents=True)
+    content = {
+        "module": WEIGHTS, "ds_version": "0.18.0", "ds_config": {}, "dp_world_size": 1, "mp_world_size": 1, "skipped_steps": 0,
+        "global_steps": step, "global_samples": 8, "param_shapes": None, "buffer_names": [], "frozen_param_shapes": None,
+        "frozen_param_fragments": None, "shared_params": {}, "optimizer": None, "lr_scheduler": None,
+    }  # fmt: skip
+    torch.save(content, folder / "mp_rank_00_model_states.pt")
+    return folder
+
+
+@pytest.mark.parametrize("said", [4, 2])
+def test_files_of_deepspeed_in_a_step_of_the_trainer(tmp_path: Path, said: int) -> None:
+    deepspeed(tmp_path / "run" / "checkpoint-4" / "global_step4", said)
+    (tmp_path / "run" / "checkpoint-4" / "latest").write_text("global_step4")
+    assert told(tmp_path / "run", tmp_path / "out") == (["the folder says step 4, the state in it says 2"] if said == 2 else [])
+
+
+@pytest.mark.parametrize("said", [77, 3])
+def test_a_tag_of_deepspeed(tmp_path: Path, said: int) -> None:
+    deepspeed(tmp_path / "run" / "global_step77", said)
+    (tmp_path / "run" / "latest").write_text("global_step77")
+    assert told(tmp_path / "run", tmp_path / "out") == (["the folder says step 77, the state in it says 3"] if said == 3 else [])
+
+
+@pytest.mark.parametrize("said", [20, 10])
+def test_a_counter_beside_a_state_dict(tmp_path: Path, said: int) -> None:
+    for step, number in ((10, 10), (20, said)):
+        path = tmp_path / "run" / f"checkpoint-{step}" / "pytorch_model.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"epoch": 0, "global_step": number, "state_dict": WEIGHTS}, path)
+    assert told(tmp_path / "run", tmp_path / "out") == (["the folder says step 20, the state in it says 10"] if said == 10 else [])

@@ -1,0 +1,60 @@
+"""What `verify` says first: how much is wrong, by what stands below, and whether the folder can be loaded at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckpt_cli
+from tests import tiny
+from tests.cli import ckpt
+
+
+def codes(path: Path) -> set[str]:
+    return {item.code for item in ckpt_cli.verify(path).findings}
+
+
+class TestAModelFolderWithoutConfig:
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        tiny.verl(tmp_path / "run", tiny.weights(), tiny.unknown())
+        for path in (tmp_path / "run").rglob("config.json"):
+            path.rename(tmp_path / "config.json")
+        return tmp_path / "run"
+
+    def test_is_warned_of_and_merged_again_with_a_base(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(run, tmp_path / "out")
+        shown = ckpt("verify", tmp_path / "out", "--against", run)
+        assert shown.out.startswith("result    ok: 1 warning\n")
+        assert "transformers cannot load it" in shown.out
+        assert shown.err.splitlines()[-1].endswith(f" -o {tmp_path / 'out'} --type actor --base DIR --overwrite --verify")
+
+    def test_whose_source_is_gone_needs_the_file(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(run, tmp_path / "out", max_shard_size=2000)
+        shutil.rmtree(run)
+        shown = ckpt("verify", tmp_path / "out")
+        assert "warning[lacks-config]" in shown.out
+        assert shown.err == "hint: copy the config.json of the model into it\n"
+
+    def test_is_told_where_something_is_wrong_as_well(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.merge(run, tmp_path / "out")
+        (tmp_path / "out/model.safetensors").write_bytes(b"")
+        assert "lacks-config" not in codes(tmp_path / "out")  # nothing is known of the weights
+
+    def test_of_ranks_or_with_other_names_is_a_note_as_before(self, run: Path, tmp_path: Path) -> None:
+        assert "no-config" in codes(run)
+        ckpt_cli.merge(run, tmp_path / "out")
+        (tmp_path / "out/model.safetensors").rename(tmp_path / "out/some.safetensors")
+        assert "no-config" in codes(tmp_path / "out/some.safetensors")
+
+
+class TestTheCounts:
+    def test_are_those_of_the_headings(self, tmp_path: Path) -> None:
+        held = tiny.weights() | {f"extra.{number}.weight": tiny.weights()["model.norm.weight"] for number in range(3)}
+        folder = tiny.folder(tmp_path / "model", held)
+        assert ckpt("verify", folder).out.startswith("result    ok: 1 warning in 3 places\n")
+        torn = folder / "model.safetensors"
+        torn.write_bytes(torn.read_bytes()[:-4])
+        assert ckpt("verify", folder).out.startswith("result    failed: 1 error\n")

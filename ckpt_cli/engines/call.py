@@ -10,6 +10,7 @@ from typing import Any
 from ckpt_cli.given import URL
 from ckpt_cli.output.key_map import lasting_key_map
 from ckpt_cli.output.options import WritingOptions
+from ckpt_cli.progress import Progress
 
 AT_HOME = frozenset({"engine", "ray_address", "ray_parts", "part", "dry_run", "checksum", "verify", "compare"})
 """Options that are for the process that was started by hand: what is done once, and how the work is spread."""
@@ -24,9 +25,9 @@ class PartCall:
     keywords: dict[str, Any]
     reads: tuple[str, ...]
 
-    def __call__(self, part: str, jobs: int) -> Any:
+    def __call__(self, part: str, jobs: int, progress: Progress) -> Any:
         """Write one part with this many threads."""
-        return self.function(*self.arguments, **{**self.keywords, "jobs": jobs, "part": part})
+        return self.function(*self.arguments, **{**self.keywords, "jobs": jobs, "part": part, "progress": progress})
 
 
 def part_call(

@@ -1,7 +1,7 @@
 """Outputs written by the machines of a Ray cluster: a task per part, each of which plans for itself and writes to the shared file system.
 
 The driver has planned the output already. It leaves a mark in the folder of the parts, submits the tasks (Ray repeats those whose worker or
-node is lost), and publishes as `ckpt publish` does. If a task fails, or the driver is interrupted, the others are cancelled and
+node is lost), and publishes as `ckpt publish` does. If a task fails, or the driver is interrupted, the others are called off and
 nothing is left.
 """
 
@@ -41,7 +41,7 @@ LOOK = 0.5
 """Seconds between two looks at what is written."""
 
 PATIENCE = 10.0
-"""Seconds in which tasks that are cancelled should end."""
+"""Seconds in which tasks that are called off should end."""
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """For what this process starts: nothing is reported to anybody, and stderr is ours. What the user set stays."""
@@ -100,10 +100,20 @@ def _write(
                     shown.done += 1
                 shown.look()
     finally:
-        for reference in waiting:
-            ray.cancel(reference, force=True)
         if waiting:
-            ray.wait(list(waiting), num_returns=len(waiting), timeout=PATIENCE)
+            _call_off(ray, list(waiting), shared)
+
+
+def _call_off(ray: Any, references: list[Any], shared: Sequence[PartsFolder]) -> None:
+    """End tasks by taking away the mark at which they look; `ray.cancel` can end the driver itself if a task ends at that moment."""
+    for folder in shared:
+        with contextlib.suppress(OSError):
+            mark_of(folder).unlink()
+    _, deaf = ray.wait(references, num_returns=len(references), timeout=PATIENCE)
+    for reference in deaf:
+        ray.cancel(reference, force=True)
+    if deaf:
+        ray.wait(deaf, num_returns=len(deaf), timeout=PATIENCE)
 
 
 def _raise_failure(ray: Any, reference: Any, part: Part) -> None:

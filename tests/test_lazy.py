@@ -88,7 +88,7 @@ class TestNames:
     def test_steps_and_components_are_chosen(self) -> None:
         first, second = (ckpt_cli.open(EXAMPLE, step=step)["model.embed_tokens.weight"].torch() for step in (100, 200))
         assert not torch.equal(first, second)
-        with pytest.raises(NotFound, match="no component actor"):
+        with pytest.raises(NotFound, match="no step of this run has a component actor"):
             ckpt_cli.open(EXAMPLE, type="actor")
         with pytest.raises(UsageError, match="several components"):
             ckpt_cli.open(EXAMPLE, type="both")

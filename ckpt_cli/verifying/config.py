@@ -80,7 +80,9 @@ def without_config(tensors: Mapping[str, Tensor], *, written: bool) -> ConfigChe
     odd = odd_dtypes(tensors, {}, "there is no config.json")
     names = {Path(piece.source.path).name for tensor in tensors.values() for piece in tensor.pieces}
     code = "lacks-config" if written and any(stem_of(name) == "model" for name in names) else "no-config"
-    return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), finding(code, "names and shapes were not compared")))
+    return ConfigCheck(
+        {}, (*(finding(note.code, note.text) for note in odd), finding(code, "without config.json, names and shapes were not compared"))
+    )
 
 
 def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:

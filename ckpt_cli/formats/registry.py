@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from ckpt_cli.errors import Inconsistent, PartOfSet
+from ckpt_cli.errors import CkptError, Inconsistent, PartOfSet
 from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
@@ -98,8 +98,13 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
         text = f"{alone.name} is one of several files of the model that {index.name} lists"
         raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
     files.expect(match.files, "rank files" if match.ranks else "files")
-    with Uncollected():
-        component = format_of(match).describe(match, files, options)
+    try:
+        with Uncollected():
+            component = format_of(match).describe(match, files, options)
+    except CkptError as trouble:
+        if trouble.path is None and trouble.tensor is None:
+            trouble.path = str(match.files[0] if len(match.files) == 1 else match.root)
+        raise
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error
     refuse_placeholders(component)

@@ -72,9 +72,10 @@ def tensor(
     offset: bytes = b"K\x00",
     size: bytes = b"K\x03K\x04\x86",
     stride: bytes = b"K\x04K\x01\x86",
+    location: bytes = text("cpu"),
 ) -> bytes:
     """A file of one tensor, written by hand."""
-    storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + key + text("cpu") + count + b"tQ"
+    storage = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + key + location + count + b"tQ"
     return with_pickle(pickled(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + offset + size + stride + b"\x89}tRs"))
 
 

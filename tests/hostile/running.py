@@ -30,7 +30,7 @@ READING = (0, 1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command did: its exit code, what it printed, and events that no command may cause."""
+    """What a command did: its exit code, what it printed, events that no command may cause, seconds of CPU, and bytes of memory."""
 
     code: int
     out: str

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.hostile.cases_more  # noqa: F401 - adds to the cases
 from tests.hostile.cases import CASES
 from tests.hostile.running import Ran, check, run_all, snapshot
 from tests.tensors import differences, load

@@ -106,7 +106,7 @@ def proxied(upstream: tuple[str, int]) -> Iterator[Proxy]:
                 self.answer(fault.status, [], f"<Error><Code>Fault</Code><Message>{SECRET}</Message></Error>".encode(), None)
                 status, sent = fault.status, 0
             else:
-                connection = http.client.HTTPConnection(*proxy.upstream, timeout=30)
+                connection = http.client.HTTPConnection(*proxy.upstream, timeout=120)
                 connection.request(self.command, self.path, body, dict(self.headers.items()))
                 response = connection.getresponse()
                 data = response.read()

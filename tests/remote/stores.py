@@ -102,21 +102,24 @@ def proxied(upstream: tuple[str, int]) -> Iterator[Proxy]:
                 proxy.before(path)
             if fault is not None and fault.delay:
                 time.sleep(fault.delay)
+            cut = None
             if fault is not None and fault.status is not None:
-                self.answer(fault.status, [], f"<Error><Code>Fault</Code><Message>{SECRET}</Message></Error>".encode(), None)
-                status, sent = fault.status, 0
+                status, headers = fault.status, list[tuple[str, str]]()
+                data = f"<Error><Code>Fault</Code><Message>{SECRET}</Message></Error>".encode()
             else:
                 connection = http.client.HTTPConnection(*proxy.upstream, timeout=120)
                 connection.request(self.command, self.path, body, dict(self.headers.items()))
                 response = connection.getresponse()
-                data = response.read()
-                status = response.status
-                sent = self.answer(status, response.getheaders(), data, None if fault is None else fault.cut)
+                data, status, headers = response.read(), response.status, response.getheaders()
+                cut = None if fault is None else fault.cut
                 connection.close()
+            sent = 0 if self.command == "HEAD" or (fault is not None and fault.status is not None) else len(data[:cut])
+            # Before the answer: who has it may look at once.
             with proxy.lock:
                 proxy.requests.append(Request(self.command, path, listing, self.headers.get("Range"), status, sent))
+            self.answer(status, headers, data, cut)
 
-        def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, cut: int | None) -> int:
+        def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, cut: int | None) -> None:
             self.send_response_only(status)
             for name, value in headers:
                 if name.lower() not in ("transfer-encoding", "connection", "content-length"):
@@ -125,12 +128,11 @@ def proxied(upstream: tuple[str, int]) -> Iterator[Proxy]:
             self.send_header("Content-Length", length if self.command == "HEAD" else str(len(data)))
             self.end_headers()
             if self.command == "HEAD":
-                return 0
-            self.wfile.write(data if cut is None else data[:cut])
+                return
+            self.wfile.write(data[:cut])
             if cut is not None and cut < len(data):
                 self.wfile.flush()
                 self.close_connection = True
-            return len(data if cut is None else data[:cut])
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
 

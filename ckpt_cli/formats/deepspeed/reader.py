@@ -89,7 +89,7 @@ class DeepSpeed(Format):
             tensors = fp32_weights(save, _masters(save, files, notes))
         left_out = left_out_parameters(tensors, save)
         if left_out:
-            text = f"{few(left_out, 3)}: tied to another name and not there, so frozen parameters were left out when this was saved"
+            text = f"{few(left_out, 3)}: named but not stored, since frozen parameters were left out when this was saved"
             notes.append(Note("warning", "frozen-left-out", text))
         sources = [files.source(path) for path in (*save.names.all, *universal_files(save))]
         ranks = sum(len(held) for held in save.optimizers.values()) or sum(len(held) for held in save.models.values())
@@ -148,7 +148,7 @@ def _kind(save: Save) -> list[Note]:
         said.append(f"{len(next(iter(save.groups.values())))} parameter groups")
     for what, count in (
         ("frozen parameters", len(save.first.frozen)),
-        ("tied", len(save.first.shared)),
+        ("tied", len(save.shared)),
         ("files of experts", len(save.names.experts)),
     ):
         if count:

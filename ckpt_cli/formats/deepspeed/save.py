@@ -77,6 +77,10 @@ class Save:
         return next(iter(self.models[mp].values()))
 
     @property
+    def writer(self) -> str:
+        return f"DeepSpeed {self.first.entries.get('ds_version')}, {self.stage}"
+
+    @property
     def stage(self) -> str:
         """The kind of save in words."""
         if self.names.parameters:

@@ -54,10 +54,31 @@ class TestMap:
     def test_else_a_column_stands_for_several_and_the_largest_counts(self) -> None:
         drifts = [drift(f"model.layers.{i}.mlp.up.weight", 1e-1 if i == 13 else 1e-4) for i in range(160)]
         shown = lines(drifts, 80)
-        assert shown[0] == "model.layers  layers 0 to 159, a column is 3 of them and shows the largest change"[:80]
+        assert shown[0] == "model.layers  layers 0 to 159, the largest of 3 per column"
         cells = row(shown, "mlp.up")
         assert len(cells) == math.ceil(160 / 3)
         assert [i for i, sign in enumerate(cells) if sign == LEVELS[-1]] == [13 // 3]
+
+    def test_a_heading_is_whole_on_a_narrow_screen(self) -> None:
+        shown = lines(layers(126, "model.language_model.decoder.transformer.stack.layers"), 60)
+        assert len(shown[0]) <= 60
+        assert shown[0].startswith("mod")
+        assert shown[0].endswith(".layers  layers 0 to 125, the largest of 4 per column")
+
+    def test_names_have_the_room_that_few_layers_leave(self) -> None:
+        name = "self_attn.linear_attention.in_projection_of_keys"
+        assert any(name in line for line in lines([drift(f"h.{i}.{name}.weight", 0.1) for i in range(28)], 80))
+        assert not any(name in line for line in lines([drift(f"h.{i}.{name}.weight", 0.1) for i in range(60)], 80))
+
+    @pytest.mark.parametrize("width", [40, 60, 80])
+    def test_a_legend_of_several_lines_is_in_columns(self, width: int) -> None:
+        shown = lines([*EDGES, *layers(10), drift("a.weight", 1e-12)], width)
+        legend = shown[shown.index(UNIT) + 1 :] if UNIT in shown else []
+        rows = [line for line in legend if any(level in line for level in LEVELS)]
+        assert len(rows) > 1
+        assert max(map(len, legend)) <= width
+        places = [[line.index(level) for level in LEVELS if level in line] for line in rows]
+        assert all(each == places[0][: len(each)] for each in places)
 
     def test_the_height_of_a_sign_grows_with_the_change(self) -> None:
         cells = row(lines(layers(40), 80), "mlp.up_proj")
@@ -70,8 +91,8 @@ class TestMap:
         drifts = [drift(f"h.{i}.a.weight", value) for i, value in values.items()] + [drift(f"h.{i}.b.weight", 0.1) for i in range(4)]
         shown = lines(drifts, 80)
         assert row(shown, "a")[::2] == f"·{LEVELS[-1]} !"
-        assert "· unchanged" in shown[-1]
-        assert "! NaN, or the base is all zero" in shown[-1]
+        assert "· unchanged" in shown[-2]
+        assert shown[-1] == "! NaN, or the base is all zero"
 
     def test_the_legend_says_unit_and_scale(self) -> None:
         shown = lines(layers(10), 120)
@@ -111,7 +132,7 @@ class TestMap:
         assert shown[-1] == "· unchanged"
 
     def test_names_are_shortened_in_the_middle_and_escaped(self) -> None:
-        shown = lines([drift(f"h.{i}.{'x' * 60}.\x1b[31m.end.weight", 0.1) for i in range(2)], 80)
+        shown = lines([drift(f"h.{i}.{'x' * 100}.\x1b[31m.end.weight", 0.1) for i in range(2)], 80)
         assert "\x1b" not in "".join(shown)
         assert any(".." in line and ".end  " in line for line in shown)
 
@@ -127,6 +148,15 @@ class TestTable:
         shown = table(layers(28), 80)
         assert shown[0].split() == ["tensor", "changed", "max", "|d|", "rel", "L2", "cosine"]
         assert max(map(len, shown)) <= 80
+
+    @pytest.mark.parametrize("width", [60, 80, 100, 120])
+    def test_a_tensor_has_one_line_however_long_its_name_is(self, width: int) -> None:
+        drifts = [*layers(28, "model.language_model.decoder.transformer_stack.layers"), *(drift(f"part{i}x.w", 1e-9) for i in range(25))]
+        shown = table(drifts, width)
+        assert len(shown) == 1 + 20 + 1
+        assert max(map(len, shown)) <= width
+        assert sum("post_attention_layernorm" in line for line in shown) == (width > 60)
+        assert shown[-1].startswith("... and 17 more")
 
     @pytest.mark.parametrize("width", WIDTHS)
     def test_numbers_end_in_one_column(self, width: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,40 @@ class TestWhatDoesNotResolve:
         with pytest.raises(NotRecognised) as caught:
             locate(tmp_path)
         assert caught.value.hint == "the folder holds a.txt, b.txt"
+
+    def test_a_file_of_another_kind_is_answered_with_its_name(self, tmp_path: Path) -> None:
+        (tmp_path / "run" / "src").mkdir(parents=True)
+        for file in (tmp_path / "run" / "Main.java", tmp_path / "run" / "src" / "optimizer.txt"):
+            file.write_text("")
+            with pytest.raises(NotRecognised) as caught:
+                locate(file)
+            assert caught.value.hint == f"by its name, {file.name} holds no weights"
+
+    def test_many_checkpoints_below_are_counted(self, copy: Copy) -> None:
+        run = copy("layouts", "verl-run", "run")
+        for name in ("b", "a/deep"):
+            shutil.copytree(run, run.parent / "several" / name)
+        several = run.parent / "several"
+        (several / "notes.txt").write_text("")
+        for path, where in ((several, "below"), (several / "notes.txt", "beside it")):
+            with pytest.raises(NotRecognised) as caught:
+                locate(path)
+            assert caught.value.hint == f"2 checkpoints {where}: b, a/deep"
+        (several / "x" / "y").mkdir(parents=True)
+        with pytest.raises(NotRecognised) as caught:
+            locate(several)
+        assert caught.value.hint == "at least 2 checkpoints below: b, a/deep"
+
+    def test_of_more_folders_than_are_looked_into_it_is_said_that_there_may_be_more(
+        self, copy: Copy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = copy("layouts", "verl-run", "run")
+        for name in ("b", "c", "d"):
+            shutil.copytree(run, run.parent / "several" / name)
+        monkeypatch.setattr("ckpt_cli.discover.locate.MAX_LOOKED_INTO", 3)
+        with pytest.raises(NotRecognised) as caught:
+            locate(run.parent / "several")
+        assert caught.value.hint == "at least 2 checkpoints below: b, c"
 
     def test_the_folder_above_a_run_is_answered_with_the_run(self, copy: Copy) -> None:
         run = copy("layouts", "verl-run", "run")

@@ -82,7 +82,7 @@ def extract_state(
                 path=found.path,
                 expected="schedulers, random states or dataloaders, as trainers save them",
                 hint=_hint(found, place, files, chosen),
-                details=[note.text for note in notes],
+                details=[note.text for note in (*notes, *state.notes)],
             )
         target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]

@@ -43,6 +43,9 @@ from ckpt_cli.names import few, printable
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 """How models of the Hub are called; as a path it is a folder in a folder."""
 
+MAX_LOOKED_INTO = 200
+"""Folders that are looked into for a hint."""
+
 
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = (), *, steps: bool = False) -> Target:
     """Determine what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
@@ -131,14 +134,13 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     cached = repository_in(given, there)
     if cached is not None:
         return _locate(cached, step, steps_meant, there)
-    suggestion = _suggestion(given, there)
-    nearby = suggestion is not None and suggestion.startswith("did you mean")
-    foreign = foreign_error(given, there, 0) or (None if nearby else foreign_error(given, there))
+    near, more = _nearest(given, there)
+    foreign = foreign_error(given, there, 0) or (None if near else foreign_error(given, there))
     raise foreign or NotRecognised(
         "no checkpoint was recognised here",
         path=given,
         expected="a run, a step folder, a folder of rank files, or safetensors",
-        hint=suggestion,
+        hint=_suggestion(given, near, more, there),
     )
 
 
@@ -164,22 +166,58 @@ def _check_exists(path: Path) -> None:
     raise NotFound("no such file or folder", path=path, hint=hint)
 
 
-def _suggestion(path: Path, there: Folders) -> str | None:
-    """The nearest folder, one or two levels down or one level up, in which something is recognised; else what is there."""
+def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
+    """The nearest folders in which something is recognised: that of a file, else those one or two levels down, else the one above.
+
+    The second value: whether there may be more further down.
+    """
+    folder = path if there.is_folder(path) else path.parent
+    found: list[Path] = []
+    level, left, more = [folder], MAX_LOOKED_INTO, False
+    for depth in range(3):
+        more = more or len(level) > left
+        inner: list[Path] = []
+        for candidate in level[:left]:
+            # What cannot be looked at is not suggested.
+            with contextlib.suppress(CkptError, OSError):
+                is_given = same_file(candidate, path)
+                if not there.is_folder(candidate) or (is_given and depth):
+                    continue
+                left -= 1
+                if not is_given and _holds_checkpoint(candidate, there):
+                    found.append(candidate)
+                elif depth < 2:
+                    inner += there.entries(candidate)
+                else:
+                    more = True
+        if found and not depth:
+            return found, False
+        level = inner
+    with contextlib.suppress(CkptError, OSError):
+        if not found and _holds_checkpoint(folder.parent, there):
+            return [folder.parent], False
+    return found, more
+
+
+def _holds_checkpoint(folder: Path, there: Folders) -> bool:
+    beneath = (place for found in steps_in(folder, there)[0] for place in found.places)
+    return any(place.match.trouble is None for place in (*places_in(folder, there), *beneath))
+
+
+def _suggestion(path: Path, near: Sequence[Path], more: bool, there: Folders) -> str | None:
+    """What is near, or what was given."""
+    if len(near) == 1:
+        # "." says nothing to somebody who just typed a path in it.
+        return f"did you mean {near[0] if near[0].name else os.path.abspath(near[0])}?"
+    is_file = not there.is_folder(path)
+    if near:
+        folder = path.parent if is_file else path
+        names = few([candidate.relative_to(folder).as_posix() for candidate in near], 4)
+        return f"{'at least ' if more else ''}{len(near)} checkpoints {'beside it' if is_file else 'below'}: {names}"
+    if is_file:
+        return f"by its name, {printable(path.name)} holds no weights"
     try:
-        folder = path if there.is_folder(path) else path.parent
-        entries = there.entries(folder)
+        entries = there.entries(path)
     except Unreadable:
         return None
-    for candidate in [folder, *entries[:200], folder.parent]:
-        try:
-            if not there.is_folder(candidate) or same_file(candidate, path):
-                continue
-            places = places_in(candidate, there)
-            beneath = [place for found in steps_in(candidate, there)[0] for place in found.places]
-            if any(place.match.trouble is None for place in (*places, *beneath)):
-                # "." says nothing to somebody who just typed a path in it.
-                return f"did you mean {candidate if candidate.name else os.path.abspath(candidate)}?"
-        except (CkptError, OSError):
-            continue  # what cannot be looked at is not suggested
     return f"the folder holds {few([entry.name for entry in entries], 5)}" if entries else "the folder is empty"

@@ -216,6 +216,36 @@ def test_without_metadata_safetensors_are_parts_of_a_set(step: Callable[[str], P
     refused(folder, CkptError, tmp_path / "out")
 
 
+@pytest.mark.parametrize("case", ["fsdp-4", "tp-4"])
+def test_torch_items_without_metadata_are_read_and_it_is_said(case: str, step: Callable[[str], Path], saves: Path, tmp_path: Path) -> None:
+    folder = step(case)
+    (folder / "metadata.pkl").unlink()
+    for result in (ckpt_cli.inspect(folder), ckpt_cli.merge(folder, tmp_path / "out")):
+        warnings = {note.code: note.text for note in result.checkpoint.notes if note.level == "warning"}
+        assert "other-model" not in warnings
+        assert warnings["no-metadata"].startswith("metadata.pkl, which lists what torch_checkpointing saved, is missing")
+    assert differences(load(tmp_path / "out"), load(saves / case / "expected.safetensors")) == []
+    with pytest.raises(NotFound) as caught:
+        ckpt_cli.extract_state(folder, tmp_path / "state")
+    assert any("metadata.pkl" in text for text in caught.value.details)
+
+
+def test_other_weights_beside_items_without_metadata_are_still_told(step: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = step("fsdp-4")
+    (folder / "metadata.pkl").unlink()
+    shutil.copy(folder / "model_0.pt", folder / "step_best.pt")
+    notes = {note.code: note.text for note in ckpt_cli.merge(folder, tmp_path / "out").checkpoint.notes}
+    assert "step_best.pt" in str(notes)
+
+
+def test_files_of_ranks_of_other_trainers_lack_no_metadata(step: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = step("fsdp-4")
+    for path in folder.iterdir():
+        if not path.name.startswith("model_"):
+            path.unlink()
+    assert "no-metadata" not in {note.code for note in ckpt_cli.merge(folder, tmp_path / "out").checkpoint.notes}
+
+
 def test_a_torch_item_that_no_metadata_describes_is_read_from_its_files(step: Callable[[str], Path], saves: Path, tmp_path: Path) -> None:
     folder = step("tp-4")
     rewrite(folder, lambda root: root["metadata"].pop("model"))

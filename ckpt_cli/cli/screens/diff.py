@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.heatmap import drift_table, heatmap
+from ckpt_cli.cli.screens.heatmap import SHORTEST, drift_table, heatmap
 from ckpt_cli.cli.screens.widgets import next_line, plain, print_facts, print_notes
 from ckpt_cli.names import few
 from ckpt_cli.results.diff import DiffResult, DiffSide
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 """How many names of a list are shown."""
+
+LABELS = 13
+"""Columns of the labels, with the space behind them."""
 
 
 def diff_result(result: DiffResult, session: Session) -> None:
@@ -30,7 +33,7 @@ def diff_result(result: DiffResult, session: Session) -> None:
             ("from", _side(result.before)),
             ("to", _side(result.after)),
             ("result", _verdict(result)),
-            *_lists(comparison),
+            *_lists(comparison, console.width - LABELS),
             ("written", ", ".join(text.path(path) for path in result.written)),
         ],
     )
@@ -65,8 +68,8 @@ def _verdict(result: DiffResult) -> str:
     return f"{len(comparison.drifts)} of {text.plural(compared, 'tensor')} differ{share}"
 
 
-def _lists(comparison: BaseComparison) -> list[tuple[str, str]]:
-    """What could not be compared, and what has not changed; empty lines are left out."""
+def _lists(comparison: BaseComparison, width: int) -> list[tuple[str, str]]:
+    """What could not be compared, and what has not changed; empty lines are left out. A name of a part has at most one line."""
     pairs = dict.fromkeys(f"{item.base_dtype} -> {item.dtype}" for item in comparison.changes if item.dtype != item.base_dtype)
     facts = [
         ("only in A", _named(comparison.missing)),
@@ -74,7 +77,8 @@ def _lists(comparison: BaseComparison) -> list[tuple[str, str]]:
         ("other shape", _named(comparison.reshaped)),
         ("other dtype", f"{', '.join(list(pairs)[:SHOWN])}: {_named(comparison.other_dtype)}" if comparison.other_dtype else ""),
     ]
-    parts = [f"{part.part}: {text.plural(part.tensors, 'tensor')}" for part in comparison.frozen if part.tensors > 1]
+    counts = [(part.part, f": {text.plural(part.tensors, 'tensor')}") for part in comparison.frozen if part.tensors > 1]
+    parts = [f"{text.elided(part, max(width - len(count) - 1, SHORTEST))}{count}" for part, count in counts]
     if comparison.drifts:
         facts.append(("unchanged", few(parts, SHOWN)))
     return facts + [(fact.what, fact.mine if fact.mine == fact.base else f"{fact.base} -> {fact.mine}") for fact in comparison.formats]

@@ -27,13 +27,16 @@ COLOURS = ("#3b528b", "#2e6e8e", "#24878e", "#1fa187", "#3aba76", "#73d056", "#b
 """Viridis without its darkest quarter, which cannot be read on black."""
 
 LONGEST = 26
-"""Characters of a module's name in 80 columns; wider screens give a third of theirs."""
+"""Characters of a module's name in 80 columns if the layers need the rest; wider screens give at least a third of theirs."""
+
+SHORTEST = 12
+"""Characters that a name has on any screen."""
 
 WIDEST = 160
 """Columns of a map where the width is not limited."""
 
-NUMBERS, FEWER_NUMBERS = 38, 29
-"""Columns of the numbers in the narrow table, and in the narrower one."""
+GAP = 2
+"""Spaces between columns."""
 
 MAP_ROWS = 40
 UNIT = "relative L2 change, ||new - base|| / ||base||, log scale"
@@ -50,7 +53,8 @@ def heatmap(drift: Heatmap, width: int, *, ascii_only: bool = False) -> list[Tex
     every = [row for block in drift.blocks for row in block.rows] + list(drift.outside)
     signs = _Signs(scale_of(value for row in every for value in row.values), ascii_only)
     longest = max((len(printable(row.module)) for row in every), default=0)
-    margin = min(longest, max(LONGEST, width // 3))
+    most = max((len(block.layers) for block in drift.blocks), default=0)
+    margin = min(longest, max(LONGEST, width // 3, width - GAP - most))
     lines: list[Text] = []
     for block in drift.blocks:
         lines += [*_block(block, margin, width, signs), Text()]
@@ -68,16 +72,16 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
     """One row per group of tensors that changed, the biggest drift first.
 
     Narrow screens drop what is needed least: the number of tensors, the mean, and ".weight" at the end of names; then the largest change.
+    A longer name is shortened to one line.
     """
     heads = ("tensor", "tensors", "changed", "max |d|", "mean |d|", "rel L2", "cosine")
     dropped = () if width >= NARROW else ("tensors", "mean |d|") if width >= NARROWER else ("tensors", "mean |d|", "max |d|")
     shown = [head for head in heads if head not in dropped]
     made = new_table(shown, right=range(1, len(shown)))
-    room = width if width >= NARROW else max(width - (NUMBERS if width >= NARROWER else FEWER_NUMBERS), LONGEST)
     changed = [group for group in groups if group.changed]
-    for group in changed[:ROWS]:
-        row = {
-            "tensor": text.elided(printable(group.pattern if width >= NARROW else group.pattern.removesuffix(".weight")), room),
+    rows = [
+        {
+            "tensor": printable(group.pattern),
             "tensors": str(group.tensors),
             "changed": text.share(group.changed / group.compared),
             "max |d|": _number(group.max_abs),
@@ -85,9 +89,18 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
             "rel L2": _number(group.relative_l2),
             "cosine": cosine(group.cosine_distance),
         }
-        made.add_row(*as_cells(row[head] for head in shown))
+        for group in changed[:ROWS]
+    ]
+    numbers = sum(GAP + max(len(row[head]) for row in ({head: head}, *rows)) for head in shown[1:])
+    room = max(width - numbers, SHORTEST)
+    short = width < NARROW or any(len(row["tensor"]) > room for row in rows)
+    for row in rows:
+        name = row["tensor"].removesuffix(".weight") if short else row["tensor"]
+        made.add_row(*as_cells([text.elided(name, room), *(row[head] for head in shown[1:])]))
     if len(changed) > ROWS:
-        made.add_row(*as_cells([f"... and {len(changed) - ROWS} more (--json lists all)", *[""] * (len(shown) - 1)]))
+        rest = f"... and {len(changed) - ROWS} more"
+        told = f"{rest} (--json lists all)"
+        made.add_row(*as_cells([told if len(told) <= room else rest, *[""] * (len(shown) - 1)]))
     return made
 
 
@@ -122,40 +135,54 @@ class _Signs:
         """The signs that occur, each with the value from which on it stands, and the unit."""
         from rich.text import Text
 
-        entries = []
+        levels, others = [], []
         if self._scale is not None:
             step = (self._scale.high - self._scale.low) / len(LEVELS)
             for level, sign in enumerate(self._levels):
                 first = "<" if level == 0 and self._scale.more_below else ""
                 text = f"{10 ** (self._scale.low + (level + (1 if first else 0)) * step):.1e}"
-                entries.append(Text(sign, style=COLOURS[level]).append(f" {first}{text}", style="default"))
+                levels.append(Text(sign, style=COLOURS[level]).append(f" {first}{text}", style="default"))
         if any(value == 0 for value in values):
-            entries.append(self.sign(0.0).append(" unchanged", style="default"))
+            others.append(self.sign(0.0).append(" unchanged", style="default"))
         if any(value is not None and not math.isfinite(value) for value in values):
-            entries.append(self.sign(math.nan).append(" NaN, or the base is all zero", style="default"))
-        lines = [Text(UNIT)] if self._scale is not None else []
-        line = Text()
-        for entry in entries:
-            if line and len(line) + 2 + len(entry) > width:
-                lines.append(line)
-                line = Text()
-            line = line.append("  " if line else "").append_text(entry)
-        return [*lines, line] if line else lines
+            others.append(self.sign(math.nan).append(" NaN, or the base is all zero", style="default"))
+        lines = _rows(levels, width)
+        for entry in others:
+            if lines and len(lines[-1]) + GAP + len(entry) <= width:
+                lines[-1].append(" " * GAP).append_text(entry)
+            else:
+                lines.append(entry)
+        return [Text(UNIT), *lines] if levels else lines
+
+
+def _rows(entries: Sequence[Text], width: int) -> list[Text]:
+    """Entries in as few lines as there is room for, in columns if these are several."""
+    from rich.text import Text
+
+    if not entries or sum(len(entry) + GAP for entry in entries) - GAP <= width:
+        return [Text(" " * GAP).join(entries)] if entries else []
+    widest = max(map(len, entries))
+    fit = max((width + GAP) // (widest + GAP), 1)
+    each = -(-len(entries) // -(-len(entries) // fit))
+    lines = []
+    for start in range(0, len(entries), each):
+        row = [entry.copy() for entry in entries[start : start + each]]
+        for entry in row:
+            entry.pad_right(widest - len(entry))
+        lines.append(Text(" " * GAP).join(row))
+    return lines
 
 
 def _block(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Iterable[Text]:
     from rich.text import Text
 
-    room = max(width - margin - 2, 1)
+    room = max(width - margin - GAP, 1)
     per = -(-len(block.layers) // room)
     wide = 2 if 2 * len(block.layers) <= room else 1
     starts = range(0, len(block.layers), per)
-    heading = Text(printable(block.stack), style="bold").append(f"  {_span(block.layers)}", style="default")
-    if per > 1:
-        heading.append(f", a column is {per} of them and shows the largest change", style="default")
-    heading.truncate(width)
-    yield heading
-    yield Text(" " * (margin + 2) + _ruler([block.layers[i] for i in starts], wide), style="bright_black")
+    said = f"  {_span(block.layers)}" + (f", the largest of {per} per column" if per > 1 else "")
+    yield Text(text.elided(printable(block.stack), max(width - len(said), SHORTEST)), style="bold").append(said, style="default")
+    yield Text(" " * (margin + GAP) + _ruler([block.layers[i] for i in starts], wide), style="bright_black")
     for row in largest_rows(block.rows, MAP_ROWS):
         line = _name(row.module, margin)
         for start in starts:

@@ -99,7 +99,7 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     if rivals:
         read = few([path.name for path in component.files], 1)
         rival = f"{few(rivals, 3)} beside it could also be the model, with different values, and {_was(rivals)} not read"
-        text = f"{read} was read for {place.name}; {rival}"
+        text = f"{read} {_was(component.files)} read for {place.name}; {rival}"
         notes.append(Note("warning", "other-model", text))
     if copies:
         text = f"{few(copies, 3)}: the same weights as {place.name} (samples of all tensors are equal), not read"
@@ -160,9 +160,9 @@ def _is_other(name: str) -> bool:
     return name.endswith((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot"))
 
 
-def _is(names: Iterable[str]) -> str:
+def _is(names: Iterable[object]) -> str:
     return "is" if len(list(names)) == 1 else "are"
 
 
-def _was(names: Iterable[str]) -> str:
+def _was(names: Iterable[object]) -> str:
     return "was" if len(list(names)) == 1 else "were"

@@ -2,8 +2,8 @@
 
 Keys, read in files of DeepSpeed 0.14 to 0.19: ``module`` (name -> tensor; at stage 3 every parameter is an empty placeholder, in a
 pipeline it is None), ``buffer_names``, ``param_shapes`` (per group, in the order in which the partitions hold them),
-``frozen_param_shapes`` and ``frozen_param_fragments`` (stages 2 and 3), ``shared_params`` (alias -> kept name, only in the file of rank 0),
-and counters, scheduler and whatever the caller gave, all in the same dict.
+``frozen_param_shapes`` and ``frozen_param_fragments`` (stages 2 and 3, None if frozen parameters were left out), ``shared_params``
+(alias -> kept name, only in the file of rank 0), and counters, scheduler and whatever the caller gave, all in the same dict.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ class ModelStates:
     frozen: Mapping[str, Shape]
     fragments: Mapping[str, StoredTensor]
     shared: Mapping[str, str]
+
+    @property
+    def lacks_frozen(self) -> bool:
+        """Whether frozen parameters, if there are any, were left out when saving."""
+        return self.entries.get("frozen_param_shapes") is None
 
     def number(self, key: str) -> int | None:
         """A counter or a size; None if the file does not have it."""
@@ -100,6 +105,22 @@ def read_model_states(path: Path, files: Files) -> ModelStates:
             fragments,
             {check_name(alias): check_name(kept) for alias, kept in shared.items()},
         )
+
+
+def placeholder_twins(states: ModelStates) -> dict[str, str]:
+    """Other names at stage 3, as ``shared_params`` has them, from the placeholders in the module.
+
+    ``shared_params`` lacks a module or a parameter that one parent has under two names. torch writes a storage once, however many tensors
+    have it, and DeepSpeed gives every parameter a placeholder of its own: two names of one storage are one parameter. (Nothing is concluded
+    if parameters that are listed, and hence differ, share one.)
+    """
+    empty = {name: stored.storage.key for name, stored in (states.module or {}).items() if stored.shape == (0,)}
+    listed = [name for shapes in (*(states.groups or ()), states.frozen) for name in shapes if name in empty]
+    owners = {empty[name]: name for name in listed}
+    if len(owners) < len(listed):
+        return {}
+    twins = {name: owners[key] for name, key in empty.items() if key in owners and name not in states.buffers}
+    return {name: owner for name, owner in twins.items() if name != owner}
 
 
 def plain_tensors(held: Mapping[str, Local]) -> dict[str, StoredTensor]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import NotFound
+from ckpt_cli.errors import NotFound, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.ages import age_notes
@@ -16,7 +16,14 @@ from ckpt_cli.formats.deepspeed.names import files_in_save, is_deepspeed_name, s
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.save import Save, read_save
 from ckpt_cli.formats.deepspeed.stage_0 import optimizer_entries, read_masters
-from ckpt_cli.formats.deepspeed.state import named_optimizer, steps_of_optimizer, training_values
+from ckpt_cli.formats.deepspeed.state import (
+    client_component,
+    client_groups,
+    client_notes,
+    named_optimizer,
+    steps_of_optimizer,
+    training_values,
+)
 from ckpt_cli.formats.deepspeed.universal import universal_files, universal_tensors
 from ckpt_cli.formats.deepspeed.weights import check_named, fp32_weights, left_out_parameters, slot_tensors, stored_weights
 from ckpt_cli.formats.optimizer_state import NamedState
@@ -48,12 +55,14 @@ class DeepSpeed(Format):
         return [Match(FORMAT, "model", path, names.all, "DeepSpeed", ranks=names.optimizer_ranks, trouble=names.trouble)]
 
     def groups(self, match: Match, files: Files) -> list[str]:
-        """The model, and the module's own weights where these are there besides in fp32."""
+        """The model, the module's own weights where these are there besides in fp32, and state dicts that the caller kept beside it."""
         if match.trouble is not None:
             return [match.component]
         save = read_save(match, files)
         narrow = not save.is_stage_3 and any(tensor.dtype.bits == 16 for tensor in _module(save))
-        return [match.component, WEIGHTS_16] if narrow and _has_masters(save, files) else [match.component]
+        with reading(save.first.path):
+            kept = [group.name for group in client_groups(save.first)[1][1:]]
+        return [match.component, *([WEIGHTS_16] if narrow and _has_masters(save, files) else []), *kept]
 
     def joined(self, first: Match, second: Match) -> Match:
         twice = sorted({path.name for path in first.files} & {path.name for path in second.files})
@@ -77,7 +86,9 @@ class DeepSpeed(Format):
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         save = read_save(match, files)
-        notes: list[Note] = []
+        if match.group not in (None, WEIGHTS_16):
+            return client_component(match, save, options)
+        notes = client_notes(save)
         if match.group == WEIGHTS_16:
             if save.is_stage_3:
                 raise NotFound(
@@ -89,7 +100,7 @@ class DeepSpeed(Format):
             tensors = fp32_weights(save, _masters(save, files, notes))
         left_out = left_out_parameters(tensors, save)
         if left_out:
-            text = f"{few(left_out, 3)}: tied to another name and not there, so frozen parameters were left out when this was saved"
+            text = f"{few(left_out, 3)}: named but not stored, since frozen parameters were left out when this was saved"
             notes.append(Note("warning", "frozen-left-out", text))
         sources = [files.source(path) for path in (*save.names.all, *universal_files(save))]
         ranks = sum(len(held) for held in save.optimizers.values()) or sum(len(held) for held in save.models.values())
@@ -102,7 +113,7 @@ class DeepSpeed(Format):
             world_size=ranks,
             leaves=save.first.leaves,
             notes=(*_kind(save), *notes, *left_out_notes(save.first.leaves), *steps_of_optimizer(save), *age_notes(sources)),
-            writer=f"DeepSpeed {save.first.entries.get('ds_version')}, {save.stage}",
+            writer=save.writer,
             ordered=not save.experts,
             step=save.first.number("global_steps"),
         )
@@ -148,7 +159,7 @@ def _kind(save: Save) -> list[Note]:
         said.append(f"{len(next(iter(save.groups.values())))} parameter groups")
     for what, count in (
         ("frozen parameters", len(save.first.frozen)),
-        ("tied", len(save.first.shared)),
+        ("tied", len(save.shared)),
         ("files of experts", len(save.names.experts)),
     ):
         if count:

@@ -14,7 +14,7 @@ from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.deepspeed.model_states import ModelStates, check_stem, plain_tensors, read_model_states
+from ckpt_cli.formats.deepspeed.model_states import ModelStates, check_stem, placeholder_twins, plain_tensors, read_model_states
 from ckpt_cli.formats.deepspeed.names import UNIVERSAL, SaveFiles, save_files
 from ckpt_cli.formats.deepspeed.optimizer_states import OptimizerStates, read_optimizer_states
 from ckpt_cli.formats.deepspeed.partitions import MIXED, ParameterGroup, parameter_groups
@@ -62,8 +62,23 @@ class Save:
         """The parameters in the partitions, by model parallel rank. Raises what `parameter_groups` raises."""
         return {mp: parameter_groups(self.model_of(mp), ranks) for mp, ranks in self.optimizers.items()}
 
+    @cached_property
+    def shared(self) -> Mapping[str, str]:
+        """Other names of parameters -> the names under which the rest of the save has them.
+
+        What only placeholders show must be the same in the files of all ranks.
+        """
+        held = [states for ranks in self.models.values() for states in ranks.values()]
+        twins = [placeholder_twins(states) for states in held] if self.is_stage_3 else [{}]
+        alike = {name: kept for name, kept in twins[0].items() if all(other.get(name) == kept for other in twins)}
+        return alike | {alias: kept for states in held for alias, kept in states.shared.items()}
+
     def model_of(self, mp: int) -> ModelStates:
         return next(iter(self.models[mp].values()))
+
+    @property
+    def writer(self) -> str:
+        return f"DeepSpeed {self.first.entries.get('ds_version')}, {self.stage}"
 
     @property
     def stage(self) -> str:

@@ -1,23 +1,36 @@
-"""What a DeepSpeed save holds besides weights: counters, scheduler, loss scale, the caller's own state, and the optimizer by parameter."""
+"""What a DeepSpeed save holds besides its model: counters, scheduler, loss scale, the optimizer by parameter, and the caller's own state.
+
+What a caller passes as ``client_state`` lies in the dict of the model states, beside ``module``, as in a trainer's single file: the state
+dicts in it (averages of the weights, a teacher) are found as in one.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ckpt_cli.errors import Unsupported, reading
+from ckpt_cli.errors import Gap, Unsupported, reading
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.assembly import RankState, assemble
+from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
-from ckpt_cli.formats.deepspeed.model_states import WEIGHTS
+from ckpt_cli.formats.deepspeed.model_states import MODULE, WEIGHTS, ModelStates
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.stage_0 import stage_0_optimizer
 from ckpt_cli.formats.deepspeed.universal import universal_optimizer
 from ckpt_cli.formats.deepspeed.weights import check_agreement, slot_tensors, stored_weights
 from ckpt_cli.formats.optimizer_state import Group, NamedState
+from ckpt_cli.formats.placeholders import placeholders
+from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.formats.torch_files.groups import FileGroup, chosen_group, file_groups, notes_of_group, without_averages
+from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
+from ckpt_cli.formats.torch_files.way_down import Way
 from ckpt_cli.names import few
-from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
+
+MAIN = "model"
 
 
 def training_values(save: Save) -> dict[str, Any]:
@@ -25,10 +38,64 @@ def training_values(save: Save) -> dict[str, Any]:
     first = save.first
     reader = ValueReader(first.file)
     with reading(first.path):
-        state = {str(key): reader.read(node) for key, node in first.entries.items() if key not in WEIGHTS and node is not None}
+        kept = without_averages({**_given(first), MODULE: {}})
+        state = {str(key): reader.read(node) for key, node in kept.items() if node is not None}
     for ranks in save.optimizers.values():
         return {**state, **{key: value for key, value in ranks[0].scaling.items() if key not in state}}
     return state
+
+
+def client_groups(states: ModelStates) -> tuple[Way, list[FileGroup]]:
+    """The model, of which nothing is said here, and the state dicts that the caller kept beside it."""
+    way = Way((_given(states), {}), (MODULE,))
+    return way, [FileGroup(MAIN, ""), *(group for group in file_groups(way, MAIN) if group.name != MAIN)]
+
+
+def client_notes(save: Save) -> list[Note]:
+    """Notes about what is beside the model: other state dicts, and matrices that are left out."""
+    way, groups = client_groups(save.first)
+    return notes_of_group(save.first.path.name, way, groups, groups[0])
+
+
+def client_component(match: Match, save: Save, options: ReadOptions) -> Component:
+    """A state dict that the caller kept. Ranks that have one of this name must have the same, which is compared before it is written.
+
+    Raises Gap for one of the placeholders that stage 3 leaves, and what reading a state dict raises.
+    """
+    states: list[RankState] = []
+    notes: list[Note] = []
+    leaves: tuple[Leaf, ...] = ()
+    for held in (held for ranks in save.models.values() for held in ranks.values()):
+        way, groups = client_groups(held)
+        group = next((group for group in groups if group.name == match.group), None)
+        if group is None:
+            continue
+        with reading(held.path):
+            tensors, leaves = read_state(chosen_group([group], None).entries, LocalReader(held.file, len(states)), held.path)
+            empty = placeholders({name: local.shape for name, local in tensors.items()}) if save.is_stage_3 else []
+            if empty:
+                text = f"{group.key} has empty placeholders in place of weights, and no other file holds them"
+                hint = "average the gathered parameters (deepspeed.zero.GatheredParameters) before saving"
+                raise Gap(text, tensor=empty[0], hint=hint)
+        states.append(RankState(len(states), held.path, tensors))
+        notes += notes_of_group(held.path.name, way, groups, group)
+    assembled = assemble(states, len(states), (), options)
+    return Component(
+        name=match.component,
+        format=match.format,
+        root=match.root,
+        tensors=assembled.tensors,
+        files=tuple(state.path for state in states),
+        leaves=leaves,
+        notes=(*dict.fromkeys(notes), *assembled.notes, *left_out_notes(leaves)),
+        writer=save.writer,
+        step=save.first.number("global_steps"),
+    )
+
+
+def _given(states: ModelStates) -> dict[Any, Any]:
+    """What speaks neither of weights nor of the setting: counters, and what the caller gave."""
+    return {key: node for key, node in states.entries.items() if key not in WEIGHTS}
 
 
 def named_optimizer(save: Save, files: Files) -> NamedState | None:

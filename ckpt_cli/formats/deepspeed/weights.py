@@ -55,7 +55,7 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
     if not masters:
         check_named(stored, save)
     frozen = _frozen(save) if save.is_stage_3 else {}
-    shared = {alias: kept for ranks in save.models.values() for states in ranks.values() for alias, kept in states.shared.items()}
+    shared = save.shared
     # A name that shares its bytes with a trained parameter is another name of that one; others are frozen parameters or buffers.
     twins = {bytes_of(own): name for name in masters if (own := stored.get(name)) is not None and own.numel}
     tensors: dict[str, Tensor] = {}
@@ -68,10 +68,11 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
         if held is not None:
             tensors[name] = replace(held, name=name)
         elif own is not None:
-            if own.shape == (0,) and name in shared:
-                continue  # another name of a parameter that was left out of the save
-            if save.is_stage_3 and own.shape == (0,) and name not in save.first.buffers:
-                raise MissingShard("an empty placeholder, and no file holds its values", path=save.first.path, tensor=name)
+            if _is_placeholder(own, save):
+                if name in shared or save.first.lacks_frozen:
+                    continue  # another name of a frozen parameter that was left out of the save
+                text = "an empty placeholder, and neither partitions nor frozen parameters hold its values"
+                raise Unsupported(text, path=save.first.path, tensor=name, hint="load the save with DeepSpeed, and save one state dict")
             twin = twins.get(bytes_of(own))
             tensors[name] = own if twin is None else replace(masters[twin], name=name)
     for alias, kept in shared.items():
@@ -103,8 +104,13 @@ def check_named(stored: Mapping[str, Tensor], save: Save) -> None:
 
 def left_out_parameters(tensors: Mapping[str, Tensor], save: Save) -> list[str]:
     """Parameters of which only another name is known: they were left out when saving (exclude_frozen_parameters)."""
-    shared = (states.shared for ranks in save.models.values() for states in ranks.values())
-    return sorted({kept for each in shared for kept in each.values() if kept not in tensors})
+    empty = [name for name, own in stored_weights(save).items() if name not in save.shared and _is_placeholder(own, save)]
+    return sorted(name for name in {*save.shared.values(), *empty} if name not in tensors)
+
+
+def _is_placeholder(own: Tensor, save: Save) -> bool:
+    """Whether stage 3 left this in the module in place of a parameter."""
+    return save.is_stage_3 and own.shape == (0,) and own.name not in save.first.buffers
 
 
 def bytes_of(tensor: Tensor) -> tuple[object, ...]:

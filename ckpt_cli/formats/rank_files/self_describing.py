@@ -14,13 +14,16 @@ from pathlib import Path
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import RankState
-from ckpt_cli.formats.base import Match, OptimizerOfRanks, RankValues
+from ckpt_cli.formats.base import Match, OptimizerOfRanks, RankValues, ReadOptions
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.reader import RankShards, announced_size, unproven
 from ckpt_cli.formats.sets.names import MARKS, OF, WEAK, error_of, part_of
+from ckpt_cli.formats.torch_checkpointing.items import named_items
+from ckpt_cli.formats.torch_checkpointing.metadata import METADATA
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import beside_weights
-from ckpt_cli.formats.training_state_names import is_state_file
+from ckpt_cli.formats.training_state_names import is_record_key, is_state_file, is_state_key
+from ckpt_cli.tensors.component import Component, Note
 
 FORMAT = "self-describing"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -59,6 +62,24 @@ class SelfDescribing(RankShards):
             part = part_of(match.files[0], Folders())
             raise unproven(states) if part is None else error_of(part, Folders())
         return max(match.world_size or 0, max(match.ranks) + 1, *map(announced_size, states))
+
+    def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
+        component = super().describe(match, files, options)
+        return replace(component, notes=(*component.notes, *self.doubts(match, files)))
+
+    def doubts(self, match: Match, files: Files) -> list[Note]:
+        if not self.of_save(match, Folders()):
+            return []
+        lost = f"{METADATA}, which lists what torch_checkpointing saved, is missing"
+        text = f"{lost}: only weights are read, and there may have been more of them; copy it from where the save was written"
+        return [Note("warning", "no-metadata", text)]
+
+    def of_save(self, match: Match, there: Folders) -> list[Path]:
+        """Items of torch_checkpointing that are state of the same ranks; none if there are no such items, or if metadata tell more."""
+        if NUMBERED.fullmatch(match.files[0].name) is None or there.is_file(match.root / METADATA):
+            return []
+        items = [(name, ranks) for root in (match.root, *match.more_roots) for name, ranks in named_items(root, there).items()]
+        return [path for name, ranks in items if is_state_key(name) or is_record_key(name) for path in ranks.values()]
 
     def training_states(self, match: Match, files: Files) -> Mapping[int, RankValues]:
         held = {rank: beside_weights(path, files, OPTIMIZER) for rank, path in match.ranks.items()}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ckpt_cli
-from ckpt_cli.base_model.settings import different_settings
 from ckpt_cli.errors import Inconsistent
+from ckpt_cli.hub.settings import differences, different_settings
 from tests import tiny
 
 OTHERS: list[tuple[str, Any]] = [
@@ -25,6 +26,11 @@ OTHER_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 def notes(result: Any) -> dict[str, str]:
     return {note.code: note.text for note in result.outputs[0].notes}
+
+
+def classless(**changes: Any) -> dict[str, Any]:
+    """A config that names no class, so that there is none to ask for."""
+    return tiny.unknown(architectures=None, **changes)
 
 
 class TestAnotherSetting:
@@ -129,3 +135,35 @@ class TestTheSameSetting:
         assert [each.key for each in different_settings({"text_config": inner}, {"rope_theta": 1e6})] == ["rope_theta"]
         pair = different_settings({"vision_config": {"hidden_act": "gelu"}}, {"vision_config": {"hidden_act": "silu"}})
         assert [each.key for each in pair] == ["vision_config.hidden_act"]
+
+
+class TestOneTable:
+    """A merge with a base, an average, and a step with two configs compare configs in one way."""
+
+    @pytest.mark.parametrize(("key", "value"), OTHERS, ids=[key for key, _ in OTHERS])
+    def test_lists_a_setting_in_an_average_and_of_two_configs_too(self, key: str, value: Any, tmp_path: Path) -> None:
+        usual = classless(sliding_window=16)
+        for step, changes in ((1, {}), (2, {key: value})):
+            tiny.verl(tmp_path / "run", tiny.weights(step), {**usual, **changes}, step=step)
+        averaged = ckpt_cli.average(tmp_path / "run", tmp_path / "mean", everything=True)
+        assert f"step 1 and step 2 differ: {key}" in notes(averaged)["configs-differ"]
+        (tmp_path / "run" / "global_step_2" / "config.json").write_text(json.dumps(usual))
+        told = {note.code: note.text for note in ckpt_cli.merge(tmp_path / "run", tmp_path / "out").checkpoint.notes}
+        assert f"differs: {key}" in told["other-config"]
+
+    def test_takes_what_versions_of_transformers_write_for_the_same(self, tmp_path: Path) -> None:
+        newer = {key: value for key, value in classless().items() if key != "rope_theta"}
+        newer["rope_parameters"] = {"rope_theta": 10000, "rope_type": "default"}
+        for step, config in ((1, classless(rope_scaling=None)), (2, newer)):
+            tiny.verl(tmp_path / "run", tiny.weights(step), config, step=step)
+        assert "configs-differ" not in notes(ckpt_cli.average(tmp_path / "run", tmp_path / "mean", everything=True))
+
+    def test_names_settings_before_other_entries(self) -> None:
+        mine, other = {"bos_token_id": 1, "rope_theta": 1e4, "text": 1}, {"bos_token_id": 2, "rope_theta": 1e6, "text": 1, "new": [1]}
+        assert [entry.pair for entry in differences(mine, other)] == ["rope_theta (10000.0, 1000000.0)", "bos_token_id (1, 2)", "new"]
+
+    def test_compares_the_checkpoints_that_have_a_config(self, tmp_path: Path) -> None:
+        """The newest has none: the config of another one is written."""
+        paths = [tiny.folder(tmp_path / f"{i}", tiny.weights(i), classless(rope_theta=10.0**i)) for i in (4, 6)]
+        paths.append(tiny.folder(tmp_path / "bare", tiny.weights(7), bare=True))
+        assert "rope_theta (10000.0, 1000000.0)" in notes(ckpt_cli.average(paths, tmp_path / "mean"))["configs-differ"]

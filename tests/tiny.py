@@ -68,7 +68,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def unknown(**changes: Any) -> dict[str, Any]:
     """The config of a class that nobody knows."""
-    return config(model_type="strange", architectures=["StrangeLM"], **changes)
+    return config(**{"model_type": "strange", "architectures": ["StrangeLM"], **changes})
 
 
 def folder(

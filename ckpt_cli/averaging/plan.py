@@ -21,8 +21,8 @@ from ckpt_cli.drafting.steps import finished
 from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
-from ckpt_cli.hub.config import differing_entries
 from ckpt_cli.hub.megatron.config import vocabulary_size
+from ckpt_cli.hub.settings import differences
 from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.lora.merge import check_adapter_files
 from ckpt_cli.names import few
@@ -269,15 +269,12 @@ def _same_weights_notes(sources: Sequence[Averaged], mixed: Formula, agreed: Agr
 
 
 def _config_notes(sources: Sequence[Averaged]) -> list[Note]:
-    """Notes about configs that differ: such an average is hardly intended."""
-    newest = sources[-1].opened.assets.config
-    for source in sources[:-1]:
-        config = source.opened.assets.config
-        if config and newest:
-            told = differing_entries(config, newest)
-            if told:
-                text = f"config.json of {source.label} and {sources[-1].label} differ: {few(told)}"
-                return [Note("warning", "configs-differ", text)]
+    """A warning about configs that differ: such an average is hardly intended."""
+    held = [(source.label, source.opened.assets.config) for source in sources if source.opened.assets.config]
+    for label, config in held[:-1]:
+        told = [entry.pair for entry in differences(config, held[-1][1])]
+        if told:
+            return [Note("warning", "configs-differ", f"config.json of {label} and {held[-1][0]} differ: {few(told)}")]
     return []
 
 

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.resemblance import Resemblance, config_doubt, resemblance
-from ckpt_cli.base_model.settings import Difference, different_settings
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.settings import Difference, different_settings, settings_text
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
-
-SHOWN = 5
 
 
 def checked_base(
@@ -63,7 +61,7 @@ def checked_base(
     heads = next((setting for setting in settings if setting.divides_heads), None)
     if heads is not None and computed:
         raise Inconsistent(
-            f"the base divides its projections into other heads, so its weights mean nothing under this config.json: {heads.text}",
+            f"the base divides its projections into other heads, so its weights mean nothing under this config.json: {heads.text('base')}",
             path=base.folder,
             expected="a base with the heads of the run's config.json",
             hint="pass the model that training started from, or correct config.json",
@@ -71,16 +69,10 @@ def checked_base(
     return (*(_other_kind(config, base.config, found) if own_config else ()), *_settings_notes(settings))
 
 
-def settings_text(settings: list[Difference]) -> str:
-    """What two configs say differently, with both values."""
-    more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
-    return f"{'; '.join(setting.text for setting in settings[:SHOWN])}{more}"
-
-
 def _settings_notes(settings: list[Difference]) -> tuple[Note, ...]:
     if not settings:
         return ()
-    text = f"config.json and that of the base differ in how weights of these shapes are used: {settings_text(settings)}"
+    text = f"config.json and that of the base differ in how weights of these shapes are used: {settings_text(settings, 'base')}"
     return (Note("warning", "base-settings", text),)
 
 

@@ -12,9 +12,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from ckpt_cli.base_model.checks import settings_text
 from ckpt_cli.base_model.resemblance import resemblance
-from ckpt_cli.base_model.settings import different_settings
 from ckpt_cli.commands.verify_source import (
     changed_sources,
     different_arguments,
@@ -37,6 +35,7 @@ from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.hub.settings import different_settings, settings_text
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
@@ -329,7 +328,7 @@ def _against_base(
     name = str(opened.found.path)
     comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
     settings = different_settings(config.config, opened.components[0].assets.config)
-    said = [finding("base-settings", settings_text(settings), file=CONFIG)] if settings else []
+    said = [finding("base-settings", settings_text(settings, "base"), file=CONFIG)] if settings else []
     alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
     numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
     if alike.renamed:

@@ -10,8 +10,8 @@ from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file, same_file
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
-from ckpt_cli.hub.config import differing_entries
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.settings import differences
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -28,7 +28,7 @@ def config_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
     notes = []
     for other in _others(homes, taken):
         try:
-            differing = differing_entries(assets.config, read_config(other))
+            differing = [entry.pair for entry in differences(assets.config, read_config(other))]
         except CkptError as error:
             differing = [error.message]
         if differing:

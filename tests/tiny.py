@@ -68,7 +68,12 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def unknown(**changes: Any) -> dict[str, Any]:
     """The config of a class that nobody knows."""
-    return config(**{"model_type": "strange", "architectures": ["StrangeLM"], **changes})
+    return config(model_type="strange", architectures=["StrangeLM"], **changes)
+
+
+def classless(**changes: Any) -> dict[str, Any]:
+    """A config that names no class, so that transformers is not asked for one."""
+    return config(model_type="strange", architectures=None, **changes)
 
 
 def folder(

@@ -8,7 +8,7 @@ from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.resemblance import Resemblance, config_doubt, resemblance
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.config import Config
-from ckpt_cli.hub.settings import Difference, different_settings, settings_text
+from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -32,10 +32,11 @@ def checked_base(
     ``unfiltered``: all tensors, where filters left some out.
     """
     settings = different_settings(config, base.config) if own_config else []
+    differing = settings_notes(settings, "base", "base-settings")
     if base.component is None:
         doubt = config_doubt(config, base.config) if own_config else None
         notes = () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
-        return (*notes, *_settings_notes(settings), *_unread(base))
+        return (*notes, *differing, *_unread(base))
     found = resemblance(mine, base.component.tensors, config, base.config, kinds_known=own_config)
     if not found.same_model and unfiltered is not None:
         found = resemblance(unfiltered, base.component.tensors, config, base.config, kinds_known=own_config)
@@ -48,7 +49,7 @@ def checked_base(
         )
     if found.renamed:
         text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
-        return (Note("warning", "other-base", text), *_settings_notes(settings))
+        return (Note("warning", "other-base", text), *differing)
     if not found.same_model and taken:
         raise Inconsistent(
             f"the base is another model: {found.why}",
@@ -66,14 +67,7 @@ def checked_base(
             expected="a base with the heads of the run's config.json",
             hint="pass the model that training started from, or correct config.json",
         )
-    return (*(_other_kind(config, base.config, found) if own_config else ()), *_settings_notes(settings))
-
-
-def _settings_notes(settings: list[Difference]) -> tuple[Note, ...]:
-    if not settings:
-        return ()
-    text = f"config.json and that of the base differ in how weights of these shapes are used: {settings_text(settings, 'base')}"
-    return (Note("warning", "base-settings", text),)
+    return (*(_other_kind(config, base.config, found) if own_config else ()), *differing)
 
 
 def _unread(base: Base) -> tuple[Note, ...]:

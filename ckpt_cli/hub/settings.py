@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt_cli.hub.config import Config, levels
 from ckpt_cli.names import printable
+from ckpt_cli.tensors.component import Note
 
 COUNTED = re.compile(
     r"rope_.*|rotary_.*|partial_rotary_factor|.*theta|.*base_freq|.*(_|^)eps(ilon)?|(hidden_|mlp_|ffn_)?act(ivation)?(_fn|_function)?"
@@ -88,6 +89,14 @@ def settings_text(settings: list[Difference], other: str) -> str:
     return f"{'; '.join(setting.text(other) for setting in settings[:SHOWN])}{more}"
 
 
+def settings_notes(settings: list[Difference], other: str, code: str = "other-settings") -> tuple[Note, ...]:
+    """A warning about two configs of weights that go together; ``other`` is where the second one is."""
+    if not settings:
+        return ()
+    text = f"config.json and that of the {other} differ in how weights of these shapes are used: {settings_text(settings, other)}"
+    return (Note("warning", code, text),)
+
+
 def _pairs(config: Config, other: Config) -> Iterator[tuple[str, Config, Config]]:
     """The levels of two configs that are about the same part; a language model may be a whole on one side and a part on the other."""
     inner = [each.get("text_config") if isinstance(each.get("text_config"), dict) else None for each in (config, other)]
@@ -102,27 +111,33 @@ def _pairs(config: Config, other: Config) -> Iterator[tuple[str, Config, Config]
 
 
 def _different(level: str, config: Config, other: Config) -> Iterator[Difference]:
-    mine, others = ({**dict.fromkeys(OFF, False), **_normal(each)} for each in (config, other))
+    off = {key: False for key in OFF if key in config or key in other}
+    mine, others = (_normal({**off, **each}) for each in (config, other))
     for key in {**mine, **others}:
-        if key not in IRRELEVANT and mine.get(key) != others.get(key):
+        if key not in IRRELEVANT and not _same(mine.get(key), others.get(key)):
             is_setting = key in mine and key in others and COUNTED.fullmatch(key) is not None
             yield Difference(f"{level}{key}", mine.get(key), others.get(key), is_setting)
+
+
+def _same(mine: object, other: object) -> bool:
+    """Whether two values mean the same: of two ways to scale rotary embedding, only what both say is compared."""
+    if isinstance(mine, Mapping) and isinstance(other, Mapping) and "rope_type" in mine and mine["rope_type"] == other.get("rope_type"):
+        return all(mine[key] == other[key] for key in mine if key in other)
+    return mine == other
 
 
 def _normal(config: Config) -> dict[str, Any]:
     """The entries of one level in one of the ways in which they are written; those that are null say nothing, but for `SAID`."""
     found = {str(key): value for key, value in config.items()}
     if found.get("use_sliding_window") is False:
-        found["sliding_window"] = found["max_window_layers"] = None
-    rope = found.pop("rope_parameters", None)
+        found |= {key: None for key in ("sliding_window", "max_window_layers") if key in found}
+    rope = found.get("rope_parameters")
     if isinstance(rope, Mapping) and not any(isinstance(value, Mapping) for value in rope.values()):
-        found |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-        found["rope_scaling"] = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
-    elif isinstance(rope, Mapping):
-        found["rope_parameters"] = rope
+        found["rope_scaling"] = found.pop("rope_parameters")
     scaling = found.get("rope_scaling")
+    entries = dict(scaling) if isinstance(scaling, Mapping) else {}
+    found |= {key: entries.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in entries}
     if "rope_theta" in found or "rope_scaling" in found:
-        entries = dict(scaling) if isinstance(scaling, Mapping) else {}
         kind = entries.pop("rope_type", entries.pop("type", None))
         entries.pop("type", None)
         found["rope_scaling"] = {**({} if kind in PLAIN else {"rope_type": kind}), **entries} or None

@@ -20,6 +20,7 @@ from ckpt_cli.commands.verify_source import (
     made_by,
     made_from,
     made_of,
+    merged_from,
     open_source,
     planned_source,
     summary_of,
@@ -50,10 +51,11 @@ from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.plot import check_plot, draw
-from ckpt_cli.verifying.findings import finding
+from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import check_folder
 from ckpt_cli.verifying.left_out import left_out, partial_output
 from ckpt_cli.verifying.options import VerifyKeywords, VerifyOptions
+from ckpt_cli.verifying.side_files import different_side_files
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
 from ckpt_cli.verifying.values import check_values, check_weights_beside
 
@@ -123,6 +125,7 @@ def verify(
                 opened = open_source(
                     source,
                     files,
+                    one.path,
                     one.manifest,
                     type=component,
                     step=step if of_source else None,
@@ -210,9 +213,13 @@ def _report(
 
 
 def _without_repeats(found: Sequence[Finding]) -> list[Finding]:
-    """Drops "file changed" findings for files that are known to be damaged."""
-    damaged = {item.file for item in found if item.severity == "error" and item.tensor is None}
-    return [item for item in found if item.code != "changed-side-file" or item.file not in damaged]
+    """Drops what is said of a file twice, and "changed" of files that are known to be damaged."""
+    damaged = {item.file for item in found if item.severity == "error" and item.tensor is None and KINDS[item.code].level != "against"}
+    kept: dict[str, Finding] = {}
+    for item in found:
+        if item.code not in ("changed-side-file", "other-side-file") or item.file not in damaged:
+            kept.setdefault(repr((item.code, item.file, item.tensor, item.message)), item)
+    return list(kept.values())
 
 
 def _check_options(options: VerifyOptions) -> None:
@@ -285,6 +292,7 @@ def _against(
     if subject.folder is not None:
         found += different_scales(subject.path, subject.tensors, part, options.lora_alpha)
         found += different_arguments(config.config, part)
+        found += different_side_files(subject.folder.folder, part, merged_from(manifest, opened.found), files)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
     damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=options.jobs, progress=progress)
     return [*found, *damaged, *changed_sources(manifest)], summary

@@ -281,10 +281,9 @@ def _config_notes(sources: Sequence[Averaged]) -> list[Note]:
 def _tokenizer_notes(sources: Sequence[Averaged]) -> list[Note]:
     """Rows of an embedding that stand for other tokens cannot be averaged."""
     read = [(source.label, tokenizer()) for source in sources if (tokenizer := source.opened.assets.tokenizer) is not None]
-    digests = {label: tokenizer.digest for label, tokenizer in read if tokenizer.digest is not None}
-    newest = digests.get(sources[-1].label)
-    other = next((label for label, digest in digests.items() if newest is not None and digest != newest), None)
+    read = [(label, tokenizer) for label, tokenizer in read if tokenizer.digest is not None]
+    other = next((label for label, tokenizer in read[:-1] if tokenizer.gives_other_ids(read[-1][1])), None)
     if other is None:
         return []
-    text = f"the tokenizers of {other} and {sources[-1].label} give other ids to tokens: rows of different tokens are averaged"
+    text = f"the tokenizers of {other} and {read[-1][0]} give other ids to tokens: rows of different tokens are averaged"
     return [Note("warning", "tokenizers-differ", text)]

@@ -33,8 +33,8 @@ def different_side_files(folder: Path, part: Draft, made: Manifest | None, files
         with contextlib.suppress(CkptError):
             yield from _config(folder / CONFIG, wanted[CONFIG], merged=made is not None)
     if made is None:
-        ids = [tokenizer().digest for tokenizer in (tokenizer_at(folder / TOKENIZER), part.assets.tokenizer) if tokenizer is not None]
-        if len(set(ids) - {None}) > 1:
+        tokenizer = part.assets.tokenizer
+        if tokenizer is not None and tokenizer_at(folder / TOKENIZER)().gives_other_ids(tokenizer()):
             yield finding("other-side-file", "it gives other ids to tokens than that of the source", file=TOKENIZER)
         return
     for name in (name for name in made.side_files if name in wanted and name != CONFIG and stays_inside(name)):

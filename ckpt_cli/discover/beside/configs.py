@@ -17,12 +17,14 @@ from ckpt_cli.tensors.component import Note
 
 
 def config_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
-    """Warnings about other configs of a component than the one that was taken: beside it, in `HUB_FOLDER`, and in the step's own folder.
+    """Warnings about other configs of a component than the one that was taken: beside it and in `HUB_FOLDER`, in the step, on other nodes.
 
     A second model of a step has a config of its own, so that the step's is the main one's.
     """
     taken = assets.files.get(CONFIG)
-    homes = (place.home, *((found.path,) if place is found.places[0] or place.home == found.path else ()))
+    main = place is found.places[0] or place.home == found.path
+    nodes = (home for home in place.more_homes if main or home.name == place.home.name)
+    homes = (place.home, *((found.path,) if main else ()), *nodes)
     if taken is None or taken.parent not in {folder for home in homes for folder in (home / HUB_FOLDER, home)}:
         return []
     notes = []

@@ -153,6 +153,15 @@ def _without_config(place: Place) -> Path:
     return run
 
 
+def _published_in_parts(place: Place, title: str | None = None) -> None:
+    """Two parts, between which the config may change."""
+    for number in range(2):
+        merge(place.hub("model", model_type="x", title="a"), place, part=f"{number}/2")
+        if title is not None:
+            (place.tmp / "model" / "config.json").write_text(json.dumps({"model_type": "x", "title": title}))
+    ckpt_cli.publish(place.out)
+
+
 CASES = (
     # -- Megatron
     Case(
@@ -175,6 +184,13 @@ CASES = (
         lambda p: ckpt_cli.extract_state(_megatron(p, "llama-tp2"), p.out, optimizer=True),
         r"leave out --optimizer",
         lambda p: ckpt_cli.extract_state(_megatron(p, "llama-tp2"), p.out),
+    ),
+    # -- parts
+    Case(
+        "a config that changed between two parts",
+        lambda p: _published_in_parts(p, "b"),
+        r"run all parts again, with the files as they are now; then publish again",
+        _published_in_parts,
     ),
     # -- paths, steps, components
     Case(

@@ -123,6 +123,19 @@ class TestOtherConfigs:
         (home / "config.json").write_text(json.dumps(tiny.config(torch_dtype="bfloat16", transformers_version="4.40.0", use_cache=False)))
         assert told(ckpt_cli.merge(tmp_path / "run", tmp_path / "out"), "other-config") == []
 
+    @pytest.mark.parametrize("where", ["actor/huggingface", "actor", ""], ids=["beside the weights", "in the component", "in the step"])
+    def test_on_another_node_are_named(self, where: str, tmp_path: Path) -> None:
+        for rank, node in enumerate("ab"):
+            for role in ("actor", "critic"):
+                home = tiny.verl(tmp_path / node / "run", tiny.weights(rank), tiny.classless(), role=role)
+                (home / "model_world_size_1_rank_0.pt").rename(home / f"model_world_size_2_rank_{rank}.pt")
+        path = tmp_path / "b" / "run" / "global_step_1" / where / "config.json"
+        path.write_text(json.dumps(tiny.classless(rope_theta=1e6)))
+        options: dict[str, Any] = {"also": tmp_path / "b" / "run", "allow_unequal_replicas": True}
+        (text,) = told(ckpt_cli.merge(tmp_path / "a" / "run", tmp_path / "actor", **options), "other-config")
+        assert text.endswith("differs: rope_theta (10000.0, 1000000.0)")
+        assert told(ckpt_cli.merge(tmp_path / "a" / "run", tmp_path / "critic", type="critic", **options), "other-config") == []
+
     def test_of_another_model_of_the_step_are_none(self, tmp_path: Path) -> None:
         tiny.verl(tmp_path / "run", tiny.weights(1))
         critic = {name: tensor for name, tensor in tiny.weights(2).items() if "lm_head" not in name}

@@ -370,8 +370,8 @@ class TestNothingIsPublished:
             {"parts": 0},
             {"parts": 10**12},
             {"whole": None},
-            {"whole": {"manifest": {}, "headers": {}, "side_files": {}, "overwrite": False, "tensors": 1}},
-            {"whole": {"manifest": {"checksums": []}, "headers": {}, "side_files": {}, "overwrite": False, "tensors": 1}},
+            {"whole": {"manifest": {}, "headers": {}, "overwrite": False, "tensors": 1}},
+            {"whole": {"manifest": {"checksums": []}, "headers": {}, "overwrite": False, "tensors": 1}},
             {"more": 1},
         ],
     )

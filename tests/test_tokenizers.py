@@ -90,6 +90,34 @@ class TestATokenizer:
         same = warnings(ckpt_cli.average([first, model(tmp_path / "three")], tmp_path / "other"))
         assert "tokenizers-differ" not in same
 
+    @pytest.mark.parametrize(
+        ("first", "second", "differ"),
+        [
+            ({"<a>": 6, "<b>": 7}, {"<a>": 7, "<b>": 6}, True),
+            ({"<a>": 6}, {"<b>": 6}, True),
+            ({"<a>": 6}, {"<a>": 7}, True),
+            ({"<a>": 6}, {"<a>": 6, "<b>": 7}, False),
+            ({"a": 0}, {}, False),
+            ({}, {"<b>": 6}, False),
+        ],
+    )
+    def test_whose_added_tokens_have_other_ids_makes_none_either(
+        self, first: dict[str, int], second: dict[str, int], differ: bool, tmp_path: Path
+    ) -> None:
+        paths = []
+        for name, added in (("one", first), ("two", second)):
+            listed = [{"content": token, "id": number} for token, number in added.items()]
+            paths.append(model(tmp_path / name, tokenizer={**tokenizer("abcdef"), "added_tokens": listed}))
+        for one, two in (paths, paths[::-1]):
+            told = warnings(ckpt_cli.average([one, two], tmp_path / "mean", overwrite=True))
+            assert ("tokenizers-differ" in told) == differ
+            assert ("other-side-file" in {item.code for item in ckpt_cli.verify(one, against=two).findings}) == differ
+
+    def test_is_compared_where_the_newest_checkpoint_has_none(self, tmp_path: Path) -> None:
+        paths = [model(tmp_path / "one"), model(tmp_path / "two", tokenizer=tokenizer("abcdefhg")), model(tmp_path / "three")]
+        (paths[2] / "tokenizer.json").unlink()
+        assert f"{paths[0]} and {paths[1]}" in warnings(ckpt_cli.average(paths, tmp_path / "mean"))["tokenizers-differ"]
+
 
 def test_parts_of_sentence_transformers_are_named(tmp_path: Path) -> None:
     modules = [

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.base_model.settings import different_settings
 from ckpt_cli.errors import SourceChanged, UsageError
 from ckpt_cli.files.source import Files
+from ckpt_cli.hub.settings import different_settings
 
 
 def model(folder: Path, value: float = 1.0) -> Path:

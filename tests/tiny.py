@@ -71,6 +71,11 @@ def unknown(**changes: Any) -> dict[str, Any]:
     return config(model_type="strange", architectures=["StrangeLM"], **changes)
 
 
+def classless(**changes: Any) -> dict[str, Any]:
+    """A config that names no class, so that transformers is not asked for one."""
+    return config(model_type="strange", architectures=None, **changes)
+
+
 def folder(
     path: Path, tensors: Tensors | None, of: Mapping[str, Any] | None = None, files: Mapping[str, Any] | None = None, *, bare: bool = False
 ) -> Path:

@@ -21,8 +21,8 @@ from ckpt_cli.drafting.steps import finished
 from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
-from ckpt_cli.hub.config import differing_entries
 from ckpt_cli.hub.megatron.config import vocabulary_size
+from ckpt_cli.hub.settings import differences
 from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.lora.merge import check_adapter_files
 from ckpt_cli.names import few
@@ -269,25 +269,21 @@ def _same_weights_notes(sources: Sequence[Averaged], mixed: Formula, agreed: Agr
 
 
 def _config_notes(sources: Sequence[Averaged]) -> list[Note]:
-    """Notes about configs that differ: such an average is hardly intended."""
-    newest = sources[-1].opened.assets.config
-    for source in sources[:-1]:
-        config = source.opened.assets.config
-        if config and newest:
-            told = differing_entries(config, newest)
-            if told:
-                text = f"config.json of {source.label} and {sources[-1].label} differ: {few(told)}"
-                return [Note("warning", "configs-differ", text)]
+    """A warning about configs that differ: such an average is hardly intended."""
+    held = [(source.label, source.opened.assets.config) for source in sources if source.opened.assets.config]
+    for label, config in held[:-1]:
+        told = [entry.pair for entry in differences(config, held[-1][1])]
+        if told:
+            return [Note("warning", "configs-differ", f"config.json of {label} and {held[-1][0]} differ: {few(told)}")]
     return []
 
 
 def _tokenizer_notes(sources: Sequence[Averaged]) -> list[Note]:
     """Rows of an embedding that stand for other tokens cannot be averaged."""
     read = [(source.label, tokenizer()) for source in sources if (tokenizer := source.opened.assets.tokenizer) is not None]
-    digests = {label: tokenizer.digest for label, tokenizer in read if tokenizer.digest is not None}
-    newest = digests.get(sources[-1].label)
-    other = next((label for label, digest in digests.items() if newest is not None and digest != newest), None)
+    read = [(label, tokenizer) for label, tokenizer in read if tokenizer.digest is not None]
+    other = next((label for label, tokenizer in read[:-1] if tokenizer.gives_other_ids(read[-1][1])), None)
     if other is None:
         return []
-    text = f"the tokenizers of {other} and {sources[-1].label} give other ids to tokens: rows of different tokens are averaged"
+    text = f"the tokenizers of {other} and {read[-1][0]} give other ids to tokens: rows of different tokens are averaged"
     return [Note("warning", "tokenizers-differ", text)]

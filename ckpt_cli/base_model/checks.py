@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.resemblance import Resemblance, config_doubt, resemblance
-from ckpt_cli.base_model.settings import Difference, different_settings
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
-
-SHOWN = 5
 
 
 def checked_base(
@@ -34,10 +32,11 @@ def checked_base(
     ``unfiltered``: all tensors, where filters left some out.
     """
     settings = different_settings(config, base.config) if own_config else []
+    differing = settings_notes(settings, "base", "base-settings")
     if base.component is None:
         doubt = config_doubt(config, base.config) if own_config else None
         notes = () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
-        return (*notes, *_settings_notes(settings), *_unread(base))
+        return (*notes, *differing, *_unread(base))
     found = resemblance(mine, base.component.tensors, config, base.config, kinds_known=own_config)
     if not found.same_model and unfiltered is not None:
         found = resemblance(unfiltered, base.component.tensors, config, base.config, kinds_known=own_config)
@@ -50,7 +49,7 @@ def checked_base(
         )
     if found.renamed:
         text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
-        return (Note("warning", "other-base", text), *_settings_notes(settings))
+        return (Note("warning", "other-base", text), *differing)
     if not found.same_model and taken:
         raise Inconsistent(
             f"the base is another model: {found.why}",
@@ -63,25 +62,12 @@ def checked_base(
     heads = next((setting for setting in settings if setting.divides_heads), None)
     if heads is not None and computed:
         raise Inconsistent(
-            f"the base divides its projections into other heads, so its weights mean nothing under this config.json: {heads.text}",
+            f"the base divides its projections into other heads, so its weights mean nothing under this config.json: {heads.text('base')}",
             path=base.folder,
             expected="a base with the heads of the run's config.json",
             hint="pass the model that training started from, or correct config.json",
         )
-    return (*(_other_kind(config, base.config, found) if own_config else ()), *_settings_notes(settings))
-
-
-def settings_text(settings: list[Difference]) -> str:
-    """What two configs say differently, with both values."""
-    more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
-    return f"{'; '.join(setting.text for setting in settings[:SHOWN])}{more}"
-
-
-def _settings_notes(settings: list[Difference]) -> tuple[Note, ...]:
-    if not settings:
-        return ()
-    text = f"config.json and that of the base differ in how weights of these shapes are used: {settings_text(settings)}"
-    return (Note("warning", "base-settings", text),)
+    return (*(_other_kind(config, base.config, found) if own_config else ()), *differing)
 
 
 def _unread(base: Base) -> tuple[Note, ...]:

@@ -16,6 +16,7 @@ from ckpt_cli.discover.open import Opened
 from ckpt_cli.errors import DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, progress_of, text_of
+from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.options import OpenOptions
 from ckpt_cli.names import Naming
 from ckpt_cli.progress import Progress
@@ -160,11 +161,11 @@ def _common(named: Sequence[Named]) -> int:
 
 
 def _doubts(sides: Sequence[Opened], tensors: Sequence[Mapping[str, Tensor]]) -> list[Note]:
-    """A warning about two that are hardly the same model."""
+    """A warning about two that are hardly the same model, or compute something else with weights of the same shapes."""
     configs = [side.components[0].assets.config for side in sides]
     alike = resemblance(tensors[1], tensors[0], configs[1], configs[0])
     if not alike.renamed and alike.same_model:
-        return []
+        return list(settings_notes(different_settings(configs[1], configs[0]), "first"))
     numbers = f"{alike.common} of {alike.base} and {alike.mine} tensors have the same name, {alike.alike} also the same shape"
     return [Note("warning", "other-model", f"these may be two models: {numbers}")]
 

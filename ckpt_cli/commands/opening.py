@@ -19,10 +19,11 @@ from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.elements import target_dtype, torch_module
 from ckpt_cli.loading.fill import fill
 from ckpt_cli.loading.lazy import LazyCheckpoint, LazyTensor
-from ckpt_cli.loading.live import describe_model
+from ckpt_cli.loading.live import config_of, describe_model
 from ckpt_cli.loading.load_hooks import not_run
 from ckpt_cli.loading.match import Matched, best_match, matched
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
@@ -154,6 +155,7 @@ def load_into(
     with Files() as files:
         opened, home = opened_component(path, files, type, step, base, also, chosen)
         found, named = _matched(opened, home, files, chosen, live)
+        settings = settings_notes(different_settings(opened.components[0].assets.config, config_of(model)), "model")
         found.refuse(strict=chosen.strict, path=opened.found.path)
         done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow)
         files.check_unchanged()
@@ -170,7 +172,7 @@ def load_into(
         missing=found.missing,
         unexpected=found.unexpected,
         overflowed=sum(done.overflowed.values()),
-        notes=(*(NoteInfo.of(note) for note in opened.notes), *named.notes, *ignored),
+        notes=(*(NoteInfo.of(note) for note in (*opened.notes, *settings)), *named.notes, *ignored),
         seconds=time.monotonic() - started,
     )
 

@@ -12,9 +12,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from ckpt_cli.base_model.checks import settings_text
 from ckpt_cli.base_model.resemblance import resemblance
-from ckpt_cli.base_model.settings import different_settings
 from ckpt_cli.commands.verify_source import (
     changed_sources,
     different_arguments,
@@ -22,6 +20,7 @@ from ckpt_cli.commands.verify_source import (
     made_by,
     made_from,
     made_of,
+    merged_from,
     open_source,
     planned_source,
     summary_of,
@@ -37,6 +36,7 @@ from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.hub.settings import different_settings, settings_text
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
@@ -51,10 +51,11 @@ from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.plot import check_plot, draw
-from ckpt_cli.verifying.findings import finding
+from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import check_folder
 from ckpt_cli.verifying.left_out import left_out, partial_output
 from ckpt_cli.verifying.options import VerifyKeywords, VerifyOptions
+from ckpt_cli.verifying.side_files import different_side_files
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
 from ckpt_cli.verifying.values import check_values, check_weights_beside
 
@@ -124,6 +125,7 @@ def verify(
                 opened = open_source(
                     source,
                     files,
+                    one.path,
                     one.manifest,
                     type=component,
                     step=step if of_source else None,
@@ -211,9 +213,13 @@ def _report(
 
 
 def _without_repeats(found: Sequence[Finding]) -> list[Finding]:
-    """Drops "file changed" findings for files that are known to be damaged."""
-    damaged = {item.file for item in found if item.severity == "error" and item.tensor is None}
-    return [item for item in found if item.code != "changed-side-file" or item.file not in damaged]
+    """Drops what is said of a file twice, and "changed" of files that are known to be damaged."""
+    damaged = {item.file for item in found if item.severity == "error" and item.tensor is None and KINDS[item.code].level != "against"}
+    kept: dict[str, Finding] = {}
+    for item in found:
+        if item.code not in ("changed-side-file", "other-side-file") or item.file not in damaged:
+            kept.setdefault(repr((item.code, item.file, item.tensor, item.message)), item)
+    return list(kept.values())
 
 
 def _check_options(options: VerifyOptions) -> None:
@@ -286,6 +292,7 @@ def _against(
     if subject.folder is not None:
         found += different_scales(subject.path, subject.tensors, part, options.lora_alpha)
         found += different_arguments(config.config, part)
+        found += different_side_files(subject.folder.folder, part, merged_from(manifest, opened.found), files)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
     damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=options.jobs, progress=progress)
     return [*found, *damaged, *changed_sources(manifest)], summary
@@ -329,7 +336,7 @@ def _against_base(
     name = str(opened.found.path)
     comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
     settings = different_settings(config.config, opened.components[0].assets.config)
-    said = [finding("base-settings", settings_text(settings), file=CONFIG)] if settings else []
+    said = [finding("base-settings", settings_text(settings, "base"), file=CONFIG)] if settings else []
     alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
     numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
     if alike.renamed:

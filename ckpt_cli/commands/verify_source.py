@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ckpt_cli.discover.components import expanded
+from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
@@ -39,6 +40,26 @@ SAYABLE = frozenset({"names", "key_map", "include", "exclude", "lora_alpha"})
 """Options that `verify` also has."""
 
 
+def merged_from(manifest: Manifest | None, source: Found) -> Manifest | None:
+    """The manifest of an output if it was merged from this source, or one like it; None if the source is to be taken as it is."""
+    if manifest is None or manifest.command != MERGE:
+        return None
+    return manifest if not _is_plain(source) or full_name(source.path) == manifest.facts.get("checkpoint") else None
+
+
+def _is_plain(source: Found) -> bool:
+    """Whether loaders read the files as they are."""
+    return all(format_of(place.match).is_loaded for place in source.places)
+
+
+def _base_of(manifest: Manifest | None, folder: Path) -> Path | None:
+    """The base that the merge of a folder had. Raises CorruptFile."""
+    base = manifest.facts.get("base") if manifest is not None else None
+    if isinstance(base, str) and ("\0" in base or not base.isprintable()):
+        raise CorruptFile("the manifest names no valid base", path=folder)
+    return Path(base) if isinstance(base, str) else None
+
+
 def planned_source(
     folder: Path, tensors: Mapping[str, Tensor], manifest: Manifest | None, opened: Opened, said: Mapping[str, Any], files: Files
 ) -> tuple[Draft, dict[str, Wanted]]:
@@ -47,23 +68,18 @@ def planned_source(
     ``said`` are options of the user. The manifest is used if the source is what was merged; another Hugging Face folder is
     taken as it is. Raises UsageError for an average, which equals none of its checkpoints, and what planning a merge raises.
     """
-    plain = all(format_of(component.component).is_loaded for component in opened.components)
-    merged = manifest is not None and manifest.command == MERGE
-    known = merged and (not plain or full_name(opened.found.path) == (manifest and manifest.facts.get("checkpoint")))
-    if manifest is not None and manifest.command == AVERAGE and not plain:
+    known = merged_from(manifest, opened.found)
+    if manifest is not None and manifest.command == AVERAGE and not _is_plain(opened.found):
         averaged = manifest.facts.get("averaged")
         count = len(averaged) if isinstance(averaged, list) else "several"
         proof = ", which uses its checksums" if any(manifest.checksums.values()) else ""
         hint = f"compare it with another average, or pass --full{proof}"
         raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=folder, hint=hint)
-    base = manifest.facts.get("base") if manifest is not None and known else None
-    if isinstance(base, str) and ("\0" in base or not base.isprintable()):
-        raise CorruptFile("the manifest names no valid base", path=folder)
-    options = remade_options(manifest if known else None, said)
-    parts = planned_drafts(opened, Path(base) if isinstance(base, str) else None, options, files)
+    options = remade_options(known, said)
+    parts = planned_drafts(opened, _base_of(known, folder), options, files)
     names = {Path(tensor.pieces[0].source.path).name for tensor in tensors.values() if tensor.pieces}
     part = next((part for part in parts if names & {file.name for file in part.plan.files} and len(parts) > 1), parts[0])
-    wanted = {output.name: Wanted(output.tensor, output.dtype if known else None) for output in part.plan.tensors}
+    wanted = {output.name: Wanted(output.tensor, output.dtype if known is not None else None) for output in part.plan.tensors}
     for head, partner in part.selection.tied.items():
         if head in tensors and partner in wanted:
             wanted[head] = wanted[partner]
@@ -96,6 +112,7 @@ def different_arguments(config: Config, part: Draft) -> list[Finding]:
 def open_source(
     path: Path,
     files: Files,
+    folder: Path,
     manifest: Manifest | None,
     *,
     type: str | None,
@@ -103,7 +120,7 @@ def open_source(
     also: tuple[Path, ...] = (),
     shard_order: ShardOrder = "auto",
 ) -> Opened:
-    """The source of an output: for a run, the step (and components) that the manifest names, unless others are requested."""
+    """The source of an output folder: for a run, the step (and components) that the manifest names, unless others are requested."""
     said = manifest.facts.get("step") if manifest is not None else None
     target = locate(path, None, also)
     known = {found.step for found in target.checkpoints} if target.run is not None else set()
@@ -113,12 +130,14 @@ def open_source(
         # It may be one of several in a folder or a file, which names alone do not tell.
         places |= {place.name for place in expanded(target.checkpoints[-1], files).places}
     wanted = type or (component if component in places else "both" if component == "model+ema" else None)
+    merged = next((made for found in target.checkpoints if (made := merged_from(manifest, found)) is not None), None)
     ema_from_model = manifest is not None and manifest.options.get("ema_from_model") is True
     return open_checkpoint(
         path,
         files,
         type=wanted,
         step=step if step is not None else said if isinstance(said, int) and said in known else None,
+        base=_base_of(merged, folder),
         also=also,
         shard_order=_order(manifest, shard_order),
         ema_from_model=ema_from_model,

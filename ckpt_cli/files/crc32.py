@@ -5,8 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 
-from ckpt_cli.files.source import Source
+from ckpt_cli.files.source import Files, Source
 
 POLYNOMIAL = 0xEDB88320
 ONE = 1 << 31
@@ -35,6 +36,14 @@ def crc_of(source: Source, offset: int, length: int, each_block: Callable[[], No
         crc = zlib.crc32(part, crc)
         each_block()
     return crc
+
+
+def crc_of_content(content: bytes | Path, files: Files) -> int:
+    """The CRC-32 of a file, or of what is to be written as one."""
+    if isinstance(content, bytes):
+        return zlib.crc32(content)
+    source = files.source(content)
+    return crc_of(source, 0, source.size)
 
 
 def _product(first: int, second: int) -> int:

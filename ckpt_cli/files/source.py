@@ -37,7 +37,8 @@ MAX_PARSED = 2
 class Identity:
     """What must stay the same while a file is read: path, size in bytes, mtime and ctime in ns, device and inode.
 
-    ctime notices what keeps the mtime. Only one process compares it: other machines may see another one.
+    ctime notices what keeps the mtime. It is that of the server of a file system, so parts of an output on several machines compare it, but
+    plans do not depend on it: a file whose permissions change has another one.
     """
 
     path: str

@@ -17,10 +17,6 @@ MOST_PARTS = 1 << 14
 """More parts of one kind than any model has."""
 
 
-IRRELEVANT = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"}
-"""Entries that may differ between configs of one model."""
-
-
 def levels(config: Config) -> list[Config]:
     """The config itself and the configs of its parts (``text_config``, ``vision_config``, ...)."""
     return [config, *(value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict))]
@@ -70,14 +66,3 @@ def architecture(config: Config) -> str | None:
     """The first class that the config names."""
     named = config.get("architectures")
     return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
-
-
-def differing_entries(config: Config, other: Config) -> list[str]:
-    """The keys in which two configs of one model differ, each with both values where they are short."""
-    keys = sorted(key for key in {*config, *other} - IRRELEVANT if config.get(key) != other.get(key))
-    return [f"{key}{_values(config.get(key), other.get(key))}" for key in keys]
-
-
-def _values(*values: object) -> str:
-    shown = ", ".join(map(str, values))
-    return f" ({shown})" if len(shown) <= 40 and not any(isinstance(value, (dict, list)) for value in values) else ""

@@ -13,10 +13,12 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
-    """A config.json as a dict. Raises CorruptFile."""
-    with reading(path):
-        return _config_of(read_small(path))
+def read_config(content: bytes | Path) -> Mapping[str, Any]:
+    """A config.json, or what is to be written as one, as a dict. Raises CorruptFile."""
+    if isinstance(content, bytes):
+        return _config_of(content)
+    with reading(content):
+        return _config_of(read_small(content))
 
 
 def _config_of(raw: bytes) -> dict[str, Any]:
@@ -28,8 +30,7 @@ def _config_of(raw: bytes) -> dict[str, Any]:
 
 def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
     """A config.json with other entries."""
-    config = read_config(content) if isinstance(content, Path) else _config_of(content)
-    return (json.dumps({**config, **changes}, indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps({**read_config(content), **changes}, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def config_with_dtype(path: Path, dtype: str) -> bytes | Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,15 +18,25 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """``ids`` are those of the vocabulary and of tokens that were added to it, by kind; ``digest`` is equal for two files with equal ids.
+    """``ids`` are those of the vocabulary and of tokens that were added to it, by kind; ``digest`` is equal for two equal vocabularies.
 
-    ``marked``: the file begins with a byte order mark. ``trouble``: it cannot be read, so that nothing is known.
+    ``added`` are the tokens that the vocabulary lacks, with their ids. ``marked``: the file begins with a byte order mark. ``trouble``: it
+    cannot be read, so that nothing is known.
     """
 
     ids: tuple[tuple[str, tuple[int, ...]], ...] = ()
     digest: str | None = None
+    added: tuple[tuple[str, int], ...] = ()
     marked: bool = False
     trouble: CkptError | None = None
+
+    def gives_other_ids(self, other: TokenizerFile) -> bool:
+        """Whether one id stands for two tokens, or one token has two ids. What only one of the two adds is no contradiction."""
+        if self.digest is None or other.digest is None:
+            return False
+        theirs, named = dict(other.added), {number: token for token, number in other.added}
+        pairs = ((theirs.get(token, number), named.get(number, token)) != (number, token) for token, number in self.added)
+        return self.digest != other.digest or any(pairs)
 
 
 Tokenizer = Callable[[], TokenizerFile]
@@ -47,20 +57,23 @@ def _read(path: Path) -> TokenizerFile:
         return TokenizerFile(marked=text.marked, trouble=text.trouble)
     model = text.content.get("model") if isinstance(text.content, dict) else None
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    found = tuple((kind, tuple(ids)) for kind, ids in _tokens(text.content, vocabulary))
     digest = hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest() if isinstance(vocabulary, (dict, list)) else None
-    return TokenizerFile(found, digest, text.marked)
+    added = _added(text.content, vocabulary)
+    ids = (("tokens", _ids(vocabulary)), ("added tokens", tuple(number for _, number in added)))
+    return TokenizerFile(tuple(each for each in ids if each[1]), digest, added, text.marked)
 
 
-def _tokens(content: Any, vocabulary: Any) -> Iterator[tuple[str, list[int]]]:
-    """Ids of the vocabulary, and of tokens that were added."""
+def _ids(vocabulary: Any) -> tuple[int, ...]:
+    """The ids of a vocabulary, which is a dict, or a list in their order."""
     if isinstance(vocabulary, dict):
-        yield "tokens", [token for token in vocabulary.values() if type(token) is int]
-    elif isinstance(vocabulary, list):
-        yield "tokens", list(range(len(vocabulary)))
-    added = content.get("added_tokens") if isinstance(content, dict) else None
-    if isinstance(added, list):
-        own = set(vocabulary) if isinstance(vocabulary, dict) else set()
-        entries = [token for token in added if isinstance(token, dict) and isinstance(token.get("content"), str)]
-        entries = [token for token in entries if token["content"] not in own]
-        yield "added tokens", [token["id"] for token in entries if type(token.get("id")) is int]
+        return tuple(token for token in vocabulary.values() if type(token) is int)
+    return tuple(range(len(vocabulary))) if isinstance(vocabulary, list) else ()
+
+
+def _added(content: Any, vocabulary: Any) -> tuple[tuple[str, int], ...]:
+    """Tokens that were added to a vocabulary, with their ids."""
+    listed = content.get("added_tokens") if isinstance(content, dict) else None
+    entries = [token for token in listed if isinstance(token, dict)] if isinstance(listed, list) else []
+    found = [(token.get("content"), token.get("id")) for token in entries]
+    own = vocabulary if isinstance(vocabulary, dict) else {}
+    return tuple((token, number) for token, number in found if isinstance(token, str) and type(number) is int and token not in own)

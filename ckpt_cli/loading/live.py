@@ -58,6 +58,16 @@ class Memory:
         """Memory is not watched."""
 
 
+def config_of(model: Any) -> dict[str, Any]:
+    """The config of a model of transformers, inside of whatever wraps it; empty for other models."""
+    for module in model.modules():
+        as_dict = getattr(getattr(module, "config", None), "to_dict", None)
+        config = as_dict() if callable(as_dict) else None
+        if isinstance(config, dict) and "model_type" in config:
+            return config
+    return {}
+
+
 def describe_model(model: Any) -> dict[str, Tensor]:
     """The parameters and persistent buffers of a model, as described tensors by name (without the prefixes of wrappers).
 

@@ -5,9 +5,10 @@ same files finds the same folder. It holds the output as it grows, and a record 
 and the manifest, without the checksums that only the others know. `publish_parts` proves from the records that all is there, and renames.
 
 1. `write_part`: `share_of` says what belongs to the part, `writer.write_share` writes it, the record comes last.
-2. `publish_parts`: the records are those of one plan, one division and all parts; their bytes add up to the files; the files have the sizes
-   and headers of the plan, the side files the bytes that part 0 wrote. Weights are not read again, which is for `verify`. The manifest is
-   completed, the folder claimed (`PartsFolder.claim`), renamed, and the records removed.
+2. `publish_parts`: the records are those of one plan, one division and all parts; all parts found the same files beside the weights, and
+   sources that did not change in between; their bytes add up to the files; the files have the sizes and headers of the plan, the side
+   files the bytes that part 0 wrote. Weights are not read again, which is for `verify`. The manifest is completed, the folder claimed
+   (`PartsFolder.claim`), renamed, and the records removed.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, reading
-from ckpt_cli.files.crc32 import combined, crc_of
-from ckpt_cli.files.folders import entries_in
+from ckpt_cli.files.crc32 import combined, crc_of_content
+from ckpt_cli.files.folders import entries_in, files_in
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.safetensors_file import read_header
 from ckpt_cli.files.source import Files, Source, read_small, size_of
+from ckpt_cli.names import few
 from ckpt_cli.output.part import MAX_PARTS, Part
 from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Record, Whole
 from ckpt_cli.output.plan import Plan, known_checksums
@@ -76,7 +78,13 @@ def write_part(
         done = write_share(share, shared.output, jobs=jobs, progress=progress, watched=watched)
         if approve is not None:
             approve(done.written)
-        whole = _whole(plan, shared, side_files, manifest, overwrite=overwrite) if part.number == 0 else None
+        beside = dict(side_files) if plan.index is None or plan.index_name is None else {plan.index_name: plan.index, **side_files}
+        if part.number == 0:
+            _remove_others(shared.output, {*beside, *(file.name for file in plan.files)})
+            crcs = {name: shared.replace(shared.output / name, content) for name, content in beside.items()}
+            whole = _whole(plan, {name: crcs[name] for name in side_files}, manifest, overwrite=overwrite)
+        else:
+            crcs, whole = _crcs(beside), None
         sync_folder(shared.output)
         record = Record(
             schema_version=SCHEMA,
@@ -88,26 +96,31 @@ def write_part(
             tiles=done.tiles,
             overflows=done.written.overflows,
             non_finite=done.written.non_finite,
+            side_files=crcs,
+            changed=[source.identity.ctime_ns for source in sorted(plan.sources, key=lambda source: source.path)],
             whole=whole,
         )
         shared.replace(shared.record(part), record.model_dump_json().encode())
         return done.written, shared.done(part.count)
 
 
-def _whole(
-    plan: Plan, shared: PartsFolder, side_files: Mapping[str, bytes | Path], manifest: Callable[[Written], bytes], *, overwrite: bool
-) -> Whole:
-    """What part 0 does beside its share: the files beside the weights, and all that publishing needs to know of the plan."""
-    written = Written({file.name: file.size for file in plan.files}, {})
-    beside: dict[str, int] = {}
-    if plan.index is not None and plan.index_name is not None:
-        beside[plan.index_name] = shared.replace(shared.output / plan.index_name, plan.index)
-    for name, content in side_files.items():
-        written.side_files[name] = shared.replace(shared.output / name, content)
+def _whole(plan: Plan, side_files: dict[str, int], manifest: Callable[[Written], bytes], *, overwrite: bool) -> Whole:
+    """All that publishing needs to know of the plan."""
+    written = Written({file.name: file.size for file in plan.files}, {}, side_files=side_files)
     written.checksums.update({file.name: known_checksums(file) for file in plan.files})
     headers = {file.name: (file.size, len(file.header), zlib.crc32(file.header)) for file in plan.files}
-    beside |= written.side_files
-    return Whole(manifest=json.loads(manifest(written)), headers=headers, side_files=beside, overwrite=overwrite, tensors=len(plan.tensors))
+    return Whole(manifest=json.loads(manifest(written)), headers=headers, overwrite=overwrite, tensors=len(plan.tensors))
+
+
+def _remove_others(output: Path, names: set[str]) -> None:
+    """Remove what an earlier run of part 0 copied, and a source no longer has."""
+    for path in files_in(output, lambda name: name not in names):
+        path.unlink(missing_ok=True)
+
+
+def _crcs(contents: Mapping[str, bytes | Path]) -> dict[str, int]:
+    with Files() as files:
+        return {name: crc_of_content(content, files) for name, content in contents.items()}
 
 
 # -- publishing ------------------------------------------------------------------------------------------------------
@@ -155,7 +168,8 @@ def _completed(shared: PartsFolder, *, overwrite: bool) -> Published:
         hint = f"remove {shared.root} and run all parts again"
         raise Inconsistent("the parts were published before, and that output is gone", path=shared.target, hint=hint)
     whole, records = _records(shared)
-    _check_files(shared, whole)
+    _check_same_files(shared, whole, records)
+    _check_files(shared, whole, records[0].side_files)
     manifest = dict(whole.manifest)
     with reading(shared.record(Part(0, len(records)))):
         try:
@@ -259,7 +273,25 @@ def _record(path: Path, shared: PartsFolder) -> Record:
         return record
 
 
-def _check_files(shared: PartsFolder, whole: Whole) -> None:
+def _check_same_files(shared: PartsFolder, whole: Whole, records: Sequence[Record]) -> None:
+    """All parts found the same files. Raises Inconsistent, naming those that changed in between."""
+    listed = whole.manifest.get("sources")
+    sources = [source.get("path") if isinstance(source, dict) else None for source in listed] if isinstance(listed, list) else []
+    first = records[0]
+    for record in records[1:]:
+        beside = {**first.side_files, **record.side_files}
+        names = [name for name in beside if first.side_files.get(name) != record.side_files.get(name)]
+        names += [str(source) for source, *times in zip(sources, first.changed, record.changed, strict=False) if times[0] != times[1]]
+        if names or len(first.changed) != len(record.changed):
+            raise Inconsistent(
+                f"files changed between part {first.part} and part {record.part}: {few(names)}",
+                path=shared.target,
+                expected="the same files for all parts, and not other copies of them",
+                hint="run all parts again, with the files as they are now; then publish again",
+            )
+
+
+def _check_files(shared: PartsFolder, whole: Whole, side_files: Mapping[str, int]) -> None:
     """The files have the sizes and headers of the plan, on this machine too. Raises Inconsistent."""
     with Files() as opened:
         for name, (size, length, crc) in whole.headers.items():
@@ -275,10 +307,10 @@ def _check_files(shared: PartsFolder, whole: Whole) -> None:
                     expected=f"{size} bytes with the header of the plan",
                     hint="if another machine wrote it, its file system may not be shared, or not show it yet; or run the parts again",
                 )
-        for name, crc in whole.side_files.items():
+        for name, crc in side_files.items():
             path = shared.output / name
             try:
-                right = crc_of(source := opened.source(path), 0, source.size) == crc
+                right = crc_of_content(path, opened) == crc
             except CkptError:
                 right = False
             if not right:

@@ -26,14 +26,10 @@ DIGITS = 16
 
 
 class Whole(Frozen):
-    """What part 0 knows of the whole output: its manifest so far; size, length and CRC-32 of the header of each file.
-
-    ``side_files`` are CRC-32 of whole files, those beside the weights and the index.
-    """
+    """What part 0 knows of the whole output: its manifest so far; size, length and CRC-32 of the header of each file."""
 
     manifest: dict[str, Any]
     headers: dict[str, tuple[int, int, int]]
-    side_files: dict[str, int]
     overwrite: bool
     tensors: int
 
@@ -41,7 +37,9 @@ class Whole(Frozen):
 class Record(Frozen):
     """What a part leaves when it is done: ``wrote`` bytes by file, and ``tiles`` (position, CRC-32, length), by file and tensor.
 
-    ``cutting`` is the rule by which the plan was cut into parts; ``overflows`` and ``non_finite`` are as in `Written`.
+    ``cutting`` is the rule by which the plan was cut into parts; ``overflows`` and ``non_finite`` are as in `Written`. ``side_files`` are
+    the CRC-32 of the files beside the weights, the index among them, as this part found them; ``changed`` says when each source of the
+    plan last changed (ctime in ns, sorted by path): a file system shows all machines the same, and nobody can set it.
     """
 
     schema_version: Literal[1]
@@ -53,6 +51,8 @@ class Record(Frozen):
     tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
     overflows: dict[str, int]
     non_finite: dict[str, dict[int, int]]
+    side_files: dict[str, int]
+    changed: list[int]
     whole: Whole | None = None
 
 

@@ -153,6 +153,15 @@ KINDS: dict[str, Kind] = {
     "other-arguments": Kind(
         "error", "against", "config.json says other numbers than the run's arguments", "merge it again with the --base of this model"
     ),
+    "other-settings": Kind(
+        "error",
+        "against",
+        "config.json uses weights of these shapes otherwise than that of the source: rotary embedding, norms, heads, ties",
+        "merge again, unless it was changed on purpose",
+    ),
+    "other-side-file": Kind(
+        "warning", "against", "a file beside the weights is not that of the source", "merge again, unless it was changed on purpose"
+    ),
     "changed-source": Kind("info", "against", "a file that the output was made from has changed in size or time, or is gone"),
     "lost-tensor": Kind("error", "against", "the source has this tensor, but the output lacks it", AGAIN),
     "unproved-tensor": Kind(

@@ -10,25 +10,27 @@ from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file, same_file
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
-from ckpt_cli.hub.config import differing_entries
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.settings import differences
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 
 def config_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
-    """Warnings about other configs of a component than the one that was taken: beside it, in `HUB_FOLDER`, and in the step's own folder.
+    """Warnings about other configs of a component than the one that was taken: beside it and in `HUB_FOLDER`, in the step, on other nodes.
 
     A second model of a step has a config of its own, so that the step's is the main one's.
     """
     taken = assets.files.get(CONFIG)
-    homes = (place.home, *((found.path,) if place is found.places[0] or place.home == found.path else ()))
+    main = place is found.places[0] or place.home == found.path
+    nodes = (home for home in place.more_homes if main or home.name == place.home.name)
+    homes = (place.home, *((found.path,) if main else ()), *nodes)
     if taken is None or taken.parent not in {folder for home in homes for folder in (home / HUB_FOLDER, home)}:
         return []
     notes = []
     for other in _others(homes, taken):
         try:
-            differing = differing_entries(assets.config, read_config(other))
+            differing = [entry.pair for entry in differences(assets.config, read_config(other))]
         except CkptError as error:
             differing = [error.message]
         if differing:

@@ -1,0 +1,150 @@
+"""In what two configs differ, and what of that changes the computation although no shape shows it: rotary embedding, norms, heads, ties.
+
+transformers writes the rotary embedding in three ways: ``rope_theta`` and ``rope_scaling`` (``type``, then ``rope_type``), and since 5.0
+``rope_parameters`` with both (``modeling_rope_utils.py``). A window that ``use_sliding_window`` switches off is null or a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_cli.hub.config import Config, levels
+from ckpt_cli.names import printable
+from ckpt_cli.tensors.component import Note
+
+COUNTED = re.compile(
+    r"rope_.*|rotary_.*|partial_rotary_factor|.*theta|.*base_freq|.*(_|^)eps(ilon)?|(hidden_|mlp_|ffn_)?act(ivation)?(_fn|_function)?"
+    r"|hidden_activation|activation_function|n_heads?|num(_\w+)?_heads|head_dim|.*_head_dim|multi_query|(use_)?sliding_window|max_window_layers|tie_word_embeddings"
+    r"|.*softcapping|.*_multiplier|query_pre_attn_scalar|logit_scale|logits_scaling|.*scaling_factor|scale_(attn|embedding).*|num_experts_per_tok"
+    r"|norm_topk_prob|scoring_func|topk_(group|method)|layer_types|alibi|use_qk_norm|qk_norm"
+)
+"""Keys that decide what weights of the same shapes mean."""
+
+HEADS = re.compile(r"n_heads?|num(_\w+)?_heads|head_dim|.*_head_dim|multi_query")
+"""Keys that say how rows of a projection are divided into heads: with another one, the same rows mean something else."""
+
+IRRELEVANT = frozenset({"dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"})
+"""Keys that say nothing about the model."""
+
+OFF = ("use_sliding_window",)
+"""Switches that are off where a config does not have them, in every class that knows them."""
+
+SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
+"""Names of one activation."""
+
+SAID = ("sliding_window", "rope_scaling")
+"""Entries that mean something when they are null: there is none."""
+
+SHOWN = 5
+
+PLAIN = ("default", "mrope", None)
+"""Kinds of rotary embedding that are not scaled; the second says that its parts are divided among axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An entry in which two configs differ, at one level of both: ``key`` is written with the name of that level.
+
+    ``is_setting``: both have it, and it decides what weights of the same shapes mean.
+    """
+
+    key: str
+    mine: object
+    other: object
+    is_setting: bool
+
+    @property
+    def divides_heads(self) -> bool:
+        return self.is_setting and HEADS.fullmatch(self.key.rpartition(".")[2]) is not None
+
+    def text(self, other: str) -> str:
+        """Both values in words; ``other`` is where the second one is."""
+        return f"{printable(self.key)} is {_shown(self.mine)}, in the {other} {_shown(self.other)}"
+
+    @property
+    def pair(self) -> str:
+        """The key, with both values where they are short."""
+        values = f"{_shown(self.mine)}, {_shown(self.other)}"
+        fits = len(values) <= 40 and not any(isinstance(value, (Mapping, list)) for value in (self.mine, self.other))
+        return f"{self.key} ({values})" if fits else self.key
+
+
+def differences(config: Config, other: Config) -> list[Difference]:
+    """All entries in which two configs differ, settings first. How a version of transformers writes an entry makes no difference."""
+    found = [entry for level, mine, others in _pairs(config, other) for entry in _different(level, mine, others)]
+    return sorted(found, key=lambda entry: (not entry.is_setting, entry.key))
+
+
+def different_settings(config: Config, other: Config) -> list[Difference]:
+    """The entries about the computation that both configs have and in which they differ; what one leaves to a default is not known."""
+    return [entry for entry in differences(config, other) if entry.is_setting]
+
+
+def settings_text(settings: list[Difference], other: str) -> str:
+    """What two configs say differently, with both values; ``other`` is where the second one is."""
+    more = f" and {len(settings) - SHOWN} more" if len(settings) > SHOWN else ""
+    return f"{'; '.join(setting.text(other) for setting in settings[:SHOWN])}{more}"
+
+
+def settings_notes(settings: list[Difference], other: str, code: str = "other-settings") -> tuple[Note, ...]:
+    """A warning about two configs of weights that go together; ``other`` is where the second one is."""
+    if not settings:
+        return ()
+    text = f"config.json and that of the {other} differ in how weights of these shapes are used: {settings_text(settings, other)}"
+    return (Note("warning", code, text),)
+
+
+def _pairs(config: Config, other: Config) -> Iterator[tuple[str, Config, Config]]:
+    """The levels of two configs that are about the same part; a language model may be a whole on one side and a part on the other."""
+    inner = [each.get("text_config") if isinstance(each.get("text_config"), dict) else None for each in (config, other)]
+    if (inner[0] is None) != (inner[1] is None):
+        yield "", inner[0] or config, inner[1] or other
+        return
+    parts = [key for key, mine in config.items() if any(mine is level for level in levels(config)[1:]) and isinstance(other.get(key), dict)]
+    own, others = ({key: value for key, value in each.items() if key not in parts} for each in (config, other))
+    yield "", own, others
+    for key in parts:
+        yield f"{key}.", config[key], other[key]
+
+
+def _different(level: str, config: Config, other: Config) -> Iterator[Difference]:
+    off = {key: False for key in OFF if key in config or key in other}
+    mine, others = (_normal({**off, **each}) for each in (config, other))
+    for key in {**mine, **others}:
+        if key not in IRRELEVANT and not _same(mine.get(key), others.get(key)):
+            is_setting = key in mine and key in others and COUNTED.fullmatch(key) is not None
+            yield Difference(f"{level}{key}", mine.get(key), others.get(key), is_setting)
+
+
+def _same(mine: object, other: object) -> bool:
+    """Whether two values mean the same: of two ways to scale rotary embedding, only what both say is compared."""
+    if isinstance(mine, Mapping) and isinstance(other, Mapping) and "rope_type" in mine and mine["rope_type"] == other.get("rope_type"):
+        return all(mine[key] == other[key] for key in mine if key in other)
+    return mine == other
+
+
+def _normal(config: Config) -> dict[str, Any]:
+    """The entries of one level in one of the ways in which they are written; those that are null say nothing, but for `SAID`."""
+    found = {str(key): value for key, value in config.items()}
+    if found.get("use_sliding_window") is False:
+        found |= {key: None for key in ("sliding_window", "max_window_layers") if key in found}
+    rope = found.get("rope_parameters")
+    if isinstance(rope, Mapping) and not any(isinstance(value, Mapping) for value in rope.values()):
+        found["rope_scaling"] = found.pop("rope_parameters")
+    scaling = found.get("rope_scaling")
+    entries = dict(scaling) if isinstance(scaling, Mapping) else {}
+    found |= {key: entries.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in entries}
+    if "rope_theta" in found or "rope_scaling" in found:
+        kind = entries.pop("rope_type", entries.pop("type", None))
+        entries.pop("type", None)
+        found["rope_scaling"] = {**({} if kind in PLAIN else {"rope_type": kind}), **entries} or None
+    named = {key: SAME.get(value, value) if isinstance(value, str) else value for key, value in found.items()}
+    return {key: value for key, value in named.items() if value is not None or key in SAID}
+
+
+def _shown(value: object) -> str:
+    text = printable("none" if value is None else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

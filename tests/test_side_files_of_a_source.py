@@ -1,0 +1,162 @@
+"""`verify --against` compares what lies beside the weights, too: equal weights under another config are another model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_cli
+from ckpt_cli.results.verify import VerifyResult
+from tests import tiny
+from tests.cli import ckpt
+
+SETTINGS: list[tuple[str, Any]] = [
+    ("rope_theta", 1e6),
+    ("num_attention_heads", 8),
+    ("tie_word_embeddings", True),
+    ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+    ("rms_norm_eps", 1e-5),
+]
+each_setting = pytest.mark.parametrize(("key", "value"), SETTINGS, ids=[key for key, _ in SETTINGS])
+
+GENERATION = {"generation_config.json": {"eos_token_id": 1, "temperature": 0.6}}
+
+
+def of_source(result: VerifyResult) -> dict[str, str]:
+    """What was found about files beside the weights, by file, with the code."""
+    return {
+        str(item.file): f"{item.code}: {item.message}" for item in result.findings if item.code in ("other-settings", "other-side-file")
+    }
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """The folder beside the shards of a run that was merged to "out"."""
+    home = tiny.verl(tmp_path / "run", tiny.weights(1), tiny.classless(), GENERATION)
+    ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+    return home / "huggingface"
+
+
+class TestAnotherConfig:
+    @each_setting
+    def test_of_the_output_is_an_error(self, key: str, value: Any, hub: Path, tmp_path: Path) -> None:
+        assert of_source(ckpt_cli.verify(tmp_path / "out", against=tmp_path / "run")) == {}
+        edit(tmp_path / "out" / "config.json", **{key: value})
+        result = ckpt_cli.verify(tmp_path / "out", against=tmp_path / "run")
+        assert of_source(result)["config.json"].startswith(f"other-settings: {key} is ")
+        assert result.exit_code == 1
+        assert result.against[0].identical
+
+    @each_setting
+    def test_of_the_run_is_an_error(self, key: str, value: Any, hub: Path, tmp_path: Path) -> None:
+        edit(hub / "config.json", **{key: value})
+        result = ckpt_cli.verify(tmp_path / "out", against=tmp_path / "run")
+        assert ", in the source " in of_source(result)["config.json"]
+        assert result.exit_code == 1
+
+    def test_of_an_output_of_another_program_is_an_error(self, hub: Path, tmp_path: Path) -> None:
+        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(rope_theta=1e6, eos_token_id=2))
+        assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {
+            "config.json": "other-settings: rope_theta is 1000000.0, in the source 10000.0"
+        }
+
+    def test_of_two_averages_is_an_error(self, tmp_path: Path) -> None:
+        paths = [tiny.folder(tmp_path / str(i), tiny.weights(i), tiny.classless()) for i in (1, 2)]
+        for name in ("one", "two"):
+            ckpt_cli.average(paths, tmp_path / name)
+        assert of_source(ckpt_cli.verify(tmp_path / "one", against=tmp_path / "two")) == {}
+        edit(tmp_path / "two" / "config.json", num_key_value_heads=4)
+        result = ckpt_cli.verify(tmp_path / "one", against=tmp_path / "two")
+        assert of_source(result) == {"config.json": "other-settings: num_key_value_heads is 2, in the source 4"}
+
+    def test_in_entries_that_are_no_settings_is_a_warning(self, hub: Path, tmp_path: Path) -> None:
+        edit(hub / "config.json", eos_token_id=2)
+        done = ckpt("verify", tmp_path / "out", "--against", tmp_path / "run")
+        assert done.code == 0
+        assert "entries differ from those of the source: eos_token_id (1, 2)" in " ".join(done.out.split())
+        assert ckpt("verify", tmp_path / "out", "--against", tmp_path / "run", "--strict").code == 1
+
+    def test_of_a_run_merged_with_a_base_is_that_of_the_base(self, tmp_path: Path) -> None:
+        home = tiny.verl(tmp_path / "run", tiny.weights(1), tiny.classless())
+        for path in (home / "huggingface").iterdir():
+            path.unlink()
+        base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.classless())
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=base)
+        assert of_source(ckpt_cli.verify(tmp_path / "out", against=tmp_path / "run")) == {}
+        edit(base / "config.json", hidden_act="gelu")
+        edit(base / "tokenizer_config.json", padding_side="left")
+        found = of_source(ckpt_cli.verify(tmp_path / "out", against=tmp_path / "run"))
+        assert found["config.json"] == "other-settings: hidden_act is silu, in the source gelu"
+        assert found["tokenizer_config.json"] == "other-side-file: the source has another content"
+
+
+class TestOtherFiles:
+    @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+    @pytest.mark.parametrize("side", ["run", "output"])
+    def test_are_a_warning(self, name: str, side: str, hub: Path, tmp_path: Path) -> None:
+        edit((hub if side == "run" else tmp_path / "out") / name, other=1)
+        result = ckpt_cli.verify(tmp_path / "out", against=tmp_path / "run")
+        assert of_source(result) == {name: "other-side-file: the source has another content"}
+        assert result.exit_code == 0
+
+    def test_of_another_program_are_compared_by_the_ids_of_tokens(self, hub: Path, tmp_path: Path) -> None:
+        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(), {"generation_config.json": {"temperature": 1.0}})
+        edit(other / "tokenizer.json", other=1)
+        assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {}
+        vocabulary = {f"t{i}": 59 - i for i in range(60)}
+        edit(other / "tokenizer.json", model={"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"})
+        text = "other-side-file: it gives other ids to tokens than that of the source"
+        assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {"tokenizer.json": text}
+
+
+class TestWhatAMergeChanges:
+    """is no difference."""
+
+    def check(self, run: Path, out: Path, **options: Any) -> None:
+        ckpt_cli.merge(run, out, **options)
+        assert of_source(ckpt_cli.verify(out, against=run)) == {}
+
+    def test_the_dtype_at_every_level(self, tmp_path: Path) -> None:
+        part = {"torch_dtype": "float32", "parts": [{"torch_dtype": "float32"}]}
+        tiny.verl(tmp_path / "run", tiny.weights(1), tiny.classless(vision_config=part))
+        self.check(tmp_path / "run", tmp_path / "out", dtype="bf16")
+
+    def test_a_dtype_that_was_not_named(self, tmp_path: Path) -> None:
+        config = tiny.classless()
+        del config["torch_dtype"]
+        tiny.verl(tmp_path / "run", tiny.weights(1), config)
+        self.check(tmp_path / "run", tmp_path / "out")
+
+    def test_the_class_of_a_critic(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ckpt_cli.hub.classes.expected_tensors.installed_version", lambda: None)  # the class is not asked for
+        held = {name: tensor for name, tensor in tiny.weights(1).items() if name != "lm_head.weight"}
+        held["score.weight"] = tiny.weights(1)["model.norm.weight"][None]
+        tiny.verl(tmp_path / "run", held)
+        self.check(tmp_path / "run", tmp_path / "out")
+        assert json.loads((tmp_path / "out" / "config.json").read_text())["num_labels"] == 1
+
+    def test_a_byte_order_mark(self, tmp_path: Path) -> None:
+        home = tiny.verl(tmp_path / "run", tiny.weights(1), tiny.classless())
+        path = home / "huggingface" / "tokenizer_config.json"
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        self.check(tmp_path / "run", tmp_path / "out")
+
+    def test_nothing_when_it_writes_in_place(self, tmp_path: Path) -> None:
+        home = tiny.verl(tmp_path / "run", tiny.weights(1), tiny.classless())
+        (home / "huggingface" / "config.json").rename(home / "config.json")
+        ckpt_cli.merge(tmp_path / "run", in_place=True, dtype="bf16")
+        assert of_source(ckpt_cli.verify(home, against=tmp_path / "run")) == {}
+
+    def test_nor_what_versions_of_transformers_write_for_the_same(self, tmp_path: Path) -> None:
+        tiny.verl(tmp_path / "run", tiny.weights(1), tiny.classless(rope_scaling=None))
+        newer = {key: value for key, value in tiny.classless(dtype="bfloat16", transformers_version="5.0").items() if key != "rope_theta"}
+        newer["rope_parameters"] = {"rope_theta": 10000, "rope_type": "default"}
+        other = tiny.folder(tmp_path / "export", tiny.weights(1), newer)
+        assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {}

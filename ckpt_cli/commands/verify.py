@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
-from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.tensor import same_bytes
 from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
@@ -275,9 +275,8 @@ def _against(
 ) -> tuple[list[Finding], SourceComparison]:
     """Compare with the checkpoint that the output was made from."""
     manifest = subject.manifest
-    if _files_of(subject.stored.values()) == _files_of(opened.components[0].component.tensors.values()) != set():
-        hint = "pass the checkpoint that it was made from, or --full to check its values without one"
-        raise UsageError("--against names what is verified itself, so there is nothing to compare", path=subject.path, hint=hint)
+    hint = "pass the checkpoint that it was made from, or --full to check its values without one"
+    _refuse_itself(subject, opened, "--against", hint)
     part, wanted = planned_source(subject.path, subject.tensors, manifest, opened, options.said, files)
     if not subject.readable:
         # What lies in a file that cannot be read is known to be lost.
@@ -291,10 +290,10 @@ def _against(
     return [*found, *damaged, *changed_sources(manifest)], summary
 
 
-def _files_of(tensors: Iterable[Tensor]) -> set[tuple[int, int]]:
-    """The files that tensors lie in, whatever they are called here."""
-    origins = {origin.identity for tensor in tensors for piece in tensor.pieces for origin in piece.source.origins}
-    return {(identity.device, identity.inode) for identity in origins}
+def _refuse_itself(subject: Subject, opened: Opened, option: str, hint: str) -> None:
+    """Raise UsageError if an option names what is verified, also through links: comparing a thing with itself says nothing."""
+    if same_bytes(subject.stored.values(), opened.components[0].component.tensors.values()):
+        raise UsageError(f"{option} names what is verified itself, so there is nothing to compare", path=subject.path, hint=hint)
 
 
 def _as_in_source(item: Finding) -> Finding:
@@ -325,6 +324,7 @@ def _against_base(
     if has_adapters(subject.tensors):
         hint = "fuse them first: ckpt merge with --base, then verify the result"
         raise UsageError("these are LoRA adapters alone, which a base does not have", path=subject.path, hint=hint)
+    _refuse_itself(subject, opened, "--base", "pass the model that training started from")
     reference = merged_tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
     comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)

@@ -89,7 +89,10 @@ def open(  # noqa: A001 - as `ckpt_cli.open`
         raise UsageError("the config says that weights are quantised: they are not cast", hint="leave out dtype")
     everything = {**named.tensors, **(named.tied if chosen.names == "native" else {})}
     return LazyCheckpoint(
-        {name: LazyTensor(replace(tensor, name=name), target_dtype(chosen.dtype, tensor.dtype)) for name, tensor in everything.items()},
+        {
+            name: LazyTensor(replace(tensor, name=name), target_dtype(chosen.dtype, tensor.dtype), checksum=chosen.checksum)
+            for name, tensor in everything.items()
+        },
         files,
         path=str(opened.found.path),
         step=opened.found.step,
@@ -155,7 +158,7 @@ def load_into(
         opened, home = opened_component(path, files, type, step, base, also, chosen)
         found, named = _matched(opened, home, files, chosen, live)
         found.refuse(strict=chosen.strict, path=opened.found.path)
-        done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow)
+        done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow, checksum=chosen.checksum)
         files.check_unchanged()
     return LoadResult(
         path=str(opened.found.path),

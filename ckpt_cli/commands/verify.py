@@ -30,7 +30,7 @@ from ckpt_cli.commands.verify_subjects import Subject, find_subjects, is_output,
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
-from ckpt_cli.errors import NotFound, UsageError, within_memory
+from ckpt_cli.errors import CorruptFile, NotFound, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
@@ -141,7 +141,7 @@ def verify(
             comparison, other, said = _against_base(subject, configs[0], reference, files, chosen, progress)
             notes += said
             found += [*other, *_not_numbers(comparison)]
-            if picture is not None:
+            if picture is not None and comparison is not None:
                 draw(comparison, picture, name=str(subject.path))
         files.check_unchanged()
     measured: dict[str, Any] = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
@@ -311,7 +311,7 @@ def _against_base(
     files: Files,
     options: VerifyOptions,
     progress: Progress | None,
-) -> tuple[BaseComparison, list[Finding], Sequence[Note]]:
+) -> tuple[BaseComparison | None, list[Finding], Sequence[Note]]:
     """The drift of every tensor since the base, which may be anything that can be opened.
 
     Also whether it is a base of this model, and the notes from opening it.
@@ -327,7 +327,10 @@ def _against_base(
     _refuse_itself(subject, opened, "--base", "pass the model that training started from")
     reference = merged_tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
-    comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    try:
+        comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    except CorruptFile as error:
+        return None, [finding("wrong-checksum", error.message, tensor=error.tensor, file=error.path)], opened.notes
     settings = different_settings(config.config, opened.components[0].assets.config)
     said = [finding("base-settings", settings_text(settings), file=CONFIG)] if settings else []
     alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
@@ -337,10 +340,10 @@ def _against_base(
     return comparison, said if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)], opened.notes
 
 
-def _not_numbers(comparison: BaseComparison) -> list[Finding]:
+def _not_numbers(comparison: BaseComparison | None) -> list[Finding]:
     """Tensors whose distance to the base is not a number."""
     return [
         finding("not-a-number", f"the largest difference is {drift.max_abs}", tensor=drift.name)
-        for drift in comparison.drifts
+        for drift in (comparison.drifts if comparison is not None else ())
         if drift.max_abs is not None and not math.isfinite(drift.max_abs)
     ]

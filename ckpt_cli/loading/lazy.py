@@ -39,11 +39,12 @@ class LazyTensor:
     ``t[0:4, :8]`` is again lazy, and only what it covers is read.
     """
 
-    __slots__ = ("_dtype", "_tensor")
+    __slots__ = ("_checksum", "_dtype", "_tensor")
 
-    def __init__(self, tensor: Tensor, dtype: Dtype) -> None:
+    def __init__(self, tensor: Tensor, dtype: Dtype, *, checksum: bool = False) -> None:
         self._tensor = tensor
         self._dtype = dtype
+        self._checksum = checksum
 
     @property
     def name(self) -> str:
@@ -86,12 +87,13 @@ class LazyTensor:
 
     def to(self, dtype: DtypeLike) -> LazyTensor:
         """The tensor cast to fp32, bf16 or fp16 when it is read, rounded once to nearest even; integers and bools stay."""
-        return LazyTensor(self._tensor, target_dtype(dtype_of(dtype), self._dtype))
+        return LazyTensor(self._tensor, target_dtype(dtype_of(dtype), self._dtype), checksum=self._checksum)
 
     def numpy(self) -> Array:
         """The values as a new array; bfloat16 and 8-bit floats are dtypes of ml_dtypes.
 
-        Raises Unsupported for dtypes that numpy lacks, CastOverflow, and what reading raises.
+        Raises Unsupported for dtypes that numpy lacks, CastOverflow, and what reading raises: CorruptFile for a record that does not have
+        its checksum, if the checkpoint was opened with ``checksum``.
         """
         return as_numpy(self._read(), self._dtype, self.shape, self.name)
 
@@ -101,14 +103,14 @@ class LazyTensor:
 
     @boundary
     def _read(self) -> bytearray:
-        return all_bytes(self._tensor, self._dtype)
+        return all_bytes(self._tensor, self._dtype, checksum=self._checksum)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         values = self.numpy()
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __getitem__(self, key: object) -> LazyTensor:
-        return LazyTensor(indexed(self._tensor, key), self._dtype)
+        return LazyTensor(indexed(self._tensor, key), self._dtype, checksum=self._checksum)
 
     def __len__(self) -> int:
         if not self.shape:

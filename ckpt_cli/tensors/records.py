@@ -74,7 +74,7 @@ def _compare(tensor: Tensor, piece: Piece, now: int) -> None:
         raise CorruptFile(
             "the values of a tensor are not those that were saved",
             path=piece.source.path,
-            tensor=tensor.name,
+            tensor=tensor.name or None,
             expected=f"CRC-32 {piece.crc:08x} as the file says, not {now:08x}",
             hint="get the file again: it was damaged after it was saved; `ckpt verify --full` lists all that is damaged in a checkpoint",
         )

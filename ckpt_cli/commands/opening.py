@@ -118,12 +118,8 @@ def load_state_dict(
     Raises what `open` raises, Unsupported if torch is not installed, CastOverflow.
     """
     torch_module()
-    made: dict[tuple[object, ...], torch.Tensor] = {}
     with open(path, type=type, step=step, base=base, also=also, **options) as checkpoint:
-        for tensor in checkpoint.values():
-            if tensor.identity not in made:
-                made[tensor.identity] = tensor.torch()
-        return {name: made[tensor.identity] for name, tensor in checkpoint.items()}
+        return checkpoint.read_all()
 
 
 @boundary

@@ -61,6 +61,7 @@ def show(
             hint = "choose a smaller part with --slice, or read it in Python: ckpt_cli.open(...)"
             raise UsageError(f"the slice has {cut.numel} elements", tensor=name, expected=f"at most {MOST}", hint=hint)
         values = _numbers(all_bytes(cut, cut.dtype, checksum=True), cut)
+        files.check_unchanged()
     return ShowResult(
         path=str(opened.found.path),
         step=opened.found.step,

@@ -30,7 +30,7 @@ from ckpt_cli.commands.verify_subjects import Subject, find_subjects, is_output,
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
-from ckpt_cli.errors import CorruptFile, NotFound, UsageError, within_memory
+from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
@@ -45,6 +45,7 @@ from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.records import DamagedRecord
 from ckpt_cli.tensors.tensor import same_bytes
 from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.adapter import check_adapter, no_factors
@@ -329,8 +330,8 @@ def _against_base(
     name = str(opened.found.path)
     try:
         comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
-    except CorruptFile as error:
-        return None, [finding("wrong-checksum", error.message, tensor=error.tensor, file=error.path)], opened.notes
+    except DamagedRecord as error:
+        return None, [finding("wrong-checksum", error.expected or "", tensor=error.tensor, file=error.path)], opened.notes
     settings = different_settings(config.config, opened.components[0].assets.config)
     said = [finding("base-settings", settings_text(settings), file=CONFIG)] if settings else []
     alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)

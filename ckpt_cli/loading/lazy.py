@@ -92,10 +92,14 @@ class LazyTensor:
     def numpy(self) -> Array:
         """The values as a new array; bfloat16 and 8-bit floats are dtypes of ml_dtypes.
 
-        Raises Unsupported for dtypes that numpy lacks, CastOverflow, and what reading raises: CorruptFile for a record that does not have
-        its checksum, if the checkpoint was opened with ``checksum``.
+        Raises Unsupported for dtypes that numpy lacks, CastOverflow, SourceChanged for files that are not those that were opened, and what
+        reading raises: CorruptFile for a record that does not have its checksum, if the checkpoint was opened with ``checksum``.
         """
         return as_numpy(self._read(), self._dtype, self.shape, self.name)
+
+    def unchecked(self) -> torch.Tensor:
+        """What `torch` gives, for who reads many and asks once, at the end, whether files changed."""
+        return as_torch(self._values(), self._dtype, self.shape, self.name)
 
     def torch(self) -> torch.Tensor:
         """The values as a new tensor in CPU memory. Raises Unsupported if torch is not installed, and as `numpy` does."""
@@ -103,6 +107,13 @@ class LazyTensor:
 
     @boundary
     def _read(self) -> bytearray:
+        data = self._values()
+        # Afterwards, and also where a descriptor stayed open: what was just read may lie in a file that was rewritten in place.
+        for origin in {origin.path: origin for piece in self._tensor.pieces for origin in piece.source.origins}.values():
+            origin.check_unchanged()
+        return data
+
+    def _values(self) -> bytearray:
         return all_bytes(self._tensor, self._dtype, checksum=self._checksum)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -157,6 +168,15 @@ class LazyCheckpoint(Mapping[str, LazyTensor]):
     def close(self) -> None:
         """Close the files."""
         self._files.close()
+
+    def read_all(self) -> dict[str, torch.Tensor]:
+        """All tensors in CPU memory, those of the same elements as one. Files are asked once, at the end, whether they changed."""
+        made: dict[tuple[object, ...], torch.Tensor] = {}
+        for tensor in self.values():
+            if tensor.identity not in made:
+                made[tensor.identity] = tensor.unchecked()
+        self._files.check_unchanged()
+        return {name: made[tensor.identity] for name, tensor in self.items()}
 
     def __getitem__(self, name: str) -> LazyTensor:
         try:

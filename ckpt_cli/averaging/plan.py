@@ -11,7 +11,7 @@ from pathlib import Path
 from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import ORDERED, formula
 from ckpt_cli.averaging.options import AverageOptions, Method
-from ckpt_cli.averaging.steps import Snapshots, same_files_as
+from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.open import OpenedComponent
@@ -33,6 +33,7 @@ from ckpt_cli.output.writer import Written
 from ckpt_cli.results.written import AverageSource
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_samples
+from ckpt_cli.tensors.tensor import places_of
 from ckpt_cli.tensors.weighted_sum import Formula
 
 MOST_PAIRED = 32
@@ -258,10 +259,11 @@ def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list
 def _same_weights_notes(sources: Sequence[Averaged], mixed: Formula, agreed: Agreed) -> list[Note]:
     """Warnings about checkpoints whose averaged tensors are equal as far as samples tell, however each stores them."""
     used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
+    places = [places_of(source.opened.component.tensors.values()) for source in used[:MOST_PAIRED]]
     notes = []
     for first, second in itertools.combinations(range(min(len(used), MOST_PAIRED)), 2):
         held = [combination.tensors for combination in agreed.combinations.values()]
-        other_files = same_files_as(used[first].opened) != same_files_as(used[second].opened)
+        other_files = places[first] != places[second]
         if held and other_files and all(same_samples(tensors[first], tensors[second]) for tensors in held):
             text = f"{used[first].path} and {used[second].path} hold the same weights (samples of all tensors are equal)"
             notes.append(Note("warning", "same-twice", text))

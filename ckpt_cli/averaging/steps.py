@@ -11,15 +11,15 @@ from ckpt_cli.discover.components import why_none
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first
-from ckpt_cli.discover.open import Opened, OpenedComponent, bare_notes, open_checkpoint, step_info
+from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, step_info
 from ckpt_cli.discover.steps import ambiguous, by_counter, newest_notes, no_step, told_by_trackers, told_counters
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
-from ckpt_cli.files.folders import status_of
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import places_of
 
 CHOOSE = "choose other steps with --steps"
 CHOICES = "--all, --last 5, --from 1000 --to 5000 --every 1000, or --steps 100,200"
@@ -234,18 +234,14 @@ def _of_older(found: Sequence[Opened]) -> list[Note]:
 
 
 def _twice(found: Sequence[Opened]) -> list[Note]:
-    """Warnings about checkpoints whose weights are the same files, also through links."""
-    seen: dict[tuple[object, ...], list[Opened]] = {}
+    """Warnings about checkpoints whose weights are the same bytes of the same files, also through links."""
+    seen: dict[frozenset[tuple[object, ...]], list[Opened]] = {}
     for opened in found:
-        seen.setdefault(same_files_as(opened.components[0]), []).append(opened)
-    return [
-        Note("warning", "same-twice", f"{held[0].found.path} ({held[0].components[0].name}) is averaged {len(held)} times")
-        for held in seen.values()
-        if len(held) > 1
-    ]
+        seen.setdefault(places_of(opened.components[0].component.tensors.values()), []).append(opened)
+    return [Note("warning", "same-twice", _said_of(held)) for place, held in seen.items() if place and len(held) > 1]
 
 
-def same_files_as(component: OpenedComponent) -> tuple[object, ...]:
-    """Equal for components that lie in the same files, also through links."""
-    files = (status_of(path) for path in component.component.files)
-    return component.name, *sorted((status.st_dev, status.st_ino) for status in files if status is not None)
+def _said_of(held: Sequence[Opened]) -> str:
+    first, *others = dict.fromkeys(opened.found.path for opened in held)
+    same = f", also as {few([str(path) for path in others])}" if others else ""
+    return f"{first} ({held[0].components[0].name}) is averaged {len(held)} times{same}"

@@ -24,7 +24,7 @@ from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.diff import DiffResult, DiffSide
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.tensor import Tensor, same_bytes
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.page import drift_page
 from ckpt_cli.verifying.drift.plot import check_plot, draw
@@ -71,6 +71,7 @@ def diff(
     started = time.monotonic()
     with Files() as files:
         sides = [_opened(place, files, chosen) for place in places]
+        _refuse_itself(sides)
         named = _alike_named(sides, files, chosen)
         tensors = [side.tensors for side in named]
         if not tensors[0].keys() & tensors[1].keys():
@@ -138,6 +139,14 @@ def _check_options(options: DiffOptions, picture: Path | None, page: Path | None
 def _opened(place: Side, files: Files, options: DiffOptions) -> Opened:
     settings = OpenOptions(shard_order=options.shard_order)
     return opened_component(place.path, files, place.type, place.step, None, (), settings)[0]
+
+
+def _refuse_itself(sides: Sequence[Opened]) -> None:
+    """Raise UsageError if both sides are the same bytes of the same files, under whatever names."""
+    first, second = (side.components[0].component.tensors.values() for side in sides)
+    if same_bytes(first, second):
+        text = f"both are the same weights in the same files, so there is nothing to compare: {_called(sides[0])}"
+        raise UsageError(text, path=sides[1].found.path, hint="pass another checkpoint, step or component as one of the two")
 
 
 def _alike_named(sides: Sequence[Opened], files: Files, options: DiffOptions) -> list[Named]:

@@ -90,7 +90,10 @@ def open(  # noqa: A001 - as `ckpt_cli.open`
         raise UsageError("the config says that weights are quantised: they are not cast", hint="leave out dtype")
     everything = {**named.tensors, **(named.tied if chosen.names == "native" else {})}
     return LazyCheckpoint(
-        {name: LazyTensor(replace(tensor, name=name), target_dtype(chosen.dtype, tensor.dtype)) for name, tensor in everything.items()},
+        {
+            name: LazyTensor(replace(tensor, name=name), target_dtype(chosen.dtype, tensor.dtype), checksum=chosen.checksum)
+            for name, tensor in everything.items()
+        },
         files,
         path=str(opened.found.path),
         step=opened.found.step,
@@ -116,12 +119,8 @@ def load_state_dict(
     Raises what `open` raises, Unsupported if torch is not installed, CastOverflow.
     """
     torch_module()
-    made: dict[tuple[object, ...], torch.Tensor] = {}
     with open(path, type=type, step=step, base=base, also=also, **options) as checkpoint:
-        for tensor in checkpoint.values():
-            if tensor.identity not in made:
-                made[tensor.identity] = tensor.torch()
-        return {name: made[tensor.identity] for name, tensor in checkpoint.items()}
+        return checkpoint.read_all()
 
 
 @boundary
@@ -157,7 +156,7 @@ def load_into(
         found, named = _matched(opened, home, files, chosen, live)
         settings = settings_notes(different_settings(opened.components[0].assets.config, config_of(model)), "model")
         found.refuse(strict=chosen.strict, path=opened.found.path)
-        done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow)
+        done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow, checksum=chosen.checksum)
         files.check_unchanged()
     return LoadResult(
         path=str(opened.found.path),

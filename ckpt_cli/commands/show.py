@@ -60,7 +60,8 @@ def show(
         if cut.numel > MOST:
             hint = "choose a smaller part with --slice, or read it in Python: ckpt_cli.open(...)"
             raise UsageError(f"the slice has {cut.numel} elements", tensor=name, expected=f"at most {MOST}", hint=hint)
-        values = _numbers(all_bytes(cut, cut.dtype), cut)
+        values = _numbers(all_bytes(cut, cut.dtype, checksum=True), cut)
+        files.check_unchanged()
     return ShowResult(
         path=str(opened.found.path),
         step=opened.found.step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
-from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.records import DamagedRecord
+from ckpt_cli.tensors.tensor import same_bytes
 from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
@@ -143,7 +144,7 @@ def verify(
             comparison, other, said = _against_base(subject, configs[0], reference, files, chosen, progress)
             notes += said
             found += [*other, *_not_numbers(comparison)]
-            if picture is not None:
+            if picture is not None and comparison is not None:
                 draw(comparison, picture, name=str(subject.path))
         files.check_unchanged()
     measured: dict[str, Any] = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
@@ -281,9 +282,8 @@ def _against(
 ) -> tuple[list[Finding], SourceComparison]:
     """Compare with the checkpoint that the output was made from."""
     manifest = subject.manifest
-    if _files_of(subject.stored.values()) == _files_of(opened.components[0].component.tensors.values()) != set():
-        hint = "pass the checkpoint that it was made from, or --full to check its values without one"
-        raise UsageError("--against names what is verified itself, so there is nothing to compare", path=subject.path, hint=hint)
+    hint = "pass the checkpoint that it was made from, or --full to check its values without one"
+    _refuse_itself(subject, opened, "--against", hint)
     part, wanted = planned_source(subject.path, subject.tensors, manifest, opened, options.said, files)
     if not subject.readable:
         # What lies in a file that cannot be read is known to be lost.
@@ -298,10 +298,10 @@ def _against(
     return [*found, *damaged, *changed_sources(manifest)], summary
 
 
-def _files_of(tensors: Iterable[Tensor]) -> set[tuple[int, int]]:
-    """The files that tensors lie in, whatever they are called here."""
-    origins = {origin.identity for tensor in tensors for piece in tensor.pieces for origin in piece.source.origins}
-    return {(identity.device, identity.inode) for identity in origins}
+def _refuse_itself(subject: Subject, opened: Opened, option: str, hint: str) -> None:
+    """Raise UsageError if an option names what is verified, also through links: comparing a thing with itself says nothing."""
+    if same_bytes(subject.stored.values(), opened.components[0].component.tensors.values()):
+        raise UsageError(f"{option} names what is verified itself, so there is nothing to compare", path=subject.path, hint=hint)
 
 
 def _as_in_source(item: Finding) -> Finding:
@@ -319,7 +319,7 @@ def _against_base(
     files: Files,
     options: VerifyOptions,
     progress: Progress | None,
-) -> tuple[BaseComparison, list[Finding], Sequence[Note]]:
+) -> tuple[BaseComparison | None, list[Finding], Sequence[Note]]:
     """The drift of every tensor since the base, which may be anything that can be opened.
 
     Also whether it is a base of this model, and the notes from opening it.
@@ -332,9 +332,13 @@ def _against_base(
     if has_adapters(subject.tensors):
         hint = "fuse them first: ckpt merge with --base, then verify the result"
         raise UsageError("these are LoRA adapters alone, which a base does not have", path=subject.path, hint=hint)
+    _refuse_itself(subject, opened, "--base", "pass the model that training started from")
     reference = merged_tensors(opened, files, options.lora_alpha)
     name = str(opened.found.path)
-    comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    try:
+        comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
+    except DamagedRecord as error:
+        return None, [finding("wrong-checksum", error.expected or "", tensor=error.tensor, file=error.path)], opened.notes
     settings = different_settings(config.config, opened.components[0].assets.config)
     said = [finding("base-settings", settings_text(settings, "base"), file=CONFIG)] if settings else []
     alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
@@ -344,10 +348,10 @@ def _against_base(
     return comparison, said if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)], opened.notes
 
 
-def _not_numbers(comparison: BaseComparison) -> list[Finding]:
+def _not_numbers(comparison: BaseComparison | None) -> list[Finding]:
     """Tensors whose distance to the base is not a number."""
     return [
         finding("not-a-number", f"the largest difference is {drift.max_abs}", tensor=drift.name)
-        for drift in comparison.drifts
+        for drift in (comparison.drifts if comparison is not None else ())
         if drift.max_abs is not None and not math.isfinite(drift.max_abs)
     ]

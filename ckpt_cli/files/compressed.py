@@ -102,7 +102,7 @@ class InflatedSource:
     @property
     def identity(self) -> Identity:
         inner = self._source.identity
-        return Identity(f"{inner.path}#{self._start}", self.size, inner.mtime_ns, inner.device, inner.inode, inner.ctime_ns)
+        return Identity(f"{inner.path}#{self._start}", self.size, inner.mtime_ns, inner.device, inner.inode, inner.ctime_ns, self._start)
 
     def read(self, offset: int, length: int) -> bytes:
         """``length`` inflated bytes from ``offset`` on."""

@@ -35,7 +35,7 @@ MAX_PARSED = 2
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What must stay the same while a file is read: path, size in bytes, mtime and ctime in ns, device and inode.
+    """What must stay the same while a file is read: path, size in bytes, mtime and ctime in ns, device, inode, ``start`` of an item in it.
 
     ctime notices what keeps the mtime. It is that of the server of a file system, so parts of an output on several machines compare it, but
     plans do not depend on it: a file whose permissions change has another one.
@@ -47,6 +47,12 @@ class Identity:
     device: int
     inode: int
     ctime_ns: int = 0
+    start: int = 0
+
+    @property
+    def file(self) -> tuple[object, ...]:
+        """Equal for all names of one file, links included. What lies on no disk (device 0) has only its path."""
+        return (self.device, self.inode) if self.device else (self.path,)
 
     @classmethod
     def of(cls, path: str, status: os.stat_result) -> Identity:
@@ -167,7 +173,6 @@ class FileSource:
             self._files.give_back(self)
 
     def read(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset`` on, as a new bytes object: for headers, never for weights."""
         data = bytearray(length)
         self.read_at(offset, memoryview(data))
         return bytes(data)

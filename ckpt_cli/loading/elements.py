@@ -11,6 +11,7 @@ from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, Dtype, numpy_dtype
 from ckpt_cli.errors import CastOverflow, Unsupported, UsageError, install, reading
 from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.reading import element_bytes, read_tile, tiles
+from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -23,13 +24,16 @@ TILE = 4 << 20
 """Bytes that are read at a time."""
 
 
-def read_box(tensor: Tensor, box: Box, dtype: Dtype) -> Iterator[tuple[Box, bytearray, int]]:
-    """The elements of a box of the tensor's shape, tile by tile: the box of the tile, its bytes in C order, how many overflowed."""
+def read_box(tensor: Tensor, box: Box, dtype: Dtype, records: Records | None = None) -> Iterator[tuple[Box, bytearray, int]]:
+    """The elements of a box of the tensor's shape, tile by tile: the box of the tile, its bytes in C order, how many overflowed.
+
+    ``records`` compares those that are read whole, perhaps in several boxes.
+    """
     for part in tiles(box.extent, tensor.dtype.itemsize, TILE):
         tile = Box(tuple(a + b for a, b in zip(box.offset, part.offset, strict=True)), part.extent)
         buffer = bytearray(tile.numel * tensor.dtype.itemsize)
         with reading(tensor=tensor.name):
-            read_tile(tensor, tile, buffer)
+            read_tile(tensor, tile, buffer, records)
         yield tile, *_as_dtype(buffer, tensor.dtype, dtype, tile.numel)
 
 
@@ -40,15 +44,22 @@ def _as_dtype(buffer: bytearray, source: Dtype, target: Dtype, numel: int) -> tu
     return made, cast(view_as(buffer, source, numel), source, target, view_as(made, target, numel))
 
 
-def all_bytes(tensor: Tensor, dtype: Dtype) -> bytearray:
-    """All elements in C order. Raises CastOverflow for finite values that ``dtype`` cannot hold."""
+def all_bytes(tensor: Tensor, dtype: Dtype, *, checksum: bool = False) -> bytearray:
+    """All elements in C order. Raises CastOverflow for finite values that ``dtype`` cannot hold.
+
+    ``checksum``: raise CorruptFile for a record that does not have its CRC-32.
+    """
+    records = Records() if checksum else None
     if tensor.dtype == dtype:
         with reading(tensor=tensor.name):
-            return element_bytes(tensor)
-    data, done, infinite = bytearray(tensor.numel * dtype.itemsize), 0, 0
-    for _, part, overflowed in read_box(tensor, whole(tensor.shape), dtype):
-        data[done : done + len(part)] = part
-        done, infinite = done + len(part), infinite + overflowed
+            data, infinite = element_bytes(tensor, records=records), 0
+    else:
+        data, done, infinite = bytearray(tensor.numel * dtype.itemsize), 0, 0
+        for _, part, overflowed in read_box(tensor, whole(tensor.shape), dtype, records):
+            data[done : done + len(part)] = part
+            done, infinite = done + len(part), infinite + overflowed
+    if records is not None:
+        records.check_rest()
     if infinite:
         raise overflow(tensor.name, infinite, dtype)
     return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from ckpt_cli.boxes import Box
@@ -14,6 +15,7 @@ from ckpt_cli.loading.live import Memory
 from ckpt_cli.loading.match import Pair
 from ckpt_cli.progress import Progress
 from ckpt_cli.tensors.parallel import Advance, Stop, in_threads, sources_of, with_progress, workers_for
+from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 LABEL = "loading"
@@ -28,14 +30,19 @@ class Filled:
     overflowed: dict[str, int]
 
 
-def fill(pairs: Sequence[Pair], *, jobs: int | None, progress: Progress | None, allow_overflow: bool = False) -> Filled:
-    """Fill the model. Raises Inconsistent before anything is written if values for a tied tensor differ, CastOverflow afterwards."""
+def fill(
+    pairs: Sequence[Pair], *, jobs: int | None, progress: Progress | None, allow_overflow: bool = False, checksum: bool = False
+) -> Filled:
+    """Fill the model. Raises Inconsistent before anything is written if values for a tied tensor differ, CastOverflow afterwards.
+
+    ``checksum``: raise CorruptFile for records that this process reads whole and that do not have their checksum.
+    """
     sources = [tensor for pair in pairs for tensor in (pair.source, *pair.others)]
     stop, doubled = Stop(), [pair for pair in pairs if pair.others]
     in_threads(lambda pair: _check_tied(pair, stop), doubled, workers_for(sources_of(sources), jobs), stop)
     own = {pair.name: sum(piece.box.numel for piece in pair.target.pieces) for pair in pairs}
     total = sum(own[pair.name] * pair.source.dtype.itemsize for pair in pairs)
-    counts = with_progress(_fill, pairs, sources, jobs=jobs, progress=progress, total=total, label=LABEL)
+    counts = with_progress(partial(_fill, checksum=checksum), pairs, sources, jobs=jobs, progress=progress, total=total, label=LABEL)
     overflowed = {pair.name: count for pair, count in zip(pairs, counts, strict=True) if count}
     if overflowed and not allow_overflow:
         name = next(iter(overflowed))
@@ -45,14 +52,16 @@ def fill(pairs: Sequence[Pair], *, jobs: int | None, progress: Progress | None, 
     return Filled(sum(own.values()), total, overflowed)
 
 
-def _fill(pair: Pair, advance: Advance) -> int:
-    torch, infinite = torch_module(), 0
+def _fill(pair: Pair, advance: Advance, *, checksum: bool) -> int:
+    torch, infinite, records = torch_module(), 0, Records() if checksum else None
     inference = any(cast("Memory", piece.source).local.is_inference() for piece in pair.target.pieces)
     with torch.inference_mode() if inference else torch.no_grad():
-        for place, values, overflowed, nbytes in _parts(pair.source, pair.target):
+        for place, values, overflowed, nbytes in _parts(pair.source, pair.target, records):
             place.copy_(values)
             infinite += overflowed
             advance(nbytes, LABEL)
+    if records is not None and sum(piece.box.numel for piece in pair.target.pieces) == pair.source.numel:
+        records.check_rest()
     return infinite
 
 
@@ -75,10 +84,10 @@ def _raw(values: Any) -> Any:
     return values.contiguous().reshape(-1).view(torch_module().uint8)
 
 
-def _parts(source: Tensor, target: Tensor) -> Iterator[tuple[Any, Any, int, int]]:
+def _parts(source: Tensor, target: Tensor, records: Records | None = None) -> Iterator[tuple[Any, Any, int, int]]:
     """Per tile that this process holds: its place in memory, its values, how many overflowed, bytes of source data."""
     for piece in target.pieces:
-        for tile, data, overflowed in read_box(source, piece.box, target.dtype):
+        for tile, data, overflowed in read_box(source, piece.box, target.dtype, records):
             yield (
                 _place(piece, tile, target),
                 as_torch(data, target.dtype, tile.extent, source.name),

@@ -39,11 +39,12 @@ class LazyTensor:
     ``t[0:4, :8]`` is again lazy, and only what it covers is read.
     """
 
-    __slots__ = ("_dtype", "_tensor")
+    __slots__ = ("_checksum", "_dtype", "_tensor")
 
-    def __init__(self, tensor: Tensor, dtype: Dtype) -> None:
+    def __init__(self, tensor: Tensor, dtype: Dtype, *, checksum: bool = False) -> None:
         self._tensor = tensor
         self._dtype = dtype
+        self._checksum = checksum
 
     @property
     def name(self) -> str:
@@ -86,14 +87,19 @@ class LazyTensor:
 
     def to(self, dtype: DtypeLike) -> LazyTensor:
         """The tensor cast to fp32, bf16 or fp16 when it is read, rounded once to nearest even; integers and bools stay."""
-        return LazyTensor(self._tensor, target_dtype(dtype_of(dtype), self._dtype))
+        return LazyTensor(self._tensor, target_dtype(dtype_of(dtype), self._dtype), checksum=self._checksum)
 
     def numpy(self) -> Array:
         """The values as a new array; bfloat16 and 8-bit floats are dtypes of ml_dtypes.
 
-        Raises Unsupported for dtypes that numpy lacks, CastOverflow, and what reading raises.
+        Raises Unsupported for dtypes that numpy lacks, CastOverflow, SourceChanged for files that are not those that were opened, and what
+        reading raises: CorruptFile for a record that does not have its checksum, if the checkpoint was opened with ``checksum``.
         """
         return as_numpy(self._read(), self._dtype, self.shape, self.name)
+
+    def unchecked(self) -> torch.Tensor:
+        """What `torch` gives, for who reads many and asks once, at the end, whether files changed."""
+        return as_torch(self._values(), self._dtype, self.shape, self.name)
 
     def torch(self) -> torch.Tensor:
         """The values as a new tensor in CPU memory. Raises Unsupported if torch is not installed, and as `numpy` does."""
@@ -101,14 +107,21 @@ class LazyTensor:
 
     @boundary
     def _read(self) -> bytearray:
-        return all_bytes(self._tensor, self._dtype)
+        data = self._values()
+        # Afterwards, and also where a descriptor stayed open: what was just read may lie in a file that was rewritten in place.
+        for origin in {origin.path: origin for piece in self._tensor.pieces for origin in piece.source.origins}.values():
+            origin.check_unchanged()
+        return data
+
+    def _values(self) -> bytearray:
+        return all_bytes(self._tensor, self._dtype, checksum=self._checksum)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         values = self.numpy()
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __getitem__(self, key: object) -> LazyTensor:
-        return LazyTensor(indexed(self._tensor, key), self._dtype)
+        return LazyTensor(indexed(self._tensor, key), self._dtype, checksum=self._checksum)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -155,6 +168,15 @@ class LazyCheckpoint(Mapping[str, LazyTensor]):
     def close(self) -> None:
         """Close the files."""
         self._files.close()
+
+    def read_all(self) -> dict[str, torch.Tensor]:
+        """All tensors in CPU memory, those of the same elements as one. Files are asked once, at the end, whether they changed."""
+        made: dict[tuple[object, ...], torch.Tensor] = {}
+        for tensor in self.values():
+            if tensor.identity not in made:
+                made[tensor.identity] = tensor.unchecked()
+        self._files.check_unchanged()
+        return {name: made[tensor.identity] for name, tensor in self.items()}
 
     def __getitem__(self, name: str) -> LazyTensor:
         try:

@@ -14,7 +14,10 @@ from ckpt_cli.names import Naming
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """The options of `open` and `load_state_dict`, with the meaning that they have for `merge`."""
+    """The options of `open` and `load_state_dict`, with the meaning that they have for `merge`.
+
+    ``checksum``: compare every record of a torch file that is read whole with its CRC-32, which takes about a quarter more CPU.
+    """
 
     names: Naming = "hub"
     dtype: str | None = None
@@ -25,6 +28,7 @@ class OpenOptions:
     ema_from_model: bool = False
     allow_unequal_replicas: bool = False
     shard_order: ShardOrder = "auto"
+    checksum: bool = False
 
 
 class OpenKeywords(TypedDict, total=False):
@@ -39,6 +43,7 @@ class OpenKeywords(TypedDict, total=False):
     ema_from_model: bool
     allow_unequal_replicas: bool
     shard_order: ShardOrder
+    checksum: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class LoadOptions:
     """The options of `load_into`. ``names`` None takes those (as trained, or of the hub) that the model has.
 
     ``strict``: tensors that only one side has are an error, but for those that ``allow_missing`` (globs) expects to be missing in the
-    checkpoint; otherwise what both have is loaded.
+    checkpoint; otherwise what both have is loaded. ``checksum``: compare every record that this process reads whole with its CRC-32.
     """
 
     strict: bool = True
@@ -60,6 +65,7 @@ class LoadOptions:
     allow_unequal_replicas: bool = False
     allow_overflow: bool = False
     shard_order: ShardOrder = "auto"
+    checksum: bool = False
     jobs: int | None = None
 
 
@@ -77,4 +83,5 @@ class LoadKeywords(TypedDict, total=False):
     allow_unequal_replicas: bool
     allow_overflow: bool
     shard_order: ShardOrder
+    checksum: bool
     jobs: int | None

@@ -20,6 +20,7 @@ from ckpt_cli.errors import CastOverflow, CorruptFile
 from ckpt_cli.files.source import Identity, Source
 from ckpt_cli.tensors.casting import cast
 from ckpt_cli.tensors.reading import elements
+from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class FusedSource:
         self._update = update
         self._dtype = dtype
         self._kept = kept
+        self._records = Records()
         tensors = (update.weight, *update.parts, *([update.magnitude] if update.magnitude is not None else []))
         self.tensors = tensors
         found = {origin.identity: origin for tensor in tensors for p in tensor.pieces for origin in p.source.origins}
@@ -198,7 +200,8 @@ class FusedSource:
 
         update, scratch = self._update, self._kept.scratch
         values = scratch.array("values", count, update.columns)
-        numpy.copyto(values.reshape(-1), elements(update.weight, start * update.columns, count * update.columns), casting="unsafe")
+        weight = elements(update.weight, start * update.columns, count * update.columns, records=self._records)
+        numpy.copyto(values.reshape(-1), weight, casting="unsafe")
         left, right = self._kept.factors(self.identity, update)
         rank = left.shape[1]
         with numpy.errstate(all="ignore"):
@@ -248,10 +251,10 @@ def matrix(tensor: Tensor, rows: int, columns: int) -> Array:
     return _wide(tensor).reshape(rows, columns)
 
 
-def _wide(tensor: Tensor, start: int = 0, count: int | None = None) -> Array:
+def _wide(tensor: Tensor) -> Array:
     import numpy
 
-    return elements(tensor, start, count).astype(numpy.float64)
+    return elements(tensor, records=Records()).astype(numpy.float64)
 
 
 F64 = BY_CODE["F64"]

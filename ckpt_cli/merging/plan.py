@@ -26,6 +26,7 @@ from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.select import select_tensors
 from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import same_bytes
 
 Group = tuple[OpenedComponent, ...]
 
@@ -35,6 +36,7 @@ def planned_jobs(
 ) -> list[Job]:
     """One job per folder that will be written. Raises UsageError, OutputError, and what selecting tensors raises."""
     setting = Setting.of(opened.found, base, rules, options)
+    _refuse_itself(opened, base)
     groups = _groups(opened, setting)
     jobs: list[Job] = []
     for group in groups:
@@ -70,6 +72,16 @@ def planned_drafts(opened: Opened, base: Path | None, options: MergeOptions, fil
         adapted = [component for component in group if has_adapters(component.component.tensors)] if mode in ("export", "both") else []
         exported += [adapter_draft(component, setting)[0] for component in adapted]
     return drafts + exported
+
+
+def _refuse_itself(opened: Opened, base: Base | None) -> None:
+    """Raise UsageError if the base is what is merged, also through links: what is said of it would be no comparison."""
+    if base is None or base.component is None:
+        return
+    held = base.component.tensors.values()
+    if all(same_bytes(component.component.tensors.values(), held) for component in opened.components):
+        hint = "pass the model that training started from, or leave out --base"
+        raise UsageError("--base names what is merged itself, so there is nothing to compare", path=base.folder, hint=hint)
 
 
 def _groups(opened: Opened, setting: Setting[MergeOptions]) -> Sequence[Group]:

@@ -21,6 +21,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
 from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, describe
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.tensors.reading import element_bytes
+from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 MAX_DEPTH = 100
@@ -183,8 +184,10 @@ class ValueReader:
 
 def read_stored(stored: StoredTensor) -> TensorValue:
     """The bytes of a stored tensor."""
-    piece = Piece(stored.storage.source, stored.offset, stored.strides, whole(stored.shape), 0, stored.swapped, stored.conj, stored.neg)
-    return TensorValue(stored.dtype, stored.shape, bytes(element_bytes(Tensor("", stored.dtype, stored.shape, (piece,)))))
+    source, flags = stored.storage.source, (stored.swapped, stored.conj, stored.neg)
+    piece = Piece(source, stored.offset, stored.strides, whole(stored.shape), 0, *flags, crc=stored.record_crc)
+    tensor = Tensor("", stored.dtype, stored.shape, (piece,))
+    return TensorValue(stored.dtype, stored.shape, bytes(element_bytes(tensor, records=Records())))
 
 
 def unrepresented(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -62,23 +62,26 @@ def tiles(shape: Shape, itemsize: int, budget: int) -> Iterator[Box]:
             return
 
 
-def element_bytes(tensor: Tensor, start: int = 0, count: int | None = None) -> bytearray:
-    """Elements from position ``start`` on (all of them without ``count``), in C order and in the tensor's own dtype."""
+def element_bytes(tensor: Tensor, start: int = 0, count: int | None = None, records: Records | None = None) -> bytearray:
+    """Elements from position ``start`` on (all of them without ``count``), in C order and in the tensor's own dtype.
+
+    ``records`` compares those that were read whole, by this call or by several with the same ``records``. Raises CorruptFile.
+    """
     size = tensor.dtype.itemsize
     count = tensor.numel - start if count is None else count
     buffer, done = bytearray(count * size), 0
     view = memoryview(buffer)
     for box in range_boxes(tensor.shape, start, count):
-        read_tile(tensor, box, view[done : done + box.numel * size])
+        read_tile(tensor, box, view[done : done + box.numel * size], records)
         done += box.numel * size
     return buffer
 
 
-def elements(tensor: Tensor, start: int = 0, count: int | None = None, dtype: Dtype | None = None) -> Array:
+def elements(tensor: Tensor, start: int = 0, count: int | None = None, dtype: Dtype | None = None, records: Records | None = None) -> Array:
     """The same as numbers that numpy has (complex32 is widened), rounded to ``dtype`` if one is given."""
     import numpy
 
-    buffer = element_bytes(tensor, start, count)
+    buffer = element_bytes(tensor, start, count, records)
     if tensor.dtype.code == "C32":
         return numpy.frombuffer(buffer, numpy.float16).astype(numpy.float32).view(numpy.complex64)
     stored = view_as(buffer, tensor.dtype, len(buffer) // tensor.dtype.itemsize)

@@ -11,6 +11,10 @@ from ckpt_cli.files.crc32 import combined, crc_of
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 
+class DamagedRecord(CorruptFile):
+    """A record that does not have the CRC-32 that was saved with it."""
+
+
 @dataclass(slots=True)
 class _Read:
     """What was read of a piece: CRC-32 and length in bytes by place, and how many bytes are missing."""
@@ -71,10 +75,10 @@ def _length(tensor: Tensor, piece: Piece) -> int:
 
 def _compare(tensor: Tensor, piece: Piece, now: int) -> None:
     if now != piece.crc:
-        raise CorruptFile(
+        raise DamagedRecord(
             "the values of a tensor are not those that were saved",
             path=piece.source.path,
-            tensor=tensor.name,
+            tensor=tensor.name or None,
             expected=f"CRC-32 {piece.crc:08x} as the file says, not {now:08x}",
             hint="get the file again: it was damaged after it was saved; `ckpt verify --full` lists all that is damaged in a checkpoint",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,6 +58,21 @@ class Piece:
     def same_bytes_as(self) -> tuple[object, ...]:
         """Equal for two pieces that read the same bytes of the same source in the same way."""
         return (self.source.identity, self.offset, self.strides, self.box, self.swapped, self.conj, self.neg)
+
+
+def places_of(tensors: Iterable[Tensor]) -> frozenset[tuple[object, ...]]:
+    """Where the bytes of tensors lie, whatever their files are called: equal for one checkpoint that is named in two ways.
+
+    Files are told apart by device and inode, so links and hard links change nothing; two components in one file lie in other places.
+    """
+    pieces = (piece for tensor in tensors for piece in tensor.pieces)
+    return frozenset((*p.source.identity.file, p.source.identity.start, p.offset, p.strides, p.box) for p in pieces)
+
+
+def same_bytes(first: Iterable[Tensor], second: Iterable[Tensor]) -> bool:
+    """Whether two sets of tensors are the same bytes of the same files: comparing them says nothing. False if there are no bytes."""
+    places = places_of(first)
+    return bool(places) and places == places_of(second)
 
 
 class PieceIndex:

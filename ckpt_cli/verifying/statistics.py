@@ -19,6 +19,7 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.results.statistics import TensorStats
 from ckpt_cli.tensors.parallel import Advance, with_progress
 from ckpt_cli.tensors.reading import blocks, elements
+from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.drift.compare import BLOCK, PACKED
 from ckpt_cli.verifying.drift.distances import widened
@@ -126,11 +127,12 @@ def _moments(tensor: Tensor, histogram: bool, advance: Advance) -> Moments:
         # Not numbers on their own.
         advance(tensor.nbytes, LABEL)
         return Moments(tensor.numel, real=False, packed=True)
-    found = Moments()
+    found, records = Moments(), Records()
     with reading(tensor=tensor.name):
         for start, count in blocks(tensor, BLOCK):
-            found += _block(elements(tensor, start, count), histogram)
+            found += _block(elements(tensor, start, count, records=records), histogram)
             advance(count * tensor.dtype.itemsize, LABEL)
+        records.check_rest()
     return found
 
 

@@ -15,6 +15,7 @@ from ckpt_cli.formats.dcp.metadata import CatalogTensor, read_catalog
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented
 from ckpt_cli.tensors.reading import element_bytes
+from ckpt_cli.tensors.records import Records
 
 MAX_BYTES = 64 << 20
 SPARE, SPREAD = 64, 16
@@ -66,7 +67,7 @@ def tensor_value(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unre
     tensor = assembled(entry.name, entry, reader)
     if tensor.nbytes > MAX_BYTES:
         return Unrepresented(f"a tensor of {tensor.nbytes} bytes")
-    return TensorValue(tensor.dtype, tensor.shape, bytes(element_bytes(tensor)))
+    return TensorValue(tensor.dtype, tensor.shape, bytes(element_bytes(tensor, records=Records())))
 
 
 def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:

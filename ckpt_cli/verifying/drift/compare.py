@@ -13,6 +13,7 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.results.drift import BaseComparison, FormatFact, FormChange, TensorDrift
 from ckpt_cli.tensors.parallel import Advance, with_progress
 from ckpt_cli.tensors.reading import element_bytes, elements
+from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.drift.distances import Accumulator, Distances
 from ckpt_cli.verifying.drift.groups import by_drift, frozen_parts, group_drifts, heatmap_of
@@ -147,19 +148,21 @@ def _drifts(pairs: Sequence[Compared], share: float, jobs: int | None, progress:
 
 
 def _drift(pair: Compared, share: float, advance: Advance) -> TensorDrift:
-    apart, numel = Accumulator(), pair.base.numel
+    apart, numel, records = Accumulator(), pair.base.numel, Records()
     packed = [dtype.code in PACKED for dtype in (pair.mine.dtype, pair.base.dtype)]
     compared = changed = 0
     with reading(tensor=pair.name):
         for start, count in _blocks(numel, share):
             if any(packed):
-                raw = [element_bytes(tensor, start, count) for tensor in (pair.mine, pair.base)]
+                raw = [element_bytes(tensor, start, count, records) for tensor in (pair.mine, pair.base)]
                 changed += count if pair.mine.dtype != pair.base.dtype else _changed_bytes(raw, count)
             else:
-                ours = elements(pair.mine, start, count, pair.dtype)
-                apart.add(ours, elements(pair.base, start, count))
+                ours = elements(pair.mine, start, count, pair.dtype, records)
+                apart.add(ours, elements(pair.base, start, count, records=records))
             compared += count
             advance(count * pair.nbytes // numel, LABEL)
+        if share == 1.0:
+            records.check_rest()
     if any(packed):
         return TensorDrift(name=pair.name, elements=numel, compared=compared, changed=changed)
     return _tensor_drift(pair.name, numel, apart.result())

@@ -246,6 +246,36 @@ class TestCommandLine:
         assert done.code == 0, done.err
         assert "24 checksums compared" in done.out
 
+    def test_the_last_process_of_a_launcher_has_the_result(self, out: Path, tmp_path: Path) -> None:
+        changed(out, QUERY, with_nan)
+        words = ["verify", "out", "--full", "--against", RUN]
+        whole = self.ckpt(*words)
+        for rank, code in ((2, 0), (0, 0), (1, 1)):
+            done = self.ckpt(*words, "--part", "auto", SLURM_PROCID=str(rank), SLURM_NTASKS="3", SLURM_JOB_ID="7")
+            assert done.code == code
+            if rank != 1:
+                count = len(verify_part(out, f"{rank}/3", **BOTH).findings)
+                found = f"{count} findings" if count else "nothing found"
+                assert done.out == f"part {rank} of 3: {found}; the process that is done last has the result\n"
+                (meeting,) = tmp_path.glob(".*")
+                assert meeting.name.startswith(".out.ckpt-verify-")
+        assert done == whole
+        assert list(tmp_path.glob(".*")) == []
+
+    def test_runs_of_a_launcher_do_not_mix(self, out: Path, tmp_path: Path) -> None:
+        for job in ("7", "8"):
+            done = self.ckpt("verify", "out", "--full", "--part", "auto", SLURM_PROCID="0", SLURM_NTASKS="2", SLURM_JOB_ID=job)
+            assert (done.code, done.out) == (0, "part 0 of 2: nothing found; the process that is done last has the result\n")
+        assert len(list(tmp_path.glob(".*"))) == 2
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+    def test_where_nothing_may_be_written(self, out: Path, tmp_path: Path) -> None:
+        tmp_path.chmod(0o500)
+        done = self.ckpt("verify", "out", "--full", "--part", "auto", RANK="0", WORLD_SIZE="2")
+        tmp_path.chmod(0o700)
+        assert done.code == 5
+        assert "--part auto --json" in done.err
+
     @pytest.mark.parametrize(
         ("words", "said"),
         [

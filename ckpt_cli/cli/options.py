@@ -283,9 +283,9 @@ Part = Annotated[
 ]
 CheckedPart = Annotated[
     Optional[str],
-    option("--part", metavar="K/N", help="Check part K (from 0) of N, as --json; auto: as torchrun or srun say.", panel=PARTS),
+    option("--part", metavar="K/N", help="Check part K (from 0) of N, with --json; auto: as torchrun or srun say.", panel=PARTS),
 ]
-Gather = Annotated[bool, option("--gather", help="The verdict from the documents of all parts, in place of reading.", panel=PARTS)]
+Gather = Annotated[bool, option("--gather", help="The result, from what all parts printed (--part --json).", panel=PARTS)]
 Documents = Annotated[
     Optional[list[str]], typer.Argument(metavar="[PART...]", help="What --part --json printed, for --gather.", show_default=False)
 ]

@@ -8,6 +8,7 @@ from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.words.declare import command
 from ckpt_cli.errors import UsageError
+from ckpt_cli.output.part import AUTO
 from ckpt_cli.progress import Progress
 from ckpt_cli.verifying.options import VerifyOptions
 
@@ -35,6 +36,10 @@ def verify(
 
     given |= {"type": type, "step": step, "also": also or (), "against": against}
 
+    def launched(shown: Progress) -> VerifyResult | VerifyPart:
+        _refuse(parts, part, gather, base)
+        return verification.verify_launched(path, progress=shown, **given)
+
     def check(shown: Progress) -> VerifyResult:
         _refuse(parts, part, gather)
         return verification.verify(path, base=base, plot=plot, gather=parts or (), progress=shown, **given)
@@ -43,8 +48,10 @@ def verify(
         _refuse(parts, part, gather, base, json=session.json)
         return verification.verify_part(path, part or "", progress=shown, **given)
 
+    if part == AUTO[0] and not session.json:
+        return session.run(launched, verify_result, lambda result: result.exit_code)
     if part is not None:
-        return session.run(check_part, lambda *_: None, lambda _: 0)
+        return session.run(check_part, verify_result, lambda result: result.exit_code)
     return session.run(check, verify_result, lambda result: result.exit_code)
 
 

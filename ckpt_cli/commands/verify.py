@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,18 @@ from ckpt_cli.commands.verify_source import (
     planned_source,
     summary_of,
 )
-from ckpt_cli.commands.verify_subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
+from ckpt_cli.commands.verify_subjects import Subject, checksums_of, config_of, find_subjects, is_output, merged_tensors, set_subject
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import NotFound, UsageError, within_memory
-from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
-from ckpt_cli.given import PathLike, boundary, optional_path, path_text, paths_of, progress_of
+from ckpt_cli.given import PathLike, boundary, optional_path, path_of, path_text, paths_of, progress_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
-from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.names import printable
-from ckpt_cli.output.part import WHOLE_FILES, Part
+from ckpt_cli.output.part import AUTO, WHOLE_FILES, Part
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.drift import BaseComparison
@@ -47,21 +44,18 @@ from ckpt_cli.results.verify import Finding, SourceComparison, VerifyPart, Verif
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_files
-from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome
-from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
+from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import check_folder
 from ckpt_cli.verifying.gathering import GatheredChecks, answered, read_parts, result_of
+from ckpt_cli.verifying.launched import check_beside_of, parts_that_meet
 from ckpt_cli.verifying.left_out import left_out, partial_output
 from ckpt_cli.verifying.options import Asked, VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
 from ckpt_cli.verifying.values import check_ties, check_values, check_weights_beside
-
-UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
-"""What can be found about a config that is not compared with anything."""
 
 
 @boundary
@@ -137,6 +131,21 @@ def verify_part(
     return result_of(checks, asked, time.monotonic() - started)
 
 
+@boundary
+@within_memory
+def verify_launched(path: PathLike, *, progress: Progress | None = None, **given: Any) -> VerifyResult | VerifyPart:
+    """As one of the processes that a launcher started: the part of this one, or, for the one that is done last, the result of all.
+
+    The parts meet in a folder beside ``path``, which is gone afterwards. Arguments as of `verify_part`. Raises what `verify` raises, and
+    NotWritable.
+    """
+    folder = path_of(path)
+    check_beside_of(folder)
+    part = verify_part(path, AUTO[0], progress=progress, **given)
+    with parts_that_meet(folder, part) as documents:
+        return verify(path, gather=documents, progress=progress, **given) if documents else part
+
+
 def _verified(
     asked: Asked, checks: Checks, progress: Progress | None, reference: str | None = None, picture: Path | None = None
 ) -> VerifyResult:
@@ -154,7 +163,7 @@ def _verified(
         )
         subject = subjects[0]
         found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
-        configs = [_config(one) for one in subjects]
+        configs = [config_of(one) for one in subjects]
         for one, config in zip(subjects, configs, strict=True):
             found += [*left_out(one.manifest, config, chosen.include, chosen.exclude), *partial_output(one.manifest, config)]
             found += [finding(t.code, t.text, file=Path(t.path).name, bytes=t.holes) for t in torn_files(one.stored.values(), ends=False)]
@@ -162,7 +171,7 @@ def _verified(
             levels.append("full" if chosen.sample is None else "sample")
             with_jobs: dict[str, Any] = {"jobs": chosen.jobs, "progress": progress, "checks": checks}
             values = [
-                check_values(one.stored, _checksums(one), sample=chosen.sample, name=f"values {number}", **with_jobs)
+                check_values(one.stored, checksums_of(one), sample=chosen.sample, name=f"values {number}", **with_jobs)
                 for number, one in enumerate(subjects)
             ]
             if subject.manifest is not None and chosen.sample is None:
@@ -219,7 +228,7 @@ def verify_written(
             names = {file.name for file in part.plan.files}
             weights = next((one for one in checked.sets if names & {path.name for path in one.files}), checked.sets[0])
             subject = set_subject(folder, checked, weights)
-            config = _config(subject)
+            config = config_of(subject)
             wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
             different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
             summary = summary_of(source, part, subject.tensors, wanted, compared, different)
@@ -272,39 +281,6 @@ def _without_repeats(found: Sequence[Finding]) -> list[Finding]:
     """Drops "file changed" findings for files that are known to be damaged."""
     damaged = {item.file for item in found if item.severity == "error" and item.tensor is None}
     return [item for item in found if item.code != "changed-side-file" or item.file not in damaged]
-
-
-# -- levels ----------------------------------------------------------------------------------------------------------
-
-
-def _config(subject: Subject) -> ConfigCheck:
-    if not subject.is_model:
-        return ConfigCheck({}, ())
-    if has_adapters(subject.tensors):
-        known = check_adapter(subject.homes, subject.tensors)
-        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which are not part of a model class")))
-    if subject.config_home is None:
-        return without_config(subject.tensors, written=False)
-    if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
-        adapter = is_file(subject.config_home / ADAPTER_CONFIG)
-        lacking = no_factors(subject.config_home) if adapter else []
-        checked = without_config(subject.tensors, written=not adapter)
-        return replace(checked, findings=(*lacking, *checked.findings))
-    # Of a damaged file, what is missing is known already.
-    tensors = subject.tensors if subject.readable else {}
-    checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
-    if not subject.readable:
-        return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
-    return checked
-
-
-def _checksums(subject: Subject) -> dict[str, int]:
-    """The CRC-32 of tensors that the manifest has, by name; other files are not covered."""
-    if subject.manifest is None:
-        return {}
-    owners = {name: Path(tensor.pieces[0].source.path).name for name, tensor in subject.tensors.items() if tensor.pieces}
-    known = subject.manifest.checksums
-    return {name: known[file][name] for name, file in owners.items() if name in known.get(file, {})}
 
 
 # -- against its source ----------------------------------------------------------------------------------------------

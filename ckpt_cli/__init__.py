@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckpt_cli.commands.scan import scan as scan
     from ckpt_cli.commands.show import show as show
     from ckpt_cli.commands.verify import verify as verify
+    from ckpt_cli.commands.verify import verify_part as verify_part
     from ckpt_cli.commands.watch import watch as watch
     from ckpt_cli.errors import CkptError as CkptError
     from ckpt_cli.loading.lazy import LazyCheckpoint as LazyCheckpoint
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.scan import ScanResult as ScanResult
     from ckpt_cli.results.statistics import ShowResult as ShowResult
     from ckpt_cli.results.statistics import StatsResult as StatsResult
+    from ckpt_cli.results.verify import VerifyPart as VerifyPart
     from ckpt_cli.results.verify import VerifyResult as VerifyResult
     from ckpt_cli.results.watch import WatchResult as WatchResult
     from ckpt_cli.results.written import AverageResult as AverageResult
@@ -64,6 +66,7 @@ _HOMES = {
     "ScanResult": "results.scan",
     "ShowResult": "results.statistics",
     "StatsResult": "results.statistics",
+    "VerifyPart": "results.verify",
     "VerifyResult": "results.verify",
     "WatchResult": "results.watch",
     "average": "commands.average",
@@ -79,6 +82,7 @@ _HOMES = {
     "scan": "commands.scan",
     "show": "commands.show",
     "verify": "commands.verify",
+    "verify_part": "commands.verify",
     "watch": "commands.watch",
 }
 
@@ -98,6 +102,7 @@ __all__ = [
     "ScanResult",
     "ShowResult",
     "StatsResult",
+    "VerifyPart",
     "VerifyResult",
     "WatchResult",
     "__version__",
@@ -114,6 +119,7 @@ __all__ = [
     "scan",
     "show",
     "verify",
+    "verify_part",
     "watch",
 ]
 

@@ -117,7 +117,7 @@ TYPES: dict[str, Any] = {
 def faults(value: Any, schema: dict[str, Any], defs: dict[str, Any], where: str = "$") -> Iterator[str]:
     """What of a JSON value breaks a schema; the words of JSON Schema that pydantic uses."""
     known = {"$ref", "anyOf", "const", "enum", "type", "items", "prefixItems", "minItems", "maxItems", "properties", "required"}
-    known |= {"additionalProperties", "title", "description", "default", "$schema", "$defs"}
+    known |= {"additionalProperties", "title", "description", "default", "$schema", "$defs", "minimum", "exclusiveMaximum"}
     assert set(schema) <= known, set(schema) - known
     if "$ref" in schema:
         yield from faults(value, defs[schema["$ref"].removeprefix("#/$defs/")], defs, where)
@@ -132,6 +132,8 @@ def faults(value: Any, schema: dict[str, Any], defs: dict[str, Any], where: str 
     ):
         yield f"{where} is {type(value).__name__}, not {schema['type']}"
         return
+    if isinstance(value, int) and not schema.get("minimum", value) <= value < schema.get("exclusiveMaximum", value + 1):
+        yield f"{where} is {value}"
     if isinstance(value, list):
         places = [*schema.get("prefixItems", []), *[schema.get("items", {})] * len(value)]
         if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
@@ -171,6 +173,7 @@ class TestSchemas:
             ("average", EXAMPLE, "--all", "-o", "out", "--dry-run"),
             ("extract-state", EXAMPLE, "--dry-run"),
             ("verify", EXAMPLE, "--full", "--against", EXAMPLE),
+            ("verify", EXAMPLE, "--full", "--part", "0/2"),
             ("diff", EXAMPLE, "--steps", "100,200"),
             ("compare", EXAMPLE, EXAMPLE),
             ("show", EXAMPLE, "model.norm.weight"),

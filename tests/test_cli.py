@@ -312,8 +312,11 @@ class TestHelp:
             for folder in ("merged", "base"):
                 assert ckpt("merge", run, "-o", folder, cwd=run.parent).code == 0
         for example in examples:
-            outcome = ckpt(*example.split()[1:], cwd=run.parent)
+            words, _, redirected = example.partition(" > ")
+            outcome = ckpt(*words.split()[1:], cwd=run.parent)
             assert outcome.code == 0, (example, outcome)
+            if redirected:
+                (run.parent / redirected).write_text(outcome.out)
 
     def test_every_option_has_help(self) -> None:
         from ckpt_cli.cli.app import app

@@ -34,12 +34,13 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(script: str, work: Path, **environment: str) -> None:
+def run(script: str, work: Path, **environment: str) -> str:
     path = f"{work / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-e"], input=script, text=True, cwd=work, env={**os.environ, "PATH": path, **environment}, capture_output=True
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -59,6 +60,26 @@ def test_every_script_is_one(script: str) -> None:
 def test_one_allocation(work: Path) -> None:
     run(next(script for script in SCRIPTS if "srun ckpt" in script), work)
     assert contents(work / "model") == expected(work)
+
+
+def test_verifying_in_one_allocation(work: Path) -> None:
+    """Three processes at once: one of them prints the result."""
+    assert ckpt("merge", "./run", "-o", "./model", cwd=work).code == 0
+    done = run(next(script for script in SCRIPTS if "srun ckpt verify" in script), work)
+    assert sorted(line.split(":")[0] for line in done.splitlines() if line.startswith(("part ", "result"))) in (
+        [f"part {first} of 3", f"part {second} of 3", "result    ok"] for first, second in ((0, 1), (0, 2), (1, 2))
+    )
+    assert [path.name for path in work.iterdir() if path.name.startswith(".")] == []
+
+
+def test_verifying_in_an_array(work: Path) -> None:
+    """One part as a task of the array, the other as the command of an Indexed Job: the same document."""
+    assert ckpt("merge", "./run", "-o", "./model", cwd=work).code == 0
+    for variable, task in (("SLURM_ARRAY_TASK_ID", "1"), ("JOB_COMPLETION_INDEX", "0")):
+        script = next(script for script in SCRIPTS if "ckpt verify" in script and f"${variable}" in script)
+        run(script.replace("/8", "/2"), work, **{variable: task, "SLURM_ARRAY_TASK_COUNT": "2"})
+    gather = next(command for command in re.findall(r"--wrap '(.*?)'", PAGE) if "--gather" in command)
+    assert "result    ok" in run(gather, work)
 
 
 def test_an_array(work: Path) -> None:

@@ -152,6 +152,8 @@ add(
     "ckpt verify ./merged --against ./run",
     "ckpt verify ./merged --base ./base --plot drift.png",
     "ckpt verify ./run --full --sample 5%",
+    "ckpt verify ./merged --full --part 0/1 --json > part-0.json",
+    "ckpt verify ./merged --gather part-0.json",
 )
 add(
     diff,

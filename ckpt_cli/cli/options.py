@@ -281,6 +281,14 @@ Part = Annotated[
         panel=PARTS,
     ),
 ]
+CheckedPart = Annotated[
+    Optional[str],
+    option("--part", metavar="K/N", help="Check part K (from 0) of N, with --json; auto: as torchrun or srun say.", panel=PARTS),
+]
+Gather = Annotated[bool, option("--gather", help="The result, from what all parts printed (--part --json).", panel=PARTS)]
+Documents = Annotated[
+    Optional[list[str]], typer.Argument(metavar="[PART...]", help="What --part --json printed, for --gather.", show_default=False)
+]
 Engine = Annotated[
     str,
     option("--engine", metavar="NAME", help="local (default), or ray: a Ray cluster.", panel=PARTS, words=get_args(EngineName)),

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,43 +24,40 @@ from ckpt_cli.commands.verify_source import (
     planned_source,
     summary_of,
 )
-from ckpt_cli.commands.verify_subjects import Subject, find_subjects, is_output, merged_tensors, set_subject
+from ckpt_cli.commands.verify_subjects import Subject, checksums_of, config_of, find_subjects, is_output, merged_tensors, set_subject
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import NotFound, UsageError, within_memory
-from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
-from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.given import PathLike, boundary, optional_path, path_of, path_text, paths_of, progress_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_text
-from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.names import printable
+from ckpt_cli.output.part import AUTO, WHOLE_FILES, Part
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.drift import BaseComparison
-from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
+from ckpt_cli.results.verify import Finding, SourceComparison, VerifyPart, VerifyResult
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.records import DamagedRecord
 from ckpt_cli.tensors.tensor import same_bytes
 from ckpt_cli.tensors.torn import torn_files
-from ckpt_cli.verifying.adapter import check_adapter, no_factors
-from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
+from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome
+from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import check_folder
+from ckpt_cli.verifying.gathering import GatheredChecks, answered, read_parts, result_of
+from ckpt_cli.verifying.launched import check_beside_of, parts_that_meet
 from ckpt_cli.verifying.left_out import left_out, partial_output
-from ckpt_cli.verifying.options import VerifyKeywords, VerifyOptions
+from ckpt_cli.verifying.options import Asked, VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.side_files import different_side_files
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
-from ckpt_cli.verifying.values import check_values, check_weights_beside
-
-UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
-"""What can be found about a config that is not compared with anything."""
+from ckpt_cli.verifying.values import check_ties, check_values, check_weights_beside
 
 
 @boundary
@@ -75,6 +71,7 @@ def verify(
     against: PathLike | None = None,
     base: PathLike | None = None,
     plot: PathLike | None = None,
+    gather: PathLike | Sequence[PathLike] = (),
     progress: Progress | None = None,
     **options: Unpack[VerifyKeywords],
 ) -> VerifyResult:
@@ -83,58 +80,128 @@ def verify(
     Always: headers, index, sizes, manifest, and whether config.json, tokenizer and tensors match; no weights are
     read. ``full=True`` reads every byte; ``against`` names the source that the output must equal, bit for bit; ``base`` a model
     or checkpoint to compare with, whose differences are information; ``plot`` a picture of these (.png, .svg, .html).
+    ``gather`` are the documents of all parts (`verify_part`): what they read is not read again, and options come from them.
     ``options`` are those of `VerifyKeywords`.
 
-    Raises InputError and IncompleteError for what cannot be opened at all, UsageError.
+    Raises InputError and IncompleteError for what cannot be opened at all, UsageError; of parts also MissingParts.
     """
-    chosen, progress = options_of(VerifyOptions, options), progress_of(progress)
-    path, source, picture = path_of(path), optional_path(against, "--against"), optional_path(plot, "--plot", output=True)
-    component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
+    asked, progress = Asked.of(path, options, type=type, step=step, also=also, against=against), progress_of(progress)
+    picture, documents = optional_path(plot, "--plot", output=True), paths_of(gather, "--gather")
     reference = path_text(base, "--base") if base is not None else None
-    _check_options(chosen)
     if picture is not None:
         if reference is None:
             raise UsageError("--plot draws how far tensors moved from a base", hint="ckpt verify PATH --base DIR --plot FILE")
         check_plot(picture)
-    started = time.monotonic()
+    if not documents:
+        return _verified(asked, ALL, progress, reference, picture)
+    parts = read_parts(documents)
+    checks = GatheredChecks(parts)
+    result = _verified(answered(asked, parts[0]), checks, progress, reference, picture)
+    checks.finish()
+    return result
+
+
+@boundary
+@within_memory
+def verify_part(
+    path: PathLike,
+    part: str,
+    *,
+    type: str | None = None,
+    step: int | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    against: PathLike | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[VerifyKeywords],
+) -> VerifyPart:
+    """Do a part of what `verify` reads: ``part`` is "K/N", counted from 0, or "auto" for what a launcher says.
+
+    The result is no verdict: `verify` gathers the JSON of all parts. Raises what `verify` raises.
+    """
+    asked, progress, started = (
+        Asked.of(path, options, type=type, step=step, also=also, against=against),
+        progress_of(progress),
+        time.monotonic(),
+    )
+    if not (asked.options.full or asked.options.sample is not None or asked.against is not None):
+        raise UsageError("--part shares out what is read, and without --full or --against that is headers alone", hint="leave out --part")
+    chosen = Part.chosen(part)
+    if chosen.whole_files:
+        raise UsageError(f"{WHOLE_FILES} is for parts that write files", hint=f"pass --part {chosen.number}/{chosen.count}")
+    checks = ChecksOfPart(chosen)
+    _verified(asked, checks, progress)
+    return result_of(checks, asked, time.monotonic() - started)
+
+
+@boundary
+@within_memory
+def verify_launched(path: PathLike, *, progress: Progress | None = None, **given: Any) -> VerifyResult | VerifyPart:
+    """As one of the processes that a launcher started: the part of this one, or, for the one that is done last, the result of all.
+
+    The parts meet in a folder beside ``path``, which is gone afterwards. Arguments as of `verify_part`. Raises what `verify` raises, and
+    NotWritable.
+    """
+    folder = path_of(path)
+    check_beside_of(folder)
+    part = verify_part(path, AUTO[0], progress=progress, **given)
+    with parts_that_meet(folder, part) as documents:
+        return verify(path, gather=documents, progress=progress, **given) if documents else part
+
+
+def _verified(
+    asked: Asked, checks: Checks, progress: Progress | None, reference: str | None = None, picture: Path | None = None
+) -> VerifyResult:
+    path, source, chosen, started = asked.path, asked.against, asked.options, time.monotonic()
     with Files(progress=progress) as files:
         of_source = source is not None and is_output(path)
         subjects = find_subjects(
-            path, files, component, None if of_source else step, () if of_source else nodes, chosen.lora_alpha, chosen.shard_order
+            path,
+            files,
+            asked.type,
+            None if of_source else asked.step,
+            () if of_source else asked.also,
+            chosen.lora_alpha,
+            chosen.shard_order,
         )
         subject = subjects[0]
         found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
-        configs = [_config(one) for one in subjects]
+        configs = [config_of(one) for one in subjects]
         for one, config in zip(subjects, configs, strict=True):
             found += [*left_out(one.manifest, config, chosen.include, chosen.exclude), *partial_output(one.manifest, config)]
             found += [finding(t.code, t.text, file=Path(t.path).name, bytes=t.holes) for t in torn_files(one.stored.values(), ends=False)]
         if chosen.full or chosen.sample is not None:
             levels.append("full" if chosen.sample is None else "sample")
+            with_jobs: dict[str, Any] = {"jobs": chosen.jobs, "progress": progress, "checks": checks}
             values = [
-                check_values(one.stored, _checksums(one), sample=chosen.sample, jobs=chosen.jobs, progress=progress) for one in subjects
+                check_values(one.stored, checksums_of(one), sample=chosen.sample, name=f"values {number}", **with_jobs)
+                for number, one in enumerate(subjects)
             ]
             if subject.manifest is not None and chosen.sample is None:
-                values.append(check_weights_beside(subject.path, subject.manifest.side_checksums, files))
-            found += [item for checked in values for item in checked.findings]
-            found += [item for one, config in zip(subjects, configs, strict=True) for item in _ties(one, config)]
-            checksums, read = sum(checked.checksums for checked in values), sum(checked.bytes_read for checked in values)
+                values.append(check_weights_beside(subject.path, subject.manifest.side_checksums, files, **with_jobs))
+            values += [
+                check_ties(one.tensors, config.findings, checks, name=f"ties {number}")
+                for number, (one, config) in enumerate(zip(subjects, configs, strict=True))
+            ]
+            read_values = Outcome.joined(values)
+            found += read_values.findings
+            checksums, read = read_values.compared, read_values.bytes_read
         notes = [note for one in subjects for note in one.notes]
         sources: list[SourceComparison] = []
         if source is not None:
             levels.append("against")
-            for one, config in zip(subjects, configs, strict=True):
+            for number, (one, config) in enumerate(zip(subjects, configs, strict=True)):
                 opened = open_source(
                     source,
                     files,
                     one.path,
                     one.manifest,
-                    type=component,
-                    step=step if of_source else None,
-                    also=nodes if of_source else (),
+                    type=asked.type,
+                    step=asked.step if of_source else None,
+                    also=asked.also if of_source else (),
                     shard_order=chosen.shard_order,
                 )
                 notes += opened.notes
-                different, summary = _against(one, config, opened, files, chosen, progress)
+                different, summary = _against(one, config, opened, files, chosen, progress, checks, number)
                 wrong = {item.tensor for item in different}
                 found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
                 sources.append(summary)
@@ -164,7 +231,7 @@ def verify_written(
             names = {file.name for file in part.plan.files}
             weights = next((one for one in checked.sets if names & {path.name for path in one.files}), checked.sets[0])
             subject = set_subject(folder, checked, weights)
-            config = _config(subject)
+            config = config_of(subject)
             wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
             different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
             summary = summary_of(source, part, subject.tensors, wanted, compared, different)
@@ -223,62 +290,18 @@ def _without_repeats(found: Sequence[Finding]) -> list[Finding]:
     return list(kept.values())
 
 
-def _check_options(options: VerifyOptions) -> None:
-    if options.sample is not None and not 0 < options.sample <= 1:
-        raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
-    if options.jobs is not None and not 1 <= options.jobs <= 256:
-        raise UsageError("--jobs is out of range", expected="1 to 256")
-
-
-# -- levels ----------------------------------------------------------------------------------------------------------
-
-
-def _config(subject: Subject) -> ConfigCheck:
-    if not subject.is_model:
-        return ConfigCheck({}, ())
-    if has_adapters(subject.tensors):
-        known = check_adapter(subject.homes, subject.tensors)
-        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which are not part of a model class")))
-    if subject.config_home is None:
-        return without_config(subject.tensors, written=False)
-    if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
-        adapter = is_file(subject.config_home / ADAPTER_CONFIG)
-        lacking = no_factors(subject.config_home) if adapter else []
-        checked = without_config(subject.tensors, written=not adapter)
-        return replace(checked, findings=(*lacking, *checked.findings))
-    # Of a damaged file, what is missing is known already.
-    tensors = subject.tensors if subject.readable else {}
-    checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
-    if not subject.readable:
-        return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
-    return checked
-
-
-def _checksums(subject: Subject) -> dict[str, int]:
-    """The CRC-32 of tensors that the manifest has, by name; other files are not covered."""
-    if subject.manifest is None:
-        return {}
-    owners = {name: Path(tensor.pieces[0].source.path).name for name, tensor in subject.tensors.items() if tensor.pieces}
-    known = subject.manifest.checksums
-    return {name: known[file][name] for name, file in owners.items() if name in known.get(file, {})}
-
-
-def _ties(subject: Subject, config: ConfigCheck) -> list[Finding]:
-    """Tied tensors that are stored: with other values, a loader ignores one of them."""
-    found = []
-    for item in config.findings:
-        if item.code == "tied-stored" and item.tensor is not None:
-            partner = subject.tensors.get(str(item.numbers.get("partner")))
-            if partner is not None and not same_values(subject.tensors[item.tensor], partner):
-                found.append(finding("tied-differ", f"{partner.name} has other values", tensor=item.tensor))
-    return found
-
-
 # -- against its source ----------------------------------------------------------------------------------------------
 
 
 def _against(
-    subject: Subject, config: ConfigCheck, opened: Opened, files: Files, options: VerifyOptions, progress: Progress | None
+    subject: Subject,
+    config: ConfigCheck,
+    opened: Opened,
+    files: Files,
+    options: VerifyOptions,
+    progress: Progress | None,
+    checks: Checks,
+    number: int,
 ) -> tuple[list[Finding], SourceComparison]:
     """Compare with the checkpoint that the output was made from."""
     manifest = subject.manifest
@@ -288,13 +311,14 @@ def _against(
     if not subject.readable:
         # What lies in a file that cannot be read is known to be lost.
         wanted = {name: tensor for name, tensor in wanted.items() if name in subject.tensors}
-    found, compared = compare_with_source(subject.tensors, wanted, jobs=options.jobs, progress=progress)
+    shared: dict[str, Any] = {"jobs": options.jobs, "progress": progress, "checks": checks}
+    found, compared = compare_with_source(subject.tensors, wanted, name=f"against {number}", **shared)
     if subject.folder is not None:
         found += different_scales(subject.path, subject.tensors, part, options.lora_alpha)
         found += different_arguments(config.config, part)
         found += different_side_files(subject.folder.folder, part, merged_from(manifest, opened.found), files)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
-    damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=options.jobs, progress=progress)
+    damaged = damaged_records(wanted, part.opened.component.tensors.values(), name=f"records {number}", **shared)
     return [*found, *damaged, *changed_sources(manifest)], summary
 
 

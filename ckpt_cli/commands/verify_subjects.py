@@ -21,16 +21,21 @@ from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, safetensors
 from ckpt_cli.formats.safetensors.scan import WeightSet
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.verifying.adapter import check_adapter, no_factors
+from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import FolderCheck, check_folder, is_model_folder
 
 STATE = "extract-state"
+UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
+"""What can be found about a config that is not compared with anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +176,34 @@ def _chosen(checked: FolderCheck, type: str | None) -> list[WeightSet]:
     if named or len(alone) == 1 or name == "model":
         return named or alone[:1]
     raise NotFound(f"there is no component {type}", path=checked.folder, expected=", ".join(weights.name for weights in checked.sets))
+
+
+def config_of(subject: Subject) -> ConfigCheck:
+    """The config that belongs to what is verified, compared with its tensors."""
+    if not subject.is_model:
+        return ConfigCheck({}, ())
+    if has_adapters(subject.tensors):
+        known = check_adapter(subject.homes, subject.tensors)
+        return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which are not part of a model class")))
+    if subject.config_home is None:
+        return without_config(subject.tensors, written=False)
+    if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
+        adapter = is_file(subject.config_home / ADAPTER_CONFIG)
+        lacking = no_factors(subject.config_home) if adapter else []
+        checked = without_config(subject.tensors, written=not adapter)
+        return replace(checked, findings=(*lacking, *checked.findings))
+    # Of a damaged file, what is missing is known already.
+    tensors = subject.tensors if subject.readable else {}
+    checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
+    if not subject.readable:
+        return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
+    return checked
+
+
+def checksums_of(subject: Subject) -> dict[str, int]:
+    """The CRC-32 of tensors that the manifest has, by name; other files are not covered."""
+    if subject.manifest is None:
+        return {}
+    owners = {name: Path(tensor.pieces[0].source.path).name for name, tensor in subject.tensors.items() if tensor.pieces}
+    known = subject.manifest.checksums
+    return {name: known[file][name] for name, file in owners.items() if name in known.get(file, {})}

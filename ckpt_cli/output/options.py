@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.names import Naming, ShardOrder, Write
-from ckpt_cli.output.part import AUTO, MAX_PARTS, Part
+from ckpt_cli.output.part import MAX_PARTS, Part
 
 Engine = Literal["local", "ray"]
 """Who writes: this process, or the machines of a Ray cluster."""
@@ -59,11 +59,7 @@ class WritingOptions:
     @property
     def chosen_part(self) -> Part | None:
         """The part of the output that this process writes; None for all of it. Raises UsageError."""
-        if self.part is None:
-            return None
-        if self.part in AUTO:
-            return replace(Part.of_environment(os.environ), whole_files=self.part != "auto")
-        return Part.of(self.part)
+        return None if self.part is None else Part.chosen(self.part)
 
     @property
     def in_parts(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,6 +40,13 @@ class Part:
             last = f"0/{count} to {count - 1}/{count}" if match and 0 < count <= MAX_PARTS else "K/N, such as 0/8 to 7/8"
             raise UsageError(f"--part {text[:40]} is no part", expected=last, hint="parts are counted from 0")
         return cls(number, count, whole_files=bool(match and match[3]))
+
+    @classmethod
+    def chosen(cls, text: str) -> Part:
+        """The part that a text names, or that a launcher says if it is "auto" or "auto:files". Raises UsageError."""
+        if text in AUTO:
+            return replace(cls.of_environment(os.environ), whole_files=text != AUTO[0])
+        return cls.of(text)
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Part:

@@ -136,7 +136,7 @@ def publish_parts(targets: Sequence[Path], *, digests: Sequence[str] = (), overw
     found = [PartsFolder(target, digests[i]) if digests else _shared(target) for i, target in enumerate(targets)]
     with contextlib.ExitStack() as stack:
         for root in sorted({shared.root for shared in found if shared is not None}):
-            stack.enter_context(_alone(root))
+            stack.enter_context(alone(root))
         waiting: list[tuple[PartsFolder, Staging]] = []
         outputs: list[Published] = []
         for target, shared in zip(targets, found, strict=True):
@@ -195,7 +195,7 @@ def _counts(records: Sequence[Record]) -> tuple[dict[str, int], dict[str, dict[i
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """One process at a time, where the file system has locks: the others find that all is done."""
     import fcntl
 

@@ -140,11 +140,7 @@ class Plan:
                 if output.combination is not None:
                     state.update(repr(output.combination.formula).encode())
                 for piece in (piece for tensor in output.origins for piece in tensor.pieces):
-                    identity = piece.source.identity
-                    state.update(
-                        f"{identity.path}:{identity.size}:{identity.mtime_ns}:{piece.offset}:{piece.strides}:{piece.box.offset}:{piece.box.extent}"
-                        f":{piece.swapped}:{piece.conj}:{piece.neg}:{piece.crc}".encode("utf-8", "surrogateescape")
-                    )
+                    state.update(piece.text.encode("utf-8", "surrogateescape"))
         return state.hexdigest()
 
 

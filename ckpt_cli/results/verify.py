@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from ckpt_cli.results.checkpoint import Frozen, LoraInfo, NoteInfo, Place
@@ -17,6 +19,69 @@ class Finding(Frozen):
     tensor: str | None = None
     file: Place | None = None
     numbers: dict[str, float | int | str] = Field(default_factory=dict)
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Question(Frozen):
+    """What a verification was asked, as its options say; paths are whole. `VerifyOptions` and the arguments of `verify`."""
+
+    path: str
+    type: str | None = None
+    step: int | None = None
+    also: tuple[str, ...] = ()
+    against: str | None = None
+    full: bool = False
+    sample: float | None = None
+    names: str | None = None
+    key_map: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    lora_alpha: float | None = None
+    shard_order: str = "auto"
+
+
+class CheckedShare(Frozen):
+    """What a part found in one check: in its items, from number ``first`` to ``last`` (excluded) of all ``items``.
+
+    ``digest`` is that of all items: names, where their bytes lie, and what they are compared with.
+    """
+
+    items: Count
+    first: Count
+    last: Count
+    digest: str
+    findings: tuple[Finding, ...] = ()
+    bytes_read: Count = 0
+    compared: Count = 0
+
+
+class VerifyPart(Frozen):
+    """What part ``part`` (from 0) of ``parts`` of a verification read and found. It is no verdict, which comes from all parts.
+
+    ``digest`` is equal for all parts of one verification: it covers the version, what was asked, size and mtime (ns) of all ``files``, and
+    the tensors in them. ``shares`` are by check.
+    """
+
+    part: Count
+    parts: Count
+    version: str
+    digest: str
+    question: Question
+    files: dict[str, tuple[Count, int]]
+    shares: dict[str, CheckedShare]
+    seconds: float = 0.0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found in this part of the weights."""
+        return tuple(item for share in self.shares.values() for item in share.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """0: the part is done, whatever it found."""
+        return 0
 
 
 class SourceComparison(Frozen):

@@ -59,6 +59,15 @@ class Piece:
         """Equal for two pieces that read the same bytes of the same source in the same way."""
         return (self.source.identity, self.offset, self.strides, self.box, self.swapped, self.conj, self.neg)
 
+    @property
+    def text(self) -> str:
+        """Which bytes of which file it is, and how they are read: for digests that other processes make too."""
+        identity, box = self.source.identity, self.box
+        return (
+            f"{identity.path}:{identity.size}:{identity.mtime_ns}:{self.offset}:{self.strides}:{box.offset}:{box.extent}"
+            f":{self.swapped}:{self.conj}:{self.neg}:{self.crc}"
+        )
+
 
 def places_of(tensors: Iterable[Tensor]) -> frozenset[tuple[object, ...]]:
     """Where the bytes of tensors lie, whatever their files are called: equal for one checkpoint that is named in two ways.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
-from ckpt_cli.given import PathLike
+from ckpt_cli.errors import UsageError
+from ckpt_cli.given import PathLike, int_of, optional_path, options_of, path_of, paths_of, text_of
 from ckpt_cli.names import Naming, ShardOrder
 
 
@@ -34,6 +36,37 @@ class VerifyOptions:
         """The user's options about how the output was made."""
         names = ("names", "key_map", "include", "exclude", "lora_alpha")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A verification as it was asked for: what is checked, against what, and how."""
+
+    path: Path
+    options: VerifyOptions
+    type: str | None = None
+    step: int | None = None
+    also: tuple[Path, ...] = ()
+    against: Path | None = None
+
+    @classmethod
+    def of(
+        cls,
+        path: object,
+        options: Mapping[str, Any],
+        *,
+        type: object = None,
+        step: object = None,
+        also: object = (),
+        against: object = None,
+    ) -> Asked:
+        """Of the arguments of a caller. Raises UsageError."""
+        chosen, source = options_of(VerifyOptions, options), optional_path(against, "--against")
+        if chosen.sample is not None and not 0 < chosen.sample <= 1:
+            raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
+        if chosen.jobs is not None and not 1 <= chosen.jobs <= 256:
+            raise UsageError("--jobs is out of range", expected="1 to 256")
+        return cls(path_of(path), chosen, text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also"), source)
 
 
 class VerifyKeywords(TypedDict, total=False):

@@ -10,7 +10,7 @@ import bisect
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,10 @@ from ckpt_cli.files.source import Source
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.casting import cast
-from ckpt_cli.tensors.parallel import Advance, with_progress
+from ckpt_cli.tensors.parallel import Advance
 from ckpt_cli.tensors.reading import blocks, element_bytes, elements, read_tile
 from ckpt_cli.tensors.tensor import Piece, Tensor
+from ckpt_cli.verifying.checks import ALL, Checks, Outcome, Stage
 from ckpt_cli.verifying.findings import finding
 
 if TYPE_CHECKING:
@@ -54,32 +55,47 @@ class _Difference:
 
 
 def compare_with_source(
-    outputs: Mapping[str, Tensor], wanted: Mapping[str, Wanted], *, jobs: int | None = None, progress: Progress | None = None
+    outputs: Mapping[str, Tensor],
+    wanted: Mapping[str, Wanted],
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    checks: Checks = ALL,
+    name: str = "against",
 ) -> tuple[list[Finding], int]:
-    """Findings about every tensor that is not, bit for bit, what the source has; and the bytes that were compared.
+    """Findings about every tensor that is not, bit for bit, what the source has; and the bytes that all parts compare.
 
-    Both map names to tensors. NaN is equal to NaN only if the bits are, but after a cast, where its payload may change.
+    Both map names to tensors; ``name`` is that of the stage. NaN is equal to NaN only if the bits are, but after a cast, where its payload
+    may change.
     """
     common = [name for name in wanted if name in outputs]
     lost = [name for name in wanted if name not in outputs]
     unproved = [name for name in outputs if name not in wanted]
     found = [finding("lost-tensor", f"the source has it with shape {shape_text(wanted[name].tensor.shape)}", tensor=name) for name in lost]
     found += [finding("unproved-tensor", f"shape {shape_text(outputs[name].shape)}", tensor=name) for name in unproved]
-    total = sum(wanted[name].tensor.nbytes for name in common)
-    results = with_progress(
-        lambda name, advance: _compare(name, outputs[name], wanted[name], advance),
+    stage = Stage(
+        name,
+        "comparing",
         common,
-        (wanted[name].tensor for name in common),
-        jobs=jobs,
-        progress=progress,
-        total=total,
-        label="comparing",
+        tensors=lambda name: (wanted[name].tensor, outputs[name]),
+        nbytes=lambda name: wanted[name].tensor.nbytes,
+        about=lambda name: (name, str(wanted[name].dtype)),
     )
-    different = [result for result in results if result is not None]
-    return found + _with_origins(different, outputs, wanted), total
+    compared = checks.outcome(
+        stage, lambda name, advance: _compared(name, outputs[name], wanted[name], advance), jobs=jobs, progress=progress
+    )
+    different = list(compared.findings)
+    # Where the values of a tensor went can be told when all that differ are known.
+    found += _with_origins(different, outputs, wanted) if checks.whole else different
+    return found, sum(wanted[name].tensor.nbytes for name in common)
 
 
-def _compare(name: str, output: Tensor, wanted: Wanted, advance: Advance) -> Finding | None:
+def _compared(name: str, output: Tensor, wanted: Wanted, advance: Advance) -> Outcome:
+    found = _difference(name, output, wanted, advance)
+    return Outcome() if found is None else Outcome((found,))
+
+
+def _difference(name: str, output: Tensor, wanted: Wanted, advance: Advance) -> Finding | None:
     source = wanted.tensor
     if output.shape != source.shape:
         return finding("different-shape", f"{shape_text(output.shape)}, but {shape_text(source.shape)} in the source", tensor=name)
@@ -200,15 +216,21 @@ def _count(seen: _Difference, held: Array, written: Array, source: Dtype, target
 
 
 def damaged_records(
-    wanted: Mapping[str, Wanted], stored: Iterable[Tensor], *, jobs: int | None = None, progress: Progress | None = None
+    wanted: Mapping[str, Wanted],
+    stored: Iterable[Tensor],
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    checks: Checks = ALL,
+    name: str = "records",
 ) -> list[Finding]:
     """Findings about records of the source whose bytes are not those of their own CRC-32: an output equals them, damage and all.
 
     ``stored`` are the tensors as the source has them: what was re-cut or fused has no checksum itself. Only records that the output was
-    made of are read.
+    made of are read. ``name`` is that of the stage.
     """
     used: dict[str, list[tuple[int, int]]] = {}
-    read: dict[tuple[str, int], tuple[Tensor, Piece]] = {}
+    read: dict[tuple[str, int], Tensor] = {}
     for tensor in (item.tensor for item in wanted.values()):
         for piece in tensor.pieces:
             for origin in piece.source.origins:
@@ -218,25 +240,23 @@ def damaged_records(
     for tensor in (*(item.tensor for item in wanted.values()), *stored):
         for piece in tensor.pieces:
             if piece.crc is not None and _meets(ranges.get(piece.source.path, []), piece.span(tensor.dtype.itemsize)):
-                read.setdefault((piece.source.path, piece.offset), (tensor, piece))
+                read.setdefault((piece.source.path, piece.offset), replace(tensor, pieces=(piece,), copies=()))
 
-    def check(item: tuple[Tensor, Piece], advance: Advance) -> Finding | None:
-        tensor, piece = item
-        now = crc_of(piece.source, piece.offset, _length(tensor, piece), lambda: advance(0, tensor.name))
-        advance(_length(tensor, piece), tensor.name)
+    def check(record: Tensor, advance: Advance) -> Outcome:
+        (piece,) = record.pieces
+        now = crc_of(piece.source, piece.offset, _length(record), lambda: advance(0, record.name))
+        advance(_length(record), record.name)
         if now == piece.crc:
-            return None
+            return Outcome()
         message = f"damaged in the source: CRC-32 is {now:08x}, but {piece.crc:08x} was saved"
-        return finding("wrong-checksum", message, tensor=tensor.name, file=Path(piece.source.path).name, damaged="source")
+        return Outcome((finding("wrong-checksum", message, tensor=record.name, file=Path(piece.source.path).name, damaged="source"),))
 
-    order = [read[key] for key in sorted(read)]
-    total = sum(_length(tensor, piece) for tensor, piece in order)
-    results = with_progress(check, order, (tensor for tensor, _ in order), jobs=jobs, progress=progress, total=total, label="checksums")
-    return [result for result in results if result is not None]
+    stage = Stage(name, "checksums", [read[key] for key in sorted(read)], tensors=lambda record: (record,), nbytes=_length)
+    return list(checks.outcome(stage, check, jobs=jobs, progress=progress).findings)
 
 
-def _length(tensor: Tensor, piece: Piece) -> int:
-    return piece.box.numel * tensor.dtype.itemsize
+def _length(record: Tensor) -> int:
+    return sum(piece.box.numel for piece in record.pieces) * record.dtype.itemsize
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -5,39 +5,32 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt_cli.boxes import Box, Shape
-from ckpt_cli.dtypes import Dtype
+from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.files.crc32 import combined, crc_of
 from ckpt_cli.files.folders import is_file, stays_inside
-from ckpt_cli.files.source import Files
+from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.casting import view_as
-from ckpt_cli.tensors.parallel import Advance, with_progress
+from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.parallel import Advance
 from ckpt_cli.tensors.reading import is_run, read_tile, stored_bytes, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.tensors.torn import LEAST_ZEROS, is_vocabulary, may_end_in_zeros
 from ckpt_cli.verifying.beside import OF_WEIGHTS
+from ckpt_cli.verifying.checks import ALL, Checks, Outcome, Stage
 from ckpt_cli.verifying.findings import finding
 
 if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array
 
 BLOCK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ValueCheck:
-    """What reading the values of tensors found; ``checksums`` counts the CRC-32 that were compared."""
-
-    findings: tuple[Finding, ...]
-    bytes_read: int
-    checksums: int
 
 
 @dataclass(slots=True)
@@ -59,45 +52,88 @@ def check_values(
     sample: float | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> ValueCheck:
+    checks: Checks = ALL,
+    name: str = "values",
+) -> Outcome:
     """Read tensors and report NaN, infinities, zeros, constants, replicas that differ, and bytes that fit no checksum.
 
     ``checksums`` are CRC-32 by tensor name; records of torch files carry their own. ``sample`` (0 to 1) reads about this
-    share of the blocks of each tensor, at least one; then only values are judged.
+    share of the blocks of each tensor, at least one; then only values are judged. ``name`` is that of the stage.
     """
-    distinct = {name: tensor for name, tensor in tensors.items() if tensor.alias_of is None}
-    results = with_progress(
-        lambda item, advance: _check(*item, checksums.get(item[0]), sample, advance),
-        distinct.items(),
-        distinct.values(),
-        jobs=jobs,
-        progress=progress,
-        total=int(sum(_cost(tensor) for tensor in distinct.values()) * (sample or 1)),
-        label="values",
+    stage = Stage(
+        name,
+        "values",
+        [(name, tensor) for name, tensor in tensors.items() if tensor.alias_of is None],
+        tensors=lambda item: (item[1],),
+        nbytes=lambda item: _cost(item[1]) * (sample or 1),
+        about=lambda item: (item[0], checksums.get(item[0])),
     )
-    found = [item for findings, _, _ in results for item in findings]
-    return ValueCheck(tuple(found), sum(read for _, read, _ in results), sum(compared for _, _, compared in results))
+    return checks.outcome(stage, lambda item, advance: _check(*item, checksums.get(item[0]), sample, advance), jobs=jobs, progress=progress)
 
 
-def check_weights_beside(folder: Path, checksums: Mapping[str, int], files: Files) -> ValueCheck:
+def check_weights_beside(
+    folder: Path,
+    checksums: Mapping[str, int],
+    files: Files,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    checks: Checks = ALL,
+) -> Outcome:
     """Whole files of weights beside the model (an image decoder's, say) against the CRC-32 of what was written. Lost ones are known."""
-    found, read, compared = [], 0, 0
-    for name, wanted in checksums.items():
-        if name.endswith(OF_WEIGHTS) and stays_inside(name) and is_file(folder / name):
-            source = files.source(folder / name)
-            now = crc_of(source, 0, source.size)
-            read, compared = read + source.size, compared + 1
-            if now != wanted:
-                found.append(finding("wrong-checksum", f"CRC-32 is {now:08x}, but {wanted:08x} was written", file=name))
-    return ValueCheck(tuple(found), read, compared)
+
+    def check(file: Tensor, advance: Advance) -> Outcome:
+        source, wanted = file.pieces[0].source, checksums[file.name]
+        now = crc_of(source, 0, source.size, lambda: advance(0, file.name))
+        advance(source.size, file.name)
+        if now == wanted:
+            return Outcome((), source.size, 1)
+        return Outcome((finding("wrong-checksum", f"CRC-32 is {now:08x}, but {wanted:08x} was written", file=file.name),), source.size, 1)
+
+    there = [name for name in checksums if name.endswith(OF_WEIGHTS) and stays_inside(name) and is_file(folder / name)]
+    stage = Stage(
+        "beside",
+        "checksums",
+        [_as_tensor(name, files.source(folder / name)) for name in there],
+        tensors=lambda file: (file,),
+        nbytes=lambda file: file.nbytes,
+        about=lambda file: checksums[file.name],
+    )
+    return checks.outcome(stage, check, jobs=jobs, progress=progress)
+
+
+def check_ties(tensors: Mapping[str, Tensor], known: Iterable[Finding], checks: Checks, name: str) -> Outcome:
+    """Tied tensors that are stored, by the findings about names: with other values, a loader ignores one of them."""
+    stored = [(item.tensor, str(item.numbers.get("partner"))) for item in known if item.code == "tied-stored" and item.tensor is not None]
+
+    def check(pair: tuple[str, str], _: Advance) -> Outcome:
+        mine, partner = tensors[pair[0]], tensors[pair[1]]
+        same = same_values(mine, partner)
+        return Outcome(() if same else (finding("tied-differ", f"{partner.name} has other values", tensor=pair[0]),))
+
+    stage = Stage(
+        name,
+        "values",
+        [pair for pair in stored if pair[1] in tensors],
+        tensors=lambda pair: (tensors[pair[0]], tensors[pair[1]]),
+        nbytes=lambda pair: tensors[pair[0]].nbytes,
+        about=lambda pair: pair,
+    )
+    return checks.outcome(stage, check, jobs=None, progress=None)
+
+
+def _as_tensor(name: str, source: FileSource) -> Tensor:
+    """A file as the bytes that it holds."""
+    return Tensor(name, BY_CODE["U8"], (source.size,), (Piece(source, 0, (1,), Box((0,), (source.size,))),))
 
 
 def _cost(tensor: Tensor) -> int:
     return sum(piece.box.numel for piece in (*tensor.pieces, *tensor.copies)) * tensor.dtype.itemsize
 
 
-def _check(name: str, tensor: Tensor, wanted: int | None, sample: float | None, advance: Advance) -> tuple[list[Finding], int, int]:
-    seen, crcs, found, compared = _Seen(), {}, [], 0
+def _check(name: str, tensor: Tensor, wanted: int | None, sample: float | None, advance: Advance) -> Outcome:
+    seen, crcs, compared = _Seen(), {}, 0
+    found: list[Finding] = []
     tails: list[tuple[Piece, int]] = []
     chance, own, read = random.Random(name), {id(piece) for piece in tensor.pieces}, 0
     for piece in (*tensor.pieces, *(tensor.copies if sample is None else ())):
@@ -132,7 +168,7 @@ def _check(name: str, tensor: Tensor, wanted: int | None, sample: float | None, 
     found += _judged(name, tensor, seen)
     if not seen.zero:
         found += [item for piece, zeros in tails for item in _tail(name, tensor, piece, zeros)]
-    return found, read, compared
+    return Outcome(tuple(found), read, compared)
 
 
 def _length(piece: Piece, tensor: Tensor) -> int:

@@ -15,7 +15,7 @@ RESULTS: Mapping[str, tuple[str, ...]] = {
     "publish": ("written.PublishResult",),
     "watch": ("watch.WatchResult",),
     "extract-state": ("written.ExtractResult",),
-    "verify": ("verify.VerifyResult",),
+    "verify": ("verify.VerifyResult", "verify.VerifyPart"),
     "diff": ("diff.DiffResult",),
     "show": ("statistics.ShowResult",),
     "scan": ("scan.ScanResult",),

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from ckpt_cli.results.inspect import DetectResult, InspectResult
     from ckpt_cli.results.scan import ScanResult
     from ckpt_cli.results.statistics import ShowResult
-    from ckpt_cli.results.verify import Finding, VerifyResult
+    from ckpt_cli.results.verify import Finding, VerifyPart, VerifyResult
     from ckpt_cli.results.watch import WatchResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult, PublishResult
 
     Written = AverageResult | ExtractResult | MergeResult | PublishResult
-    Result = Written | DetectResult | DiffResult | EnvResult | InspectResult | ScanResult | ShowResult | VerifyResult | WatchResult
+    Result = (
+        Written | DetectResult | DiffResult | EnvResult | InspectResult | ScanResult | ShowResult | VerifyPart | VerifyResult | WatchResult
+    )
 
 ROWS = 8
 """How many of one code are shown."""
@@ -61,10 +63,12 @@ def _all(result: Result) -> Iterator[Trouble]:
     from ckpt_cli.results.environment import EnvResult
     from ckpt_cli.results.scan import ScanResult
     from ckpt_cli.results.statistics import ShowResult
-    from ckpt_cli.results.verify import VerifyResult
+    from ckpt_cli.results.verify import VerifyPart, VerifyResult
     from ckpt_cli.results.watch import WatchResult
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult, PublishResult
 
+    if isinstance(result, VerifyPart):
+        return  # what is wrong is for those to say who gather all parts
     if isinstance(result, VerifyResult):
         yield from _of_notes(result.notes)
         yield from _of_findings(result.findings)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ckpt_cli.cli.session import Session
-    from ckpt_cli.results.verify import Finding, SourceComparison, VerifyResult
+    from ckpt_cli.results.verify import Finding, SourceComparison, VerifyPart, VerifyResult
 
 ROWS = 8
 """How many findings of one code are shown."""
@@ -27,9 +27,15 @@ SEVERITIES = {"error": "error", "warning": "warning", "info": "note"}
 STYLES = {"error": BAD, "warning": WARNING, "info": DIM}
 
 
-def verify_result(result: VerifyResult, session: Session) -> None:
+def verify_result(result: VerifyResult | VerifyPart, session: Session) -> None:
     """The whole screen of `ckpt verify`."""
+    from ckpt_cli.results.verify import VerifyPart
+
     console = session.out()
+    if isinstance(result, VerifyPart):
+        found = text.plural(len(result.findings), "finding") if result.findings else "nothing found"
+        console.print(plain(f"part {result.part} of {result.parts}: {found}; the process that is done last has the result"))
+        return
     if session.quiet:
         console.print(plain("ok" if result.exit_code == 0 else "failed"))
         return

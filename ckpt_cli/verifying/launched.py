@@ -1,0 +1,58 @@
+"""Where the parts of a verification meet that a launcher started: in a folder beside what is verified, as the parts of an output do."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckpt_cli.errors import NotWritable, UsageError
+from ckpt_cli.output.part import Part
+from ckpt_cli.output.parts import alone
+from ckpt_cli.output.parts_folder import DIGITS, PartsFolder
+from ckpt_cli.output.writer import output_errors
+from ckpt_cli.results.verify import VerifyPart
+from ckpt_cli.urls import is_remote
+
+MARK = ".ckpt-verify-"
+RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+"""The variables by which launchers tell one run from the next, where they do."""
+
+
+class _Meeting(PartsFolder):
+    """The folder of one verification."""
+
+    @property
+    def root(self) -> Path:
+        return self.target.parent / f".{self.target.name}{MARK}{self.digest[:DIGITS]}"
+
+
+def check_beside_of(target: Path) -> None:
+    """Raise UsageError or NotWritable if the parts cannot meet beside ``target``: said before anything is read."""
+    parent = Path(os.path.abspath(target)).parent
+    hint = "pass --part auto --json, and gather what each process prints: ckpt verify PATH --gather part-*.json"
+    if is_remote(parent):
+        raise UsageError("the parts meet in a folder beside what is verified, which is not on this machine", path=target, hint=hint)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise NotWritable("the parts meet in a folder beside what is verified, where this user may not write", path=parent, hint=hint)
+
+
+@contextlib.contextmanager
+def parts_that_meet(target: Path, part: VerifyPart) -> Iterator[list[Path]]:
+    """Leave a part for the others. To the process that completes them: the documents of all, which are gone afterwards; to others: none."""
+    run = "/".join(os.environ.get(name, "") for name in RUNS)
+    name = hashlib.sha256(f"{part.digest}/{run}".encode()).hexdigest()
+    meeting = _Meeting(Path(os.path.abspath(target)), name)
+    with output_errors(meeting.target):
+        meeting.root.mkdir(exist_ok=True)
+        meeting.replace(meeting.record(Part(part.part, part.parts)), part.model_dump_json().encode())
+    with alone(meeting.root):
+        if len(meeting.done(part.parts)) < part.parts:
+            yield []
+            return
+        try:
+            yield [meeting.record(Part(number, part.parts)) for number in range(part.parts)]
+        finally:
+            meeting.remove()

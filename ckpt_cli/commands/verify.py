@@ -86,7 +86,7 @@ def verify(
     Raises InputError and IncompleteError for what cannot be opened at all, UsageError.
     """
     chosen, progress = options_of(VerifyOptions, options), progress_of(progress)
-    path, source, picture = path_of(path), optional_path(against, "--against"), optional_path(plot, "--plot", output=True)
+    path, source, picture = path_of(path), optional_path(against, "--against"), optional_path(plot, "--plot", use="local")
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     reference = path_text(base, "--base") if base is not None else None
     _check_options(chosen)

@@ -69,7 +69,7 @@ def compare_with_source(
     results = with_progress(
         lambda name, advance: _compare(name, outputs[name], wanted[name], advance),
         common,
-        (wanted[name].tensor for name in common),
+        (tensor for name in common for tensor in (wanted[name].tensor, outputs[name])),
         jobs=jobs,
         progress=progress,
         total=total,

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from ckpt_cli.dtypes import cast_name
 from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
 from ckpt_cli.progress import Progress
-from ckpt_cli.urls import WEB, Address, parsed
+from ckpt_cli.urls import BUCKETS, WEB, Address, parsed
 
 if TYPE_CHECKING:
     import numpy
@@ -32,6 +32,9 @@ else:
     DtypeLike: TypeAlias = Any
 
 PathLike: TypeAlias = str | os.PathLike[str]
+Use: TypeAlias = Literal["read", "output", "local"]
+"""What a path is for: something that is read, a folder that is written, a file or folder that is written to disks only."""
+
 Options = TypeVar("Options")
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -79,12 +82,12 @@ def boundary(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 # -- paths -----------------------------------------------------------------------------------------------------------
 
 
-def path_of(value: object, option: str = "PATH", *, output: bool = False) -> Path:
-    """A path, with a leading ``~/`` or ``~user/`` expanded. Raises UsageError for an empty text, an address, or no path."""
-    return Path(path_text(value, option, output=output))
+def path_of(value: object, option: str = "PATH", *, use: Use = "read") -> Path:
+    """A path, with a leading ``~/`` or ``~user/`` expanded. Raises UsageError for an empty text, no path, or an address of no ``use``."""
+    return Path(path_text(value, option, use=use))
 
 
-def path_text(value: object, option: str = "PATH", *, output: bool = False) -> str:
+def path_text(value: object, option: str = "PATH", *, use: Use = "read") -> str:
     """The same as text, as it was given: a trailing slash or "./" stays."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
@@ -97,16 +100,16 @@ def path_text(value: object, option: str = "PATH", *, output: bool = False) -> s
         os.fsencode(text)
     except UnicodeEncodeError:
         raise UsageError(f"{option} has characters that no path can have here", expected="a path") from None
-    address = None if output else _address(text, isinstance(value, os.PathLike))
+    address = _address(text, isinstance(value, os.PathLike), use)
     if address is not None:
         return str(address.path)
-    _refuse_address(text, option, output)
+    _refuse_address(text, option, use)
     return _expanded(text, option)
 
 
-def optional_path(value: object, option: str, *, output: bool = False) -> Path | None:
+def optional_path(value: object, option: str, *, use: Use = "read") -> Path | None:
     """A path, or None if none was given."""
-    return None if value is None else path_of(value, option, output=output)
+    return None if value is None else path_of(value, option, use=use)
 
 
 def paths_of(value: object, option: str) -> tuple[Path, ...]:
@@ -116,10 +119,12 @@ def paths_of(value: object, option: str) -> tuple[Path, ...]:
     return tuple(path_of(each, option) for each in value)
 
 
-def _address(text: str, is_path: bool) -> Address | None:
-    """An address that is read, or None. pathlib has made one slash of two, so that of a path a scheme that is known is enough."""
+def _address(text: str, is_path: bool, use: Use) -> Address | None:
+    """An address for this use, or None. pathlib has made one slash of two, so that of a path a scheme that is known is enough."""
     found = URL.fullmatch(text)
     scheme = found["scheme"].lower() if found is not None else ""
+    if use == "local" or (use == "output" and scheme not in BUCKETS):
+        return None
     if found is None or scheme == "file" or (scheme in WEB and HUB.match(text) and "/resolve/" not in text):
         return None
     if is_path and len(found["slashes"]) == 1 and scheme in STORES:
@@ -140,7 +145,7 @@ def _expanded(text: str, option: str) -> str:
     raise UsageError(f"{option} begins with {user}/, but {what}", path=text, hint=f"write a folder called {user} as ./{user}")
 
 
-def _refuse_address(text: str, option: str, output: bool) -> None:
+def _refuse_address(text: str, option: str, use: Use) -> None:
     """Raise UsageError for an address that is not read, or not written, with what to do instead."""
     found = URL.fullmatch(text)
     hub = HUB.match(text)
@@ -155,9 +160,12 @@ def _refuse_address(text: str, option: str, output: bool) -> None:
         return
     # As the names of the letters are spoken.
     article = "an" if scheme[0] in "aefhilmnorsx" else "a"
-    if output:
-        hint = "write to a local folder, and copy that there"
-        raise UsageError(f"{option} is {article} {scheme}:// address, and ckpt writes local files only", path=text, hint=hint)
+    one_slash = found is not None and len(found["slashes"]) == 1 and scheme in BUCKETS
+    if use == "local" or (use == "output" and not one_slash):
+        upload = f"then: hf upload {hub['id']} FOLDER" if hub is not None else "and copy it there"
+        hint = f"write to a local folder, {upload}"
+        where = "local files only" if use == "local" else "to local folders, s3://, gs:// and az:// only"
+        raise UsageError(f"{option} is {article} {scheme}:// address, and ckpt writes {where}", path=text, hint=hint)
     if hub is not None:
         name = hub["id"]
         rest = f"then pass {name}" if option == "--base" else f"--local-dir {name.split('/')[1]}"

@@ -18,6 +18,8 @@ ABOVE = f"{os.devnull}/"
 URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<root>[^/?#]*)(?P<key>[^?#]*)(?:\?(?P<query>[^#]*))?(?:#.*)?", re.DOTALL)
 VIRTUAL = re.compile(rf"{re.escape(ABOVE)}(?P<scheme>[a-z][a-z0-9+.-]+):/")
 WEB = ("http", "https")
+BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss")
+"""The schemes of object stores, which are read and written; all others are only read."""
 
 _queries: dict[tuple[str, str], str] = {}
 """What followed the question mark of web addresses: it may be a signature, so it must not be part of a path that is shown.

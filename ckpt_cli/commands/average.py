@@ -46,12 +46,13 @@ def average(
     of the formula that the result reports. Raises what `merge` raises, and NonFinite for sources with NaN or infinities.
     """
     chosen, progress = options_of(AverageOptions, options), progress_of(progress)
-    given, target = paths_of(paths, "PATH"), path_of(output, "--output", output=True)
+    given, target = paths_of(paths, "PATH"), path_of(output, "--output", use="output")
     component, nodes = text_of(type, "--type"), paths_of(also, "--also")
     home = path_text(base, "--base") if base is not None else None
     if not given:
         raise UsageError("there are no checkpoints to average", expected="a run, or at least two checkpoints")
     chosen.check(home)
+    chosen.check_place(target)
     started = time.monotonic()
     rules = read_key_map(chosen.key_map)
     folder = resolve_base(home) if home is not None else None

@@ -65,7 +65,7 @@ def diff(
     Raises InputError and IncompleteError for what cannot be opened, DifferentTensors if no name is common, UsageError, OutputError.
     """
     chosen, progress = options_of(DiffOptions, options), progress_of(progress)
-    picture, page = optional_path(plot, "--plot", output=True), optional_path(html, "--html", output=True)
+    picture, page = optional_path(plot, "--plot", use="local"), optional_path(html, "--html", use="local")
     places = _places(before, after, type, steps)
     _check_options(chosen, picture, page)
     started = time.monotonic()

@@ -28,7 +28,7 @@ from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.trainers import trainer_of
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.output import manifest, plan
-from ckpt_cli.output.options import check_writing
+from ckpt_cli.output.options import check_way, check_writing
 from ckpt_cli.output.publish import Order, OutputFolder, SideFiles, publish
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target
@@ -65,9 +65,10 @@ def extract_state(
     be told, OutputError.
     """
     chosen, progress = options_of(ExtractOptions, options), progress_of(progress)
-    path, given = path_of(path), optional_path(output, "--output", output=True)
+    path, given = path_of(path), optional_path(output, "--output", use="output")
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     check_writing(None, chosen.jobs, None)
+    check_way(chosen.write, given)
     started = time.monotonic()
     with Files(progress=progress) as files:
         found, place, notes = choose(path, files, component, step, nodes)

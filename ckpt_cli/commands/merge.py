@@ -56,10 +56,11 @@ def merge(
     (cannot be written), CastOverflow, UsageError.
     """
     chosen, progress = options_of(MergeOptions, options), progress_of(progress)
-    path, target = path_of(path), optional_path(output, "--output", output=True)
+    path, target = path_of(path), optional_path(output, "--output", use="output")
     component, step, nodes = text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     folder = path_text(base, "--base") if base is not None else None
     chosen.check_with(folder, target)
+    chosen.check_place(target)
     started = time.monotonic()
     rules = read_key_map(chosen.key_map)
     home = resolve_base(folder) if folder is not None else None

@@ -86,7 +86,7 @@ def verify(
     Raises InputError and IncompleteError for what cannot be opened at all, UsageError; of parts also MissingParts.
     """
     asked, progress = Asked.of(path, options, type=type, step=step, also=also, against=against), progress_of(progress)
-    picture, documents = optional_path(plot, "--plot", output=True), paths_of(gather, "--gather")
+    picture, documents = optional_path(plot, "--plot", use="local"), paths_of(gather, "--gather")
     reference = path_text(base, "--base") if base is not None else None
     if picture is not None:
         if reference is None:

@@ -49,7 +49,7 @@ def watch(
     cannot be written is reported as an event. Raises UsageError, NotFound for a run that is not there, Watched, NotWritable.
     """
     chosen, told = options_of(WatchOptions, options), listener or Listener()
-    given, target = [Path(os.path.abspath(path)) for path in paths_of(runs, "RUN")], optional_path(output, "--output", output=True)
+    given, target = [Path(os.path.abspath(path)) for path in paths_of(runs, "RUN")], optional_path(output, "--output", use="local")
     component, home = text_of(type, "--type"), path_text(base, "--base") if base is not None else None
     chosen.check(home)
     if chosen.execute is not None:

@@ -127,7 +127,7 @@ class Job:
         first = self.drafts[0]
         notes = dict.fromkeys((*self.notes, *self.met(published.written), *published.notes))
         return {
-            **written_facts(self.plan, published, options.jobs, not_assets=self.state_files),
+            **written_facts(self.plan, self.output, published, options.jobs, not_assets=self.state_files),
             "component": self.name,
             "output": str(self.output),
             "naming": first.claim.text,

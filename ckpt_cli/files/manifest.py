@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -13,6 +13,9 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 
 NAME = "ckpt-manifest.json"
+PUBLISHING = ".ckpt-publishing"
+"""Where files appear one by one: this one names them until the manifest is there. What it names is an output that is not whole."""
+
 SCHEMA = 1
 LEFT_OUT, FUSED = "left_out", "fused_adapters"
 """Facts about an output that those made from it inherit."""
@@ -83,19 +86,45 @@ def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:
     return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
 
 
+def publishing(names: Iterable[str]) -> dict[str, Any]:
+    """The content of `PUBLISHING` for the files with these names."""
+    return {"tool": "ckpt", "schema": SCHEMA, "publishing": sorted(names)}
+
+
 def foreign_entries(folder: Path) -> list[str] | None:
-    """What a folder holds besides what its manifest lists; None if it has no manifest of a complete output of ckpt.
+    """What a folder holds besides what its manifest lists; None if it has no manifest of a complete output of ckpt, nor `PUBLISHING`.
 
     Raises Unreadable if that cannot be told.
     """
+    listed = _names_listed(_content(folder / NAME)) or _listed(_unfinished(folder).get("publishing"))
+    if not listed:
+        return None
+    known = {NAME, PUBLISHING, *listed}
+    return [entry.name for entry in entries_in(folder) if entry.name not in known or not is_file(entry)]
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder is what is left of an output whose publication was killed. Raises Unreadable if that cannot be told."""
+    return not is_file(folder / NAME) and bool(_unfinished(folder))
+
+
+def _unfinished(folder: Path) -> dict[str, Any]:
+    content = _content(folder / PUBLISHING)
+    return content if isinstance(content, dict) and content.get("tool") == "ckpt" else {}
+
+
+def _content(path: Path) -> Any:
+    """A JSON file, None if there is none."""
     try:
-        content = parse_json(read_small(folder / NAME))
+        return parse_json(read_small(path))
     except Unreadable:
         raise
     except CkptError:
         return None
+
+
+def _names_listed(content: object) -> list[str]:
+    """The files that a manifest of a complete output lists, with its own name; nothing otherwise."""
     if not _is_ours(content) or content["options"].get("in_place"):
-        return None
-    outputs, side = content["outputs"], content["side_files"]
-    listed = {NAME, *outputs, *(name for name in side if isinstance(name, str))}
-    return [entry.name for entry in entries_in(folder) if entry.name not in listed or not is_file(entry)]
+        return []
+    return [NAME, *content["outputs"], *_listed(content["side_files"])]

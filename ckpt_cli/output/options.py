@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypedDict
 
 from ckpt_cli.dtypes import BASE
@@ -13,6 +14,7 @@ from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.names import Naming, ShardOrder, Write
 from ckpt_cli.output.part import MAX_PARTS, Part
+from ckpt_cli.urls import is_remote
 
 Engine = Literal["local", "ray"]
 """Who writes: this process, or the machines of a Ray cluster."""
@@ -96,6 +98,15 @@ class WritingOptions:
         if wanting and base is None:
             raise UsageError(f"{wanting[0]} needs a base", hint="pass --base with the folder of the base model")
 
+    def check_place(self, output: Path | None) -> None:
+        """Raise UsageError for options that an output in a store does not have."""
+        if output is None or not is_remote(output):
+            return
+        if self.in_parts:
+            hint = f"leave out {self.in_parts}: one process sends several parts of the files at once"
+            raise UsageError(f"{self.in_parts} writes to positions in files, which only disks have", path=output, hint=hint)
+        check_way(self.write, output)
+
 
 class WritingKeywords(TypedDict, total=False):
     """`WritingOptions` as callers may give them."""
@@ -122,6 +133,13 @@ class WritingKeywords(TypedDict, total=False):
     ray_address: str | None
     ray_parts: int | None
     write: Write
+
+
+def check_way(write: Write, output: Path | None) -> None:
+    """Raise UsageError for a way of filling files that an output in a store does not have."""
+    if write == "positioned" and output is not None and is_remote(output):
+        hint = "leave out --write"
+        raise UsageError("--write positioned writes to positions in files, which only disks have", path=output, hint=hint)
 
 
 def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: int | None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from ckpt_cli.dtypes import overflow_hint
 from ckpt_cli.errors import CastOverflow, NotWritable, OutputExists, Unreadable
 from ckpt_cli.files.manifest import NAME as MANIFEST
+from ckpt_cli.files.remote.source import MEMORY
 from ckpt_cli.files.source import Source, size_of
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.classes.claims import Claim
@@ -24,10 +25,12 @@ from ckpt_cli.output import plan
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import publish_parts, write_part
 from ckpt_cli.output.sinks.files import takes_positions
+from ckpt_cli.output.sinks.in_store import FolderInStore
 from ckpt_cli.output.sinks.sink import Output
+from ckpt_cli.output.sinks.upload import BATCH
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
-from ckpt_cli.output.writer import Written, execute, output_errors
+from ckpt_cli.output.writer import Written, execute, lanes_of, output_errors
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.written import ClassComparison, FileInfo, PartDone
 from ckpt_cli.tensors.component import Note
@@ -197,8 +200,11 @@ def _staged(orders: Sequence[Order], stack: contextlib.ExitStack, created: list[
     """Where the outputs are built; ``created`` collects the parent folders that were made."""
     outputs: list[Output] = []
     for order in orders:
-        created += make_parents(order.target.folder)
-        outputs.append(stack.enter_context(Staging(order.target.folder, write)))
+        folder = order.target.folder
+        created += make_parents(folder)
+        output: Output = FolderInStore(folder) if is_remote(folder) else Staging(folder, write)
+        stack.enter_context(output)
+        outputs.append(output)
     return outputs
 
 
@@ -237,7 +243,7 @@ def _written(
 
 
 def _way_notes(output: Output, write: Write) -> tuple[Note, ...]:
-    if write != "auto" or not output.in_order:
+    if write != "auto" or not output.in_order or is_remote(output.target):
         return ()
     return (Note("warning", "sequential", "the file system of the output only appends to files, so they were written front to back"),)
 
@@ -264,7 +270,9 @@ def overflow_notes(written: Written) -> list[Note]:
     return [Note("warning", "cast-overflow", f"{count} finite values became infinite")] if count else []
 
 
-def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, not_assets: Sequence[str] = ()) -> dict[str, Any]:
+def written_facts(
+    whole: plan.Plan, folder: Path, published: Publication, jobs: int | None, not_assets: Sequence[str] = ()
+) -> dict[str, Any]:
     """The fields of a result that every written folder has; side files are assets, except ``not_assets``."""
     dtypes: Counter[str] = Counter()
     for output in whole.tensors:
@@ -273,6 +281,9 @@ def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, no
     buffers = plan.TILE + SLAB + 2 * plan.TILE * any(output.is_cast for output in whole.tensors)
     if any(output.combination is not None for output in whole.tensors):
         buffers = max(buffers, SLAB + SUM_MEMORY * plan.SUM_ELEMENTS)
+    workers = jobs or default_jobs()
+    stores = 2 * BATCH * lanes_of(whole.files, workers) if is_remote(folder) else 0
+    stores += MEMORY if any(is_remote(source.path) for source in whole.sources) else 0
     return {
         "files": (*(FileInfo(name=file.name, bytes=file.size) for file in whole.files), *extra),
         "tensors": len(whole.tensors),
@@ -285,7 +296,7 @@ def written_facts(whole: plan.Plan, published: Publication, jobs: int | None, no
         "assets": tuple(sorted(set(published.side_files) - set(not_assets))),
         "overflows": published.written.overflows,
         "disk_free": published.free,
-        "peak_memory": RESIDENT + (jobs or default_jobs()) * buffers,
+        "peak_memory": RESIDENT + workers * buffers + stores,
         "plan_digest": whole.digest,
         "part": published.part,
     }

@@ -8,13 +8,15 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ckpt_cli.errors import NoSpace, NotWritable, OutputExists, OutputInsideSource, Unreadable
+from ckpt_cli.errors import InputError, NoSpace, NotWritable, OutputExists, OutputInsideSource
 from ckpt_cli.files import manifest
-from ckpt_cli.files.folders import entries_in
+from ckpt_cli.files.folders import entries_in, is_folder, is_there
+from ckpt_cli.files.remote.tree import look_again
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few
 from ckpt_cli.output.staging import sync_folder, temporary_name
+from ckpt_cli.urls import is_remote
 
 ELSEWHERE = "choose another place with -o"
 
@@ -41,14 +43,20 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
                 expected="a name that is not that of a step",
                 hint=f"choose another -o, such as {target}_merged",
             )
-    if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
-        raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
     try:
-        if not os.path.lexists(target) or not entries_in(target):
+        if is_remote(target):
+            # What is known of it may be old: weights were written since then.
+            look_again(target)
+        there = is_there(target) if is_remote(target) else os.path.lexists(target)
+        if os.path.islink(target) or (there and not is_folder(target)):
+            raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
+        if not there or not entries_in(target):
             return
         foreign = manifest.foreign_entries(target)
-    except Unreadable as error:
-        raise NotWritable(f"the contents of the output folder cannot be determined: {error.message}", path=error.path) from error
+        unfinished = manifest.is_unfinished(target)
+    except InputError as error:
+        message = f"the contents of the output folder cannot be determined: {error.message}"
+        raise NotWritable(message, path=error.path, hint=error.hint) from error
     if foreign is None or foreign:
         what = "was not written by ckpt" if foreign is None else f"holds more than ckpt wrote there ({few(foreign)})"
         raise OutputExists(
@@ -56,12 +64,17 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
             path=target,
             hint="choose another -o, or move the folder away",
         )
-    if not overwrite:
+    if not overwrite and not unfinished:
         raise OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
 
 
 def make_parents(target: Path) -> list[Path]:
-    """Create the folders above the target, durably; returns those that were missing, outermost first. Raises NotWritable."""
+    """Create the folders above the target, durably; returns those that were missing, outermost first. Raises NotWritable.
+
+    Stores have no folders, so nothing is made there.
+    """
+    if is_remote(target):
+        return []
     missing = [parent for parent in target.parents if not os.path.lexists(parent)][::-1]
     made: list[Path] = []
     try:
@@ -84,6 +97,11 @@ def make_parents(target: Path) -> list[Path]:
 
 def check_place(target: Path, *, in_place: bool = False) -> None:
     """Raise NotWritable if a folder cannot be given this name (``in_place``: files cannot be added to it), without trying."""
+    if is_remote(target):
+        if in_place:
+            hint = "pass -o instead of --in-place"
+            raise NotWritable("--in-place adds files to the checkpoint, which ckpt does on disks only", path=target, hint=hint)
+        return
     above = existing_parent(target)
     if not os.path.isdir(above):
         raise NotWritable(f"{above.name} above the output is not a folder", path=target, hint=ELSEWHERE)
@@ -161,6 +179,9 @@ def check_space(needed: Mapping[Path, int], hint: str) -> dict[Path, int | None]
     free: dict[Path, int | None] = {}
     together: dict[int, int] = {}
     for target, count in needed.items():
+        if is_remote(target):
+            free[target] = None
+            continue
         above = existing_parent(target)
         try:
             device, free[target] = os.stat(above).st_dev, shutil.disk_usage(above).free

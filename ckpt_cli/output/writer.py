@@ -146,7 +146,7 @@ def _put(sink: Sink, content: bytes | Path) -> int:
 def _write_files(planned: Sequence[OutputFile], output: Output, workers: int, checksum: bool, written: Written, progress: Progress) -> None:
     """Fill all files: one after the other by all workers, or front to back, several at once, each by two of them where they suffice."""
     stop = Stop()
-    lanes = max(1, min(len(planned), workers // 2)) if output.in_order else 1
+    lanes = lanes_of(planned, workers) if output.in_order else 1
 
     written.checksums.update({file.name: {} for file in planned})  # in this order, whichever is done first
 
@@ -172,6 +172,11 @@ def _write_files(planned: Sequence[OutputFile], output: Output, workers: int, ch
             fill(file)
     else:
         in_threads(fill, planned, lanes, stop)
+
+
+def lanes_of(planned: Sequence[OutputFile], workers: int) -> int:
+    """How many files are filled at once where each is filled front to back."""
+    return max(1, min(len(planned), workers // 2))
 
 
 def write_share(

@@ -127,7 +127,7 @@ class VerifyResult(Frozen):
     levels: tuple[str, ...]
     made_from: Place | None = None
     made_of: str | None = None
-    made_by: tuple[str, ...] = ()
+    made_by: tuple[Place, ...] = ()
     expected: int | None = None
     naming: str | None = None
     names: str | None = None

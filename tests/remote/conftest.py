@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from ckpt_cli.files.remote import bucket_store
+from ckpt_cli.output.sinks import upload
 from tests.remote.stores import ENVIRONMENT, Bucket, Proxy, proxied
 
 
@@ -36,9 +38,23 @@ def store(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads of a few kilobytes have several parts, and several batches of them."""
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    for name, value in {"PART": 2 << 10, "BATCH": 8 << 10, "SMALL": 512}.items():
+        monkeypatch.setattr(upload, name, value)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few retries."""
+    monkeypatch.setattr(bucket_store, "RETRIES", 2)
+
+
+@pytest.fixture
 def bucket(client: Any, request: pytest.FixtureRequest) -> Iterator[Bucket]:
     bucket = Bucket(client, f"bucket-{abs(hash(request.node.nodeid)) % 10**9}")
     yield bucket
-    for each in client.list_objects_v2(Bucket=bucket.name).get("Contents", []):
-        client.delete_object(Bucket=bucket.name, Key=each["Key"])
+    for key in bucket.names():
+        client.delete_object(Bucket=bucket.name, Key=key)
     client.delete_bucket(Bucket=bucket.name)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 SECRET = "ThisMustNeverBeShown"
@@ -27,6 +28,7 @@ class Request:
     range: str | None
     status: int
     sent: int
+    query: str = ""
 
     @property
     def key(self) -> str:
@@ -36,7 +38,10 @@ class Request:
 
 @dataclass
 class Fault:
-    """What the proxy does to the next ``times`` requests for keys that match: answer a status, cut the body, or wait."""
+    """What the proxy does to the next ``times`` requests for keys that match: answer a status, cut the body, wait, or hang up.
+
+    What is written is matched with its query. ``hang_up``: before the request reaches the store, or after.
+    """
 
     pattern: str
     times: int
@@ -44,6 +49,7 @@ class Fault:
     cut: int | None = None
     delay: float = 0.0
     method: str = "GET"
+    hang_up: Literal["before", "after"] | None = None
 
 
 @dataclass
@@ -97,27 +103,33 @@ def proxied(upstream: tuple[str, int]) -> Iterator[Proxy]:
             path = unquote(address.path)
             length = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(length) if length else None
-            fault = proxy.take(self.command, path if listing is None else f"?{listing}")
+            asked = path if self.command in ("GET", "HEAD") else f"{path}?{address.query}"
+            fault = proxy.take(self.command, asked if listing is None else f"?{listing}")
             if proxy.before is not None:
                 proxy.before(path)
             if fault is not None and fault.delay:
                 time.sleep(fault.delay)
-            cut = None
+            cut, hang_up = (None, None) if fault is None else (fault.cut, fault.hang_up)
             if fault is not None and fault.status is not None:
-                status, headers = fault.status, list[tuple[str, str]]()
+                status, headers, cut = fault.status, list[tuple[str, str]](), None
                 data = f"<Error><Code>Fault</Code><Message>{SECRET}</Message></Error>".encode()
+            elif hang_up == "before":
+                status, headers, data = 0, [], b""
             else:
                 connection = http.client.HTTPConnection(*proxy.upstream, timeout=120)
                 connection.request(self.command, self.path, body, dict(self.headers.items()))
                 response = connection.getresponse()
                 data, status, headers = response.read(), response.status, response.getheaders()
-                cut = None if fault is None else fault.cut
                 connection.close()
-            sent = 0 if self.command == "HEAD" or (fault is not None and fault.status is not None) else len(data[:cut])
+            silent = self.command == "HEAD" or hang_up is not None or (fault is not None and fault.status is not None)
             # Before the answer: who has it may look at once.
             with proxy.lock:
-                proxy.requests.append(Request(self.command, path, listing, self.headers.get("Range"), status, sent))
-            self.answer(status, headers, data, cut)
+                sent = 0 if silent else len(data[:cut])
+                proxy.requests.append(Request(self.command, path, listing, self.headers.get("Range"), status, sent, address.query))
+            if hang_up is not None:
+                self.close_connection = True
+            else:
+                self.answer(status, headers, data, cut)
 
         def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, cut: int | None) -> None:
             self.send_response_only(status)
@@ -151,12 +163,26 @@ def proxied(upstream: tuple[str, int]) -> Iterator[Proxy]:
 class Bucket:
     """A bucket of the store, filled without the proxy."""
 
-    def __init__(self, client: object, name: str) -> None:
+    def __init__(self, client: Any, name: str) -> None:
         self.client, self.name = client, name
-        client.create_bucket(Bucket=name)  # type: ignore[attr-defined]
+        client.create_bucket(Bucket=name)
 
     def put(self, key: str, data: bytes) -> None:
-        self.client.put_object(Bucket=self.name, Key=key, Body=data)  # type: ignore[attr-defined]
+        self.client.put_object(Bucket=self.name, Key=key, Body=data)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """What can be seen, without the prefix."""
+        found = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix).get("Contents", [])
+        return [each["Key"].removeprefix(prefix) for each in found]
+
+    def content(self, prefix: str) -> dict[str, bytes]:
+        """The files of a folder, by name."""
+        get = self.client.get_object
+        return {name: get(Bucket=self.name, Key=f"{prefix}/{name}")["Body"].read() for name in self.names(f"{prefix}/")}
+
+    def uploads(self) -> list[str]:
+        """The keys of multipart uploads that were neither completed nor given up."""
+        return [each["Key"] for each in self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", [])]
 
     def fill(self, folder: Path, prefix: str) -> str:
         """Copy a folder into the bucket; returns its address."""

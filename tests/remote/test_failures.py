@@ -20,11 +20,6 @@ def model(tmp_path: Path) -> Path:
     return tiny.folder(tmp_path / "model", tiny.weights(1), tiny.unknown())
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_store, "RETRIES", 2)
-
-
 def merged(address: str, tmp_path: Path) -> bytes:
     ckpt_cli.merge(address, tmp_path / "out")
     return (tmp_path / "out" / "model.safetensors").read_bytes()

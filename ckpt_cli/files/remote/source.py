@@ -68,7 +68,7 @@ class RemoteSource(FileSource):
 
     def __init__(self, files: Files, pool: RemoteFiles, address: Address, store: Store, entry: Entry) -> None:
         path = str(address.path)
-        super().__init__(files, Identity(path, entry.size, entry.modified_ns, 0, number_of(entry)))
+        super().__init__(files, Identity(path, entry.size, entry.modified_ns, -1, number_of(path)))
         self._pool, self._store, self._key, self._entry = pool, store, address.key, entry
         self._blocks: dict[int, Block] = {}
         self._starts: list[int] = []

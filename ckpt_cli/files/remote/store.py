@@ -17,12 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ckpt_cli.errors import CkptError, UsageError, install
-from ckpt_cli.urls import WEB, Address
+from ckpt_cli.urls import BUCKETS, WEB, Address
 
 Buffer = bytes | bytearray | memoryview
-
-BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss")
-"""The schemes of object stores."""
 
 SETTINGS = ("AWS_", "GOOGLE_", "AZURE_", "HF_")
 """How the names of environment variables begin that say with which credentials a store is opened."""

@@ -10,7 +10,6 @@ import functools
 import os
 import stat
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -136,6 +135,14 @@ class Tree:
             raise NotFound("no such file", path=self._at(key).path)
         return entry.size
 
+    def forget(self, key: str) -> None:
+        """Look up anew what there is at a key and below."""
+        with self._lock:
+            self._listings = {k: v for k, v in self._listings.items() if not _overlap(k, key)}
+            self._found = {k: v for k, v in self._found.items() if not _overlap(k, key)}
+            for each in [each for each in self._contents if _overlap(each, key)]:
+                del self._contents[each]
+
     def _look(self) -> None:
         times, given = self._root.given
         if times != self._times:
@@ -177,10 +184,21 @@ class Tree:
         return Address(self._root.scheme, self._root.root, key)
 
 
+def _overlap(key: str, other: str) -> bool:
+    """Whether one lies in the other, or is the other."""
+    return not key or not other or f"{key}/".startswith(f"{other}/") or f"{other}/".startswith(f"{key}/")
+
+
 @functools.cache
 def _tree(store: Any, scheme: str, root: str) -> Tree:
     """One for each store of the process, so that all parts of a command share what was listed; see `Tree` for how long."""
     return Tree(store, Address(scheme, root, ""))
+
+
+def look_again(path: str | os.PathLike[str]) -> None:
+    """Forget what was listed and read at a place and below, which something has changed, or may have."""
+    tree, key = tree_of(path)
+    tree.forget(key)
 
 
 def tree_of(path: str | os.PathLike[str]) -> tuple[Tree, str]:
@@ -207,8 +225,7 @@ def remote_status(path: str | os.PathLike[str]) -> os.stat_result | None:
     found = tree.status(key)
     if found is None:
         return None
-    # No disk has this device; files of one store differ by what stands for their names.
-    inode = int.from_bytes(sha256(os.path.abspath(path).encode("utf-8", "surrogateescape")).digest()[:7], "big")
+    inode = number_of(os.path.abspath(path))
     if not isinstance(found, Entry):
         return os.stat_result((stat.S_IFDIR | 0o555, inode, -1, 1, 0, 0, 0, 0, 0, 0))
     seconds = found.modified_ns // 10**9
@@ -234,6 +251,6 @@ def remote_beginning(path: str | os.PathLike[str], length: int) -> bytes:
     return tree.beginning(key, length)
 
 
-def number_of(entry: Entry) -> int:
-    """A number that changes with the version of a file, in place of an inode."""
-    return zlib.crc32(f"{entry.tag}\0{entry.version}".encode()) if entry.tag or entry.version else 0
+def number_of(path: str) -> int:
+    """A number in place of an inode, of the name alone: no disk has the device that goes with it, and copies share their tags."""
+    return int.from_bytes(sha256(path.encode("utf-8", "surrogateescape")).digest()[:7], "big")

@@ -312,7 +312,7 @@ class TestHelp:
             for folder in ("merged", "base"):
                 assert ckpt("merge", run, "-o", folder, cwd=run.parent).code == 0
         for example in examples:
-            outcome = ckpt(*example.split()[1:], cwd=run.parent)
+            outcome = ckpt(*example.split()[1:], cwd=run.parent, HF_TOKEN="hf_token", HF_HUB_OFFLINE="0")
             assert outcome.code == 0, (example, outcome)
 
     def test_every_option_has_help(self) -> None:

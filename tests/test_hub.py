@@ -22,7 +22,10 @@ from safetensors import safe_open
 import ckpt_cli
 from ckpt_cli.errors import PushFailed, Unsupported, UsageError
 from ckpt_cli.pushing import card
-from ckpt_cli.pushing.folder import manifest_of
+from ckpt_cli.pushing.destination import Destination
+from ckpt_cli.pushing.folder import manifest_of, public_manifest
+from ckpt_cli.pushing.upload import delivered
+from ckpt_cli.results.verify import Finding
 from ckpt_cli.results.watch import WatchEvent, WatchResult
 from ckpt_cli.results.written import MergeResult
 from ckpt_cli.watching.watched_run import Listener
@@ -101,6 +104,15 @@ class TestPush:
         pushed = json.loads(hub.files("me/model")["ckpt-manifest.json"])
         assert pushed["checkpoint"] == "tiny-run/checkpoint-200"
         assert json.loads((out / "ckpt-manifest.json").read_text())["checkpoint"] == str(EXAMPLE / "checkpoint-200")
+
+    def test_names_of_buckets_are_not_pushed_either(self, out: Path) -> None:
+        ckpt_cli.merge(EXAMPLE, out)
+        text = (out / "ckpt-manifest.json").read_text().replace(str(EXAMPLE), "s3://secret-bucket/deep/runs/a")
+        (out / "ckpt-manifest.json").write_text(text)
+        public = json.loads(public_manifest(out, manifest_of(out)))
+        assert public["checkpoint"] == "a/checkpoint-200"
+        assert public["sources"][0]["path"] == "a/checkpoint-200/pytorch_model_fsdp_0/model_world_size_4_rank_0.pt"
+        assert "secret" not in json.dumps(public)
 
     def test_the_pushed_folder_can_be_verified_where_it_is_downloaded(self, hub: Hub, out: Path, tmp_path: Path) -> None:
         merge(out)
@@ -363,6 +375,22 @@ class TestFailures:
         assert "its verification found errors" in result.error.message
         assert hub.repos == {}
 
+    def test_strict_does_not_push_what_has_warnings(self, hub: Hub, out: Path, tmp_path: Path) -> None:
+        merge(out)
+        found = ckpt_cli.verify(out).model_copy(update={"findings": (Finding(code="some", severity="warning", message="odd"),)})
+        to = Destination("me/strict")
+        assert delivered(out, to, (found,)).error is None
+        refused = delivered(out, to, (found,), strict=True)
+        assert refused.error is not None
+        assert (refused.error.details, refused.exit_code) == (("some: odd",), 5)
+
+    def test_xet_tells_the_answer_of_the_hub_in_words(self, hub: Hub, out: Path) -> None:
+        """The real hf_xet: the stand-in has no such store."""
+        done = ckpt("merge", EXAMPLE, "-o", out, "--push-to-hub", "me/model", HF_HUB_DISABLE_XET="0")
+        assert done.code == 5
+        assert "error[push-failed]: the Hub has no me/model that this token may see" in done.err
+        assert "xet-write-token" in done.err
+
     def test_a_public_repository_is_not_private(self, hub: Hub, out: Path) -> None:
         hub.repos["me/model"] = Repo(private=False)
         result = merge(out, private=True)
@@ -379,6 +407,7 @@ class TestBeforeAnythingIsWritten:
         "options",
         [
             {"push_to_hub": "a/b/c"},
+            {"push_to_hub": "https://me:hf_secret@huggingface.co/me/model"},
             {"push_to_hub": "./out"},
             {"push_to_hub": "me/mo del"},
             {"push_to_hub": "me/model.git"},
@@ -403,8 +432,9 @@ class TestBeforeAnythingIsWritten:
     )
     def test_options_that_cannot_be(self, hub: Hub, out: Path, options: dict[str, Any], dry_run: bool) -> None:
         target = None if options.get("in_place") else out
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError) as caught:
             ckpt_cli.merge(EXAMPLE, target, **{"push_to_hub": "me/model", "dry_run": dry_run, **options})
+        assert "hf_secret" not in str(caught.value)
         assert not out.exists()
         assert hub.asked == []
 

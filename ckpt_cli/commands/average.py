@@ -93,7 +93,7 @@ def average(
     elif to is not None:
         checked = verify(jobs[0].output, full=True, jobs=chosen.jobs, progress=progress)
         outputs = [outputs[0].model_copy(update={"verified": (checked,)})]
-        push = delivered(jobs[0].output, to, (checked,), progress)
+        push = delivered(jobs[0].output, to, (checked,), progress, strict=chosen.strict)
     return AverageResult(
         checkpoint=newest,
         method=method,

@@ -104,7 +104,7 @@ def merge(
     seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
     push = None
     if to is not None:
-        push = planned(to) if chosen.dry_run else delivered(jobs[0].output, to, outputs[0].verified, progress)
+        push = planned(to) if chosen.dry_run else delivered(jobs[0].output, to, outputs[0].verified, progress, strict=chosen.strict)
     return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), push=push, dry_run=chosen.dry_run, seconds=seconds)
 
 

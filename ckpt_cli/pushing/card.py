@@ -85,7 +85,7 @@ def _title(manifest: Manifest) -> str:
 
 def _lead(manifest: Manifest) -> str:
     made = "averaged" if manifest.command == "average" else "merged from its shards"
-    return f"A training checkpoint, {made} by ckpt {__version__}."
+    return f"A training checkpoint, {made} by ckpt."
 
 
 def _rows(manifest: Manifest, base: str | None, verified: Sequence[VerifyResult]) -> Iterator[tuple[str, str]]:

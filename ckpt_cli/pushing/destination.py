@@ -84,7 +84,12 @@ def check_ready() -> None:
     hub = imported()
     if hub.constants.HF_HUB_OFFLINE:
         raise PushFailed("nothing can be pushed while HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE (and TRANSFORMERS_OFFLINE)")
-    if not hub.get_token():
+    try:
+        token = hub.get_token()
+    except Exception as error:  # a token that is exchanged for another one (OIDC) needs the network
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise PushFailed("there is no token for the Hub", details=[said]) from error
+    if not token:
         hint = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
         raise PushFailed("there is no token for the Hub", expected="HF_TOKEN, or a token that was saved by logging in", hint=hint)
 
@@ -108,4 +113,5 @@ def _check_repo(repo: str) -> None:
         return
     address = ADDRESS.fullmatch(repo)
     hint = f"did you mean {address[1]}?" if address is not None else None
-    raise UsageError(f"--push-to-hub: {repo!r} is no ID of a repository", expected="an ID such as me/model", hint=hint)
+    # Not repeated: an address may have a password in it.
+    raise UsageError("--push-to-hub takes the ID of a repository of the Hub", expected="an ID such as me/model", hint=hint)

@@ -19,6 +19,7 @@ from ckpt_cli.output.staging import sync_folder, temporary_name
 from ckpt_cli.output.writer import output_errors, write_bytes
 from ckpt_cli.pushing import card
 from ckpt_cli.results.verify import VerifyResult
+from ckpt_cli.urls import URL
 
 OF_SET = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?")
 """The end of the name of a weights file, also of one of several, and of their index."""
@@ -70,7 +71,7 @@ def public_manifest(folder: Path, manifest: Manifest) -> bytes:
             return {key: shortened(each) for key, each in value.items()}
         if isinstance(value, list):
             return [shortened(each) for each in value]
-        return card.below(value, manifest) if isinstance(value, str) and os.path.isabs(value) else value
+        return card.below(value, manifest) if isinstance(value, str) and (os.path.isabs(value) or URL.fullmatch(value)) else value
 
     content = json.loads(read_small(folder / MANIFEST))
     return (json.dumps(shortened(content), indent=2) + "\n").encode()

@@ -6,6 +6,7 @@ What was uploaded before an interruption is not uploaded again: the Hub knows fi
 from __future__ import annotations
 
 import contextlib
+import shlex
 import tempfile
 import time
 import warnings
@@ -32,21 +33,32 @@ def planned(to: Destination) -> PushInfo:
     return PushInfo(asked=to.repo, repo=to.repo, branch=to.branch, url=_url(to.repo, to.branch))
 
 
-def delivered(folder: Path, to: Destination, verified: Sequence[VerifyResult], progress: Progress | None = None) -> PushInfo:
-    """Push an output that was verified, with its card; an error is a part of the result, since the output stands."""
+def delivered(
+    folder: Path, to: Destination, verified: Sequence[VerifyResult], progress: Progress | None = None, *, strict: bool = False
+) -> PushInfo:
+    """Push an output that was verified, with its card; an error is a part of the result, since the output stands.
+
+    What verification found is such an error if it is of error level, with ``strict`` also a warning.
+    """
     started = time.monotonic()
     try:
         manifest = manifest_of(folder)
-        wrong = [item for one in verified for item in one.of_severity("error")]
-        if wrong:
-            hint = f"see what is wrong: ckpt verify {folder} --full"
-            details = [f"{item.code}: {item.message}" for item in wrong]
-            raise PushFailed("the output was not pushed, since its verification found errors", path=folder, details=details, hint=hint)
+        _refuse_wrong(folder, verified, strict=strict)
         add_card(folder, manifest, verified)
         pushed = push(folder, to, progress)
     except CkptError as error:
         return not_delivered(folder, to, error, time.monotonic() - started)
     return pushed.model_copy(update={"seconds": time.monotonic() - started})
+
+
+def _refuse_wrong(folder: Path, verified: Sequence[VerifyResult], *, strict: bool) -> None:
+    """Raise PushFailed for an output that is not what it should be."""
+    for severity in ("error", "warning")[: 2 if strict else 1]:
+        found = [item for one in verified for item in one.of_severity(severity)]
+        if found:
+            text = f"the output is not pushed, since its verification found {severity}s{' (--strict)' if severity == 'warning' else ''}"
+            hint = f"see what is wrong: {shlex.join(['ckpt', 'verify', str(folder), '--full'])}"
+            raise PushFailed(text, path=folder, details=[f"{item.code}: {item.message}" for item in found], hint=hint)
 
 
 def not_delivered(folder: Path, to: Destination, error: CkptError, seconds: float = 0.0) -> PushInfo:

@@ -27,7 +27,8 @@
     │   ├── Watched              watched              another watch writes into the folder
     │   ├── NoSpace              no-space
     │   ├── NotWritable          not-writable
-    │   └── EngineFailed         engine-failed        an engine (Ray) that cannot be reached, or that lost its workers
+    │   ├── EngineFailed         engine-failed        an engine (Ray) that cannot be reached, or that lost its workers
+    │   └── PushFailed           push-failed          the Hub cannot be reached, or refuses what is pushed to it
     └── FindingsError         1
         ├── Warned               strict               warnings, where --strict asks for none
         ├── CastOverflow         cast-overflow        finite values that the requested dtype cannot hold
@@ -276,6 +277,12 @@ class EngineFailed(OutputError):
     """The machines that should write cannot be reached, or were lost while they wrote."""
 
     code = "engine-failed"
+
+
+class PushFailed(OutputError):
+    """The Hub cannot be reached, or refuses what is pushed to it; an output that was written stays."""
+
+    code = "push-failed"
 
 
 class FindingsError(CkptError):

@@ -32,6 +32,10 @@ class Stages(Protocol):
         """All bytes are written, and the system brings them to the disk."""
         ...
 
+    def pushing(self, total_bytes: int, repo: str) -> bool:
+        """An upload begins, which a library counts. Returns whether it may draw bars of its own on stderr."""
+        ...
+
 
 class Silent:
     """Shows nothing."""
@@ -41,6 +45,9 @@ class Silent:
 
     def flushing(self) -> None:
         pass
+
+    def pushing(self, total_bytes: int, repo: str) -> bool:
+        return False
 
     def start(self, total_bytes: int, label: str) -> None:
         pass
@@ -54,4 +61,4 @@ class Silent:
 
 def stages(progress: Progress | None) -> Stages:
     """A display as one of stages."""
-    return cast("Stages", progress) if hasattr(progress, "reading") and hasattr(progress, "flushing") else Silent()
+    return cast("Stages", progress) if all(hasattr(progress, name) for name in ("reading", "flushing", "pushing")) else Silent()

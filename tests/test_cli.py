@@ -313,7 +313,7 @@ class TestHelp:
                 assert ckpt("merge", run, "-o", folder, cwd=run.parent).code == 0
         for example in examples:
             words, _, redirected = example.partition(" > ")
-            outcome = ckpt(*words.split()[1:], cwd=run.parent)
+            outcome = ckpt(*words.split()[1:], cwd=run.parent, HF_TOKEN="hf_token", HF_HUB_OFFLINE="0")
             assert outcome.code == 0, (example, outcome)
             if redirected:
                 (run.parent / redirected).write_text(outcome.out)

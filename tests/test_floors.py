@@ -18,7 +18,7 @@ FLOORS = (
     {"formats", "hub", "results"},
     {"base_model", "discover", "lora", "output"},
     {"drafting", "engines"},
-    {"merging", "averaging", "state", "verifying", "loading", "scanning"},
+    {"merging", "averaging", "state", "verifying", "loading", "scanning", "pushing"},
     {"watching"},
     {"commands"},
     {"cli"},

@@ -178,6 +178,8 @@ def _job(
             for source in told
         ],
         "component": name,
+        "trainer": snapshots.opened[-1].found.trainer(snapshots.opened[-1].target.run),
+        "base": None if setting.base is None else os.path.abspath(setting.base.folder),
     }
     labels = [source.label for source in used]
     return AverageJob.of(

@@ -30,4 +30,4 @@ def average(
     def work(shown: Progress) -> AverageResult:
         return averaging.average(paths, output, type=type, base=base, also=also or (), progress=shown, **given)
 
-    return session.run(work, average_result, lambda _: 0)
+    return session.run(work, average_result, lambda result: result.exit_code)

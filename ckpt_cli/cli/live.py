@@ -107,6 +107,10 @@ class Bar:
         if self._live is not None:
             self._live.update(self._task, **self._fields(FLUSHING if self._wide else FLUSHING_SHORT))
 
+    def pushing(self, total_bytes: int, repo: str) -> bool:
+        self.finish()
+        return True
+
     def finish(self) -> None:
         self._clear()
         if self._live is not None:
@@ -165,10 +169,17 @@ class _Counting:
     def flushing(self) -> None:
         """Nothing, unless a display says otherwise."""
 
+    def pushing(self, total_bytes: int, repo: str) -> bool:
+        self.tell_pushing(total_bytes, repo)
+        return False
+
     def finish(self) -> None:
         self._running = False
 
     def tell_reading(self, done: int, total: int, what: str) -> None:
+        raise NotImplementedError
+
+    def tell_pushing(self, total_bytes: int, repo: str) -> None:
         raise NotImplementedError
 
     def tell(self, elapsed: float) -> None:
@@ -184,6 +195,9 @@ class Plain(_Counting):
 
     def tell_reading(self, done: int, total: int, what: str) -> None:
         write(_read(done, total, what) + "\n")
+
+    def tell_pushing(self, total_bytes: int, repo: str) -> None:
+        write(f"pushing {size(total_bytes)} to {repo}\n")
 
     def tell(self, elapsed: float) -> None:
         share = 100 * self._done / max(self._total, 1)
@@ -214,6 +228,9 @@ class JsonLines(_Counting):
 
     def tell_reading(self, done: int, total: int, what: str) -> None:
         self._event("reading", files=done, total_files=total, what=what)
+
+    def tell_pushing(self, total_bytes: int, repo: str) -> None:
+        self._event("pushing", total=total_bytes, repo=repo)
 
     def tell(self, elapsed: float) -> None:
         self._event("progress", done=self._done, total=self._total, seconds=round(elapsed, 3), file=self._label)

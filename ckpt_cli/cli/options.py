@@ -38,10 +38,11 @@ WRITE = "What to write"
 BASE = "With a base"
 LORA = "LoRA and EMA"
 CHECKS = "Checks"
+HUB = "To the Hub"
 PARTS = "On several machines"
 SOURCE = "How the source was merged (else read from the manifest)"
 OUTPUT = "Output"
-PANELS = (COMMON, STEPS, METHOD, READ, WRITE, BASE, LORA, CHECKS, PARTS, SOURCE, OUTPUT)
+PANELS = (COMMON, STEPS, METHOD, READ, WRITE, BASE, LORA, CHECKS, HUB, PARTS, SOURCE, OUTPUT)
 
 
 def option(
@@ -324,6 +325,17 @@ CompareWith = Annotated[
 Plot = Annotated[
     Optional[str],
     option("--plot", metavar="FILE", help="Draw how far tensors moved from the base: .png, .svg or .html.", panel=COMMON),
+]
+
+# -- to the Hub ------------------------------------------------------------------------------------------------------
+
+PushToHub = Annotated[
+    Optional[str], option("--push-to-hub", metavar="REPO", help="Verify the output, then push it to this repository.", panel=HUB)
+]
+Private = Annotated[bool, option("--private", help="Make the repository private; a public one is refused.", panel=HUB)]
+Branch = Annotated[
+    Optional[str],
+    option("--branch", "--revision", metavar="NAME", help="Branch of it, default main; {step} and {run} are replaced.", panel=HUB),
 ]
 
 # -- how the source of a verification was merged ---------------------------------------------------------------------

@@ -106,7 +106,7 @@ class Session:
             self.show(error)
         return error.exit_code
 
-    def show(self, error: CkptError) -> None:
+    def show(self, error: CkptError | ErrorInfo) -> None:
         """An error on stderr: a line for each thing that is known."""
         for label, text in error_lines(error):
             self.labelled(label, "red" if label.startswith("error") else "dim" if label else None, text)
@@ -139,7 +139,7 @@ class Session:
         return _console(self.color, sys.stderr)
 
 
-def error_lines(error: CkptError) -> Iterator[tuple[str, str]]:
+def error_lines(error: CkptError | ErrorInfo) -> Iterator[tuple[str, str]]:
     """error[code]: message, then details, where, what was expected, and what to do next: a label and a text for each line."""
     yield f"error[{error.code}]", error.message
     yield from (("  ", line) for line in error.details[:DETAILS])

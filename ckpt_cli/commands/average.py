@@ -13,6 +13,7 @@ from ckpt_cli.averaging.options import AverageKeywords, AverageOptions
 from ckpt_cli.averaging.plan import AverageJob, formula_of, planned_jobs
 from ckpt_cli.averaging.steps import StepChoice, open_snapshots
 from ckpt_cli.base_model.opened import open_base
+from ckpt_cli.commands.verify import verify
 from ckpt_cli.discover.open import describe_checkpoint
 from ckpt_cli.engines.call import PartCall, lasting, part_call
 from ckpt_cli.engines.orders import publish_orders
@@ -23,6 +24,8 @@ from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.progress import Progress
+from ckpt_cli.pushing.destination import Destination, refuse_several
+from ckpt_cli.pushing.upload import delivered, planned
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.written import AveragedComponent, AverageResult
 
@@ -43,7 +46,8 @@ def average(
 
     ``paths`` are runs, checkpoints, component folders or files, from old to new; ``type`` chooses the component; ``options``
     are those of `AverageKeywords` (``last=5``, ``weights=(0.7, 0.3)``, ...). Every element is the exactly rounded value
-    of the formula that the result reports. Raises what `merge` raises, and NonFinite for sources with NaN or infinities.
+    of the formula that the result reports. With ``push_to_hub`` every value of the output is read and checked, and then it is pushed,
+    as `merge` does. Raises what `merge` raises, and NonFinite for sources with NaN or infinities.
     """
     chosen, progress = options_of(AverageOptions, options), progress_of(progress)
     given, target = paths_of(paths, "PATH"), path_of(output, "--output", use="output")
@@ -53,6 +57,7 @@ def average(
         raise UsageError("there are no checkpoints to average", expected="a run, or at least two checkpoints")
     chosen.check(home)
     chosen.check_place(target)
+    to = Destination.of(chosen)
     started = time.monotonic()
     rules = read_key_map(chosen.key_map)
     folder = resolve_base(home) if home is not None else None
@@ -66,10 +71,13 @@ def average(
             also=nodes,
             shard_order=chosen.shard_order,
         )
+        newest_found = snapshots.opened[-1].found
+        to = to.of_step(newest_found.step, newest_found.path.parent.name) if to is not None else None
         method = chosen.implied_method
         mixed = formula_of(snapshots, method, chosen)
         reference = open_base(folder, files, needed=chosen.takes_from_base) if folder is not None else None
         jobs = planned_jobs(snapshots, mixed, method, Path(os.path.abspath(target)), reference, rules, chosen)
+        refuse_several(to, [job.output for job in jobs])
         newest = describe_checkpoint(snapshots.opened[-1])
         if chosen.strict:
             refuse_warnings([*snapshots.notes, *newest.notes, *(note for job in jobs for note in job.notes)])
@@ -79,13 +87,22 @@ def average(
             return part_call(average, [tuple(map(lasting, given)), lasting(target)], chosen, reads=(*given, *nodes, folder), **named)
 
         outputs = _run(jobs, chosen, progress, call)
+    seconds = time.monotonic() - started
+    push = None
+    if to is not None and chosen.dry_run:
+        push = planned(to)
+    elif to is not None:
+        checked = verify(jobs[0].output, full=True, jobs=chosen.jobs, progress=progress)
+        outputs = [outputs[0].model_copy(update={"verified": (checked,)})]
+        push = delivered(jobs[0].output, to, (checked,), progress, strict=chosen.strict)
     return AverageResult(
         checkpoint=newest,
         method=method,
         divisor=mixed.divisor,
         outputs=tuple(outputs),
         dry_run=chosen.dry_run,
-        seconds=time.monotonic() - started,
+        push=push,
+        seconds=seconds,
         notes=tuple(note for note in map(NoteInfo.of, dict.fromkeys(snapshots.notes)) if note not in newest.notes),
     )
 

@@ -23,6 +23,7 @@ EXTRAS = {
     "remote": ("obstore",),
     "fsspec": ("fsspec",),
     "ray": ("ray",),
+    "hub": ("huggingface_hub",),
 }
 """The packages of each extra; pyproject.toml declares them."""
 

@@ -25,6 +25,8 @@ from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.publish import Publication
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.progress import Progress
+from ckpt_cli.pushing.destination import Destination, refuse_several
+from ckpt_cli.pushing.upload import delivered, planned
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.written import MergedComponent, MergeResult
 from ckpt_cli.state.folder import state_files
@@ -52,7 +54,8 @@ def merge(
     ``options`` are those of `MergeKeywords` (``dtype="bf16"``, ``max_shard_size="5GB"``, ...).
 
     Every element of every tensor is proved to be present exactly once before the first byte is written; an output appears
-    complete or not at all. Raises InputError (unreadable), IncompleteError (incomplete, or unlike the base), OutputError
+    complete or not at all. With ``push_to_hub`` the output is verified and then pushed; what comes of that is ``push`` of the result, also
+    if it fails, since the output stands. Raises InputError (unreadable), IncompleteError (incomplete, or unlike the base), OutputError
     (cannot be written), CastOverflow, UsageError.
     """
     chosen, progress = options_of(MergeOptions, options), progress_of(progress)
@@ -61,6 +64,7 @@ def merge(
     folder = path_text(base, "--base") if base is not None else None
     chosen.check_with(folder, target)
     chosen.check_place(target)
+    to = Destination.of(chosen)
     started = time.monotonic()
     rules = read_key_map(chosen.key_map)
     home = resolve_base(folder) if folder is not None else None
@@ -75,8 +79,10 @@ def merge(
             shard_order=chosen.shard_order,
             ema_from_model=chosen.ema_from_model,
         )
+        to = to.of_step(opened.found.step, opened.found.path.parent.name) if to is not None else None
         reference = open_base(home, files, needed=chosen.needs_base_weights) if home is not None else None
         jobs = planned_jobs(opened, target, reference, rules, chosen)
+        refuse_several(to, [job.output for job in jobs])
         if chosen.with_state and _is_first(chosen):
             jobs = [_with_state(job, opened, files, chosen.dry_run) for job in jobs]
         checkpoint = describe_checkpoint(opened)
@@ -97,7 +103,10 @@ def merge(
 
         outputs = _run(jobs, opened, reference, chosen, progress, call)
     seconds = time.monotonic() - started - sum(verified.seconds for output in outputs for verified in output.verified)
-    return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), dry_run=chosen.dry_run, seconds=seconds)
+    push = None
+    if to is not None:
+        push = planned(to) if chosen.dry_run else delivered(jobs[0].output, to, outputs[0].verified, progress, strict=chosen.strict)
+    return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), push=push, dry_run=chosen.dry_run, seconds=seconds)
 
 
 def _run(
@@ -113,7 +122,7 @@ def _run(
     comparisons = [_comparison(job, base, options, progress) if _is_first(options) else None for job in jobs]
     published = publish_orders(orders, options, progress, call)
     results = [_result(job, options, done, compared) for job, done, compared in zip(jobs, published, comparisons, strict=True)]
-    if not options.verify or options.dry_run:
+    if not (options.verify or options.push_to_hub) or options.dry_run:
         return results
     return [
         result.model_copy(

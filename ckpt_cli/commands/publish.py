@@ -1,4 +1,4 @@
-"""`publish`: the output whose parts were written by `merge` or `average`, each with ``--part``, gets its name."""
+"""`publish`: the output whose parts were written by `merge` or `average`, each with ``--part``, gets its name; or it is pushed."""
 
 from __future__ import annotations
 
@@ -6,25 +6,47 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from typing_extensions import Unpack
+
+from ckpt_cli.commands.verify import verify
 from ckpt_cli.errors import UsageError, within_memory
-from ckpt_cli.given import PathLike, boundary, paths_of
+from ckpt_cli.given import PathLike, boundary, options_of, paths_of, progress_of
+from ckpt_cli.output.options import PublishKeywords, PublishOptions
 from ckpt_cli.output.parts import publish_parts
+from ckpt_cli.progress import Progress
+from ckpt_cli.pushing.card import run_of, steps_of
+from ckpt_cli.pushing.destination import Destination, refuse_several
+from ckpt_cli.pushing.folder import manifest_of
+from ckpt_cli.pushing.upload import delivered
 from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.results.written import FileInfo, PublishedFolder, PublishResult
 
 
 @boundary
 @within_memory
-def publish(outputs: PathLike | Sequence[PathLike], *, overwrite: bool = False) -> PublishResult:
+def publish(
+    outputs: PathLike | Sequence[PathLike], *, progress: Progress | None = None, **options: Unpack[PublishKeywords]
+) -> PublishResult:
     """Publish outputs once all parts of all of them are written. It is no error if that was done before, which a note says.
 
-    ``outputs`` are the folders that the parts were given with ``-o``. Raises NotFound, MissingParts, Inconsistent,
+    ``outputs`` are the folders that the parts were given with ``-o``; ``options`` are those of `PublishKeywords`. With ``push_to_hub`` the
+    output, also one that was there before, is verified and pushed, as `merge` does. Raises NotFound, MissingParts, Inconsistent,
     CorruptFile, OutputError.
     """
+    chosen, progress = options_of(PublishOptions, options), progress_of(progress)
     folders = [Path(os.path.abspath(path)) for path in paths_of(outputs, "OUTPUT")]
     if not folders:
         raise UsageError("there is no output to publish", expected="the folders that the parts were given with -o")
-    done = publish_parts(folders, overwrite=overwrite)
+    to = Destination.of(chosen)
+    refuse_several(to, folders)
+    done = publish_parts(folders, overwrite=chosen.overwrite)
+    push, verified = None, tuple[VerifyResult, ...]()
+    if to is not None:
+        manifest = manifest_of(folders[0])
+        to = to.of_step(next(reversed(steps_of(manifest)), None), run_of(manifest))
+        verified = (verify(folders[0], full=True, progress=progress),)
+        push = delivered(folders[0], to, verified, progress)
     return PublishResult(
         outputs=tuple(
             PublishedFolder(
@@ -32,12 +54,14 @@ def publish(outputs: PathLike | Sequence[PathLike], *, overwrite: bool = False) 
                 parts=each.parts,
                 files=tuple(FileInfo(name=name, bytes=size) for name, size in each.files.items()),
                 tensors=each.tensors,
+                verified=verified,
             )
             for each in done
         ),
         notes=tuple(
             NoteInfo(level="warning", code="no-parts", text=f"no parts of {each.folder} are waiting: it was there before")
             for each in done
-            if not each.parts
+            if not each.parts and to is None
         ),
+        push=push,
     )

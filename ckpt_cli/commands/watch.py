@@ -13,20 +13,24 @@ from typing_extensions import Unpack
 
 from ckpt_cli.commands.average import average
 from ckpt_cli.commands.merge import merge
+from ckpt_cli.commands.verify import verify
 from ckpt_cli.discover.newest import short_reason
-from ckpt_cli.errors import InputError, NotFound, OutputInsideSource, UsageError, within_memory
+from ckpt_cli.errors import CkptError, InputError, NotFound, OutputInsideSource, UsageError, within_memory
 from ckpt_cli.given import PathLike, boundary, optional_path, options_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.output.target import make_parents
 from ckpt_cli.progress import Progress
+from ckpt_cli.pushing.destination import Destination, refuse_several
+from ckpt_cli.pushing.folder import add_card, manifest_of
+from ckpt_cli.pushing.upload import delivered, not_delivered
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.watch import WatchEvent, WatchResult
-from ckpt_cli.results.written import AverageResult, MergeResult
+from ckpt_cli.results.written import AverageResult, MergeResult, PushInfo
 from ckpt_cli.watching.evaluation import check_command
 from ckpt_cli.watching.journal import Journal
 from ckpt_cli.watching.lock import only_watch
 from ckpt_cli.watching.options import WatchKeywords, WatchOptions
 from ckpt_cli.watching.readiness import Readiness
-from ckpt_cli.watching.watched_run import Listener, Maker, WatchedRun
+from ckpt_cli.watching.watched_run import Listener, Maker, Pusher, WatchedRun
 
 
 @boundary
@@ -54,7 +58,8 @@ def watch(
     chosen.check(home)
     if chosen.execute is not None:
         check_command(chosen.execute)
-    make = _maker(chosen, component, home, progress_of(progress))
+    to = chosen.destination([run.name for run in given])
+    make = _maker(chosen, component, home, progress_of(progress), to)
     events: list[WatchEvent] = []
 
     def tell(event: WatchEvent) -> None:
@@ -67,7 +72,8 @@ def watch(
             make_parents(folder / "step")
             stack.enter_context(only_watch(folder))
             journal = Journal.of(folder)
-            watched.append(WatchedRun(run, folder, chosen, journal, make, replace(told, event=tell), Readiness(chosen.settle)))
+            shown, ready = replace(told, event=tell), Readiness(chosen.settle)
+            watched.append(WatchedRun(run, folder, chosen, journal, make, shown, ready, to, _pusher(progress)))
         while True:
             due = [seconds for run in watched if (seconds := _looked(run, once=chosen.once)) is not None]
             if chosen.once and not due:
@@ -122,15 +128,42 @@ def _homes(runs: Sequence[Path], output: Path | None) -> dict[Path, Path]:
     return homes
 
 
-def _maker(options: WatchOptions, component: str | None, base: str | None, progress: Progress | None) -> Maker:
-    """What makes the output of a step: `merge`, or `average` as ``--average`` says."""
+def _pusher(progress: Progress | None) -> Pusher:
+    """What pushes an output; one that is not known to be right is verified first."""
+
+    def push(output: Path, to: Destination, *, verified: bool) -> PushInfo:
+        try:
+            found = () if verified else (verify(output, full=True, progress=progress),)
+        except CkptError as error:
+            return not_delivered(output, to, error)
+        return delivered(output, to, found, progress)
+
+    return push
+
+
+def _maker(options: WatchOptions, component: str | None, base: str | None, progress: Progress | None, to: Destination | None) -> Maker:
+    """What makes the output of a step: `merge`, or `average` as ``--average`` says. What will be pushed is verified, and gets a card."""
     said = options.averaging
 
     def make(run: Path, steps: tuple[int, ...], output: Path, *, overwrite: bool, dry_run: bool) -> MergeResult | AverageResult:
         shared = {**options.handed_on, "type": component, "base": base, "progress": progress, "overwrite": overwrite, "dry_run": dry_run}
         if said is None:
-            return merge(run, output, step=steps[0], verify=options.verify, **shared)
+            return merge(run, output, step=steps[0], verify=options.verify or to is not None, **shared)
         method = {name: value for name, value in said.items() if name != "last"}
         return average(run, output, steps=steps, **method, **shared)
 
-    return make
+    def make_for_hub(run: Path, steps: tuple[int, ...], output: Path, *, overwrite: bool, dry_run: bool) -> MergeResult | AverageResult:
+        if component in ("both", "all"):
+            refuse_several(to, [Path(each.output) for each in make(run, steps, output, overwrite=overwrite, dry_run=True).outputs])
+        result = make(run, steps, output, overwrite=overwrite, dry_run=dry_run)
+        if dry_run:
+            return result
+        folder = Path(result.outputs[0].output)
+        if said is not None:
+            checked = verify(folder, full=True, jobs=options.jobs, progress=progress)
+            result = result.model_copy(update={"outputs": (result.outputs[0].model_copy(update={"verified": (checked,)}),)})
+        if not result.exit_code:
+            add_card(folder, manifest_of(folder), result.outputs[0].verified)
+        return result
+
+    return make if to is None else make_for_hub

@@ -18,7 +18,7 @@ from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
 from ckpt_cli.output import manifest
 from ckpt_cli.output.key_map import lasting_key_map
-from ckpt_cli.output.options import WritingOptions
+from ckpt_cli.output.options import PUSHING, WritingOptions
 from ckpt_cli.output.plan import Plan
 from ckpt_cli.output.publish import (
     Order,
@@ -37,7 +37,7 @@ from ckpt_cli.output.writer import Written
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.tensors.component import Note
 
-PASSING = frozenset({"dry_run", "overwrite", "jobs", "checksum", "part", "engine", "ray_address", "ray_parts", "write"})
+PASSING = PUSHING | {"dry_run", "overwrite", "jobs", "checksum", "part", "engine", "ray_address", "ray_parts", "write"}
 """Options that do not change what is written."""
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from ckpt_cli.given import URL
 from ckpt_cli.output.key_map import lasting_key_map
-from ckpt_cli.output.options import WritingOptions
+from ckpt_cli.output.options import PUSHING, WritingOptions
 from ckpt_cli.progress import Progress
 
-AT_HOME = frozenset({"engine", "ray_address", "ray_parts", "part", "dry_run", "checksum", "verify", "compare"})
+AT_HOME = PUSHING | {"engine", "ray_address", "ray_parts", "part", "dry_run", "checksum", "verify", "compare"}
 """Options that are for the process that was started by hand: what is done once, and how the work is spread."""
 
 

@@ -54,6 +54,9 @@ class MergeOptions(WritingOptions):
         if self.part is not None and self.verify:
             hint = "leave out --verify, and run `ckpt verify` on the output when it is published"
             raise UsageError("--verify needs the whole output, so --part does not apply", hint=hint)
+        if self.in_place and self.push_to_hub is not None:
+            text = "--in-place adds files to the checkpoint, which is not to be pushed, so --push-to-hub does not apply"
+            raise UsageError(text, hint="pass -o instead of --in-place")
         if self.in_place and self.lora == "both":
             raise UsageError("--in-place writes one folder, but --lora both makes two", hint="export the adapter on its own")
         if (self.fill_missing_from_base or self.drop_extra) and not self.match_base:

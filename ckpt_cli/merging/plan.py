@@ -137,6 +137,7 @@ def _facts(opened: Opened, drafts: Sequence[Draft], setting: Setting[MergeOption
     return {
         "checkpoint": os.path.abspath(opened.found.path),
         "step": opened.found.step,
+        "trainer": opened.found.trainer(opened.target.run),
         "component": "+".join(draft.opened.name for draft in drafts),
         "base": None if setting.base is None else os.path.abspath(setting.base.folder),
     }

@@ -19,6 +19,9 @@ from ckpt_cli.urls import is_remote
 Engine = Literal["local", "ray"]
 """Who writes: this process, or the machines of a Ray cluster."""
 
+PUSHING = frozenset({"push_to_hub", "private", "branch"})
+"""Options that say where an output is pushed to."""
+
 TAKEN = re.compile(
     r"(.*-[0-9]+-of-[0-9]+|adapter_model|adapters?|consolidated([.-].*)?|ae|optimizer)\.safetensors", re.ASCII | re.IGNORECASE
 )
@@ -33,6 +36,7 @@ class WritingOptions:
     of folder decides, otherwise "keep", 5 GB and "model.safetensors". ``part`` is "K/N", or "auto" for what a launcher says.
     Without ``ray_address``, Ray looks for a cluster itself; without ``ray_parts``, each output file is one part.
     ``write`` is how files are filled: "positioned", "sequential" (front to back), or "auto" for what the file system takes.
+    ``push_to_hub`` is a repository of the Hub, ``private`` and ``branch`` (in which {step} and {run} are replaced) belong to it.
     """
 
     dtype: str | None = None
@@ -57,6 +61,9 @@ class WritingOptions:
     ray_address: str | None = None
     ray_parts: int | None = None
     write: Write = "auto"
+    push_to_hub: str | None = None
+    private: bool = False
+    branch: str | None = None
 
     @property
     def chosen_part(self) -> Part | None:
@@ -90,6 +97,9 @@ class WritingOptions:
             raise UsageError("--ray-parts is out of range", expected=f"1 to {MAX_PARTS}")
         if self.in_parts and self.checksum:
             raise UsageError(f"--checksum reads the whole output again, so {self.in_parts} does not apply", hint="leave out --checksum")
+        if self.part is not None and self.push_to_hub is not None:
+            hint = f"leave it out, and when all parts are written: ckpt publish OUTPUT --push-to-hub {self.push_to_hub}"
+            raise UsageError("--push-to-hub needs the whole output, so --part does not apply", hint=hint)
         if self.in_parts and self.write == "sequential":
             hint = f"leave out {self.in_parts}, or --write sequential"
             raise UsageError("parts are written to their positions in the files", hint=hint)
@@ -106,6 +116,25 @@ class WritingOptions:
             hint = f"leave out {self.in_parts}: one process sends several parts of the files at once"
             raise UsageError(f"{self.in_parts} writes to positions in files, which only disks have", path=output, hint=hint)
         check_way(self.write, output)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """The options of `publish`, with the meaning that ``ckpt publish --help`` gives them."""
+
+    overwrite: bool = False
+    push_to_hub: str | None = None
+    private: bool = False
+    branch: str | None = None
+
+
+class PublishKeywords(TypedDict, total=False):
+    """`PublishOptions` as callers may give them."""
+
+    overwrite: bool
+    push_to_hub: str | None
+    private: bool
+    branch: str | None
 
 
 class WritingKeywords(TypedDict, total=False):
@@ -133,6 +162,9 @@ class WritingKeywords(TypedDict, total=False):
     ray_address: str | None
     ray_parts: int | None
     write: Write
+    push_to_hub: str | None
+    private: bool
+    branch: str | None
 
 
 def check_way(write: Write, output: Path | None) -> None:

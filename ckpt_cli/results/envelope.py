@@ -21,6 +21,11 @@ class ErrorInfo(Frozen):
     expected: str | None = None
     details: tuple[str, ...] = ()
 
+    @property
+    def advice(self) -> str | None:
+        """The hint, as an error calls what is shown."""
+        return self.hint
+
     @classmethod
     def of(cls, error: CkptError) -> ErrorInfo:
         return cls(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ckpt_cli.results.checkpoint import Frozen, NoteInfo
+from ckpt_cli.results.written import PushInfo
 
 
 class WatchEvent(Frozen):
@@ -12,11 +13,12 @@ class WatchEvent(Frozen):
 
     ``made``: merged or averaged into ``output`` (``outputs`` if there are several components) from the checkpoint ``source``, which was
     ``saved`` at this time (newest mtime of its files, ns); ``steps`` are those of an average, ``warnings`` what was said.
+    ``pushed``: the output is in a repository of the Hub, or (``exit_code``) could not be pushed, with the code and text of the error.
     ``ran``: the command for it ended with ``exit_code``, and its last JSON line is ``metrics``. ``failed``: nothing was written, with
     the code and text of the error. ``removed``: ``--keep`` removed the output. ``time`` is in ISO 8601, UTC.
     """
 
-    event: Literal["made", "ran", "failed", "removed"]
+    event: Literal["made", "pushed", "ran", "failed", "removed"]
     time: str
     run: str
     step: int
@@ -28,6 +30,7 @@ class WatchEvent(Frozen):
     saved: int | None = None
     bytes: int | None = None
     steps: tuple[int, ...] = ()
+    push: PushInfo | None = None
     metrics: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None
@@ -44,7 +47,10 @@ class WatchResult(Frozen):
 
     @property
     def exit_code(self) -> int:
-        """That of the worst failure to write; 1 if only commands failed."""
-        failed = {(event.run, event.step): event.exit_code for event in self.events if event.event in ("made", "failed")}
+        """That of the worst failure to write or to push; 1 if only commands failed."""
+        last = {
+            (event.run, event.step, event.event == "pushed"): event for event in self.events if event.event in ("made", "failed", "pushed")
+        }
+        failed = {key: event.exit_code for key, event in last.items()}
         commands = any(event.exit_code for event in self.events if event.event == "ran")
         return max(failed.values(), default=0) or int(commands)

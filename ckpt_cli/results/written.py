@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ckpt_cli.results.checkpoint import Checkpoint, Frozen, LoraInfo, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
+from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.verify import VerifyResult
 
 
@@ -50,7 +51,8 @@ class WrittenFolder(Frozen):
     """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are.
 
     ``compared`` is what the names were compared with, None where nothing is known to compare them with (``naming`` says why).
-    ``carried`` are tensors that were taken from the base. ``part``: only this part of it was written.
+    ``carried`` are tensors that were taken from the base. ``part``: only this part of it was written. ``verified`` is what was found
+    when it was verified, one per component.
     """
 
     component: str
@@ -75,13 +77,24 @@ class WrittenFolder(Frozen):
     peak_memory: int
     plan_digest: str
     part: PartDone | None = None
+    verified: tuple[VerifyResult, ...] = ()
     notes: tuple[NoteInfo, ...] = ()
+
+
+class PublishedFolder(Frozen):
+    """An output that was published; ``parts`` is 0 if that was done before. ``verified`` is as in `WrittenFolder`."""
+
+    output: Place
+    parts: int
+    files: tuple[FileInfo, ...]
+    tensors: int
+    verified: tuple[VerifyResult, ...] = ()
 
 
 class MergedComponent(WrittenFolder):
     """A merged component. Shards cover ``covered_elements`` of ``source_elements``; ``elements`` of them were written.
 
-    ``state`` names the files of ``--with-state``; ``verified`` is what ``--verify`` found, one per component.
+    ``state`` names the files of ``--with-state``.
     """
 
     covered_elements: int
@@ -89,21 +102,59 @@ class MergedComponent(WrittenFolder):
     state: tuple[str, ...] = ()
     lora: LoraInfo | None = None
     comparison: BaseComparison | None = None
-    verified: tuple[VerifyResult, ...] = ()
 
 
-class MergeResult(Frozen):
+class PushInfo(Frozen):
+    """An output in a repository of the Hub: how many ``files`` of how many bytes the commit consists of.
+
+    ``asked`` is the repository as it was given, ``repo`` the same with its namespace. ``commit`` is None if nothing was pushed: in a dry
+    run, or because of ``error``. ``card``: README.md was "written", or the one of the repository was "kept", since people wrote it.
+    ``removed`` are weights of an older output that loaders would have taken for these.
+    """
+
+    asked: str
+    repo: str
+    branch: str
+    url: str
+    commit: str | None = None
+    files: int = 0
+    bytes: int = 0
+    card: Literal["written", "kept"] | None = None
+    removed: tuple[str, ...] = ()
+    seconds: float = 0.0
+    error: ErrorInfo | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """5 if the output was not pushed although it should be."""
+        return 5 if self.error is not None else 0
+
+
+class Delivered(Frozen):
+    """What a command did that writes outputs and may push one of them to the Hub."""
+
+    outputs: tuple[WrittenFolder | PublishedFolder, ...]
+    push: PushInfo | None = None
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        """Why nothing was pushed although it should be; the output stands."""
+        return self.push.error if self.push is not None else None
+
+    @property
+    def exit_code(self) -> int:
+        """1 if an output was verified and is not what it should be, else 5 if it was not pushed."""
+        wrong = any(verified.exit_code for output in self.outputs for verified in output.verified)
+        return 1 if wrong else self.push.exit_code if self.push is not None else 0
+
+
+class MergeResult(Delivered):
     """What `merge` did (or, with ``dry_run``, would do)."""
 
     checkpoint: Checkpoint
     outputs: tuple[MergedComponent, ...]
     dry_run: bool
     seconds: float
-
-    @property
-    def exit_code(self) -> int:
-        """1 if an output was verified and is not what it should be."""
-        return max((verified.exit_code for output in self.outputs for verified in output.verified), default=0)
 
 
 class AverageSource(Frozen):
@@ -127,7 +178,7 @@ class AveragedComponent(WrittenFolder):
     copied_names: tuple[str, ...] = ()
 
 
-class AverageResult(Frozen):
+class AverageResult(Delivered):
     """What `average` did (or would do): every averaged element is sum(weight * value) / ``divisor``, rounded once.
 
     ``checkpoint`` is the newest one; assets are those of the newest one with a config.json.
@@ -142,16 +193,7 @@ class AverageResult(Frozen):
     notes: tuple[NoteInfo, ...] = ()
 
 
-class PublishedFolder(Frozen):
-    """An output that was published; ``parts`` is 0 if that was done before."""
-
-    output: Place
-    parts: int
-    files: tuple[FileInfo, ...]
-    tensors: int
-
-
-class PublishResult(Frozen):
+class PublishResult(Delivered):
     """What `publish` did."""
 
     outputs: tuple[PublishedFolder, ...]

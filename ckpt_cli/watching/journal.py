@@ -23,12 +23,13 @@ MOST = 1 << 30
 
 @dataclass(slots=True)
 class Journal:
-    """The journal of one run, and what it says: the last output of every step, and whether its command ran."""
+    """The journal of one run, and what it says: the last output of every step, whether its command ran, and where it was pushed."""
 
     path: Path
     made: dict[int, WatchEvent] = field(default_factory=dict)
     ran: set[int] = field(default_factory=set)
     removed: set[int] = field(default_factory=set)
+    pushed: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> Journal:
@@ -64,8 +65,11 @@ class Journal:
             self.made[event.step] = event
             self.ran.discard(event.step)
             self.removed.discard(event.step)
+            self.pushed.pop(event.step, None)
         elif event.event == "ran":
             self.ran.add(event.step)
+        elif event.event == "pushed" and event.push is not None and not event.exit_code:
+            self.pushed.setdefault(event.step, set()).add((event.push.asked, event.push.branch))
         elif event.event == "removed":
             self.removed.add(event.step)
 

@@ -11,6 +11,7 @@ from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike, options_of
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.names import Naming
+from ckpt_cli.pushing.destination import Destination
 
 AVERAGED_BY = ("last", "method", "decay", "half_life", "decay_shape")
 """What ``--average`` may say: options of `average` that mean something for the newest steps of a run."""
@@ -48,6 +49,9 @@ class WatchOptions:
     verify: bool = False
     jobs: int | None = None
     strict: bool = False
+    push_to_hub: str | None = None
+    private: bool = False
+    branch: str | None = None
 
     @property
     def averaging(self) -> Mapping[str, Any] | None:
@@ -72,6 +76,13 @@ class WatchOptions:
     def handed_on(self) -> dict[str, Any]:
         """The options for `merge` and `average`."""
         return {name: getattr(self, name) for name in WRITTEN}
+
+    def destination(self, runs: Sequence[str]) -> Destination | None:
+        """Where the outputs of these runs, by their names, are pushed to; None for nowhere. Raises what `Destination.of` raises."""
+        to = Destination.of(self)
+        if to is not None and len({to.of_step(0, run).branch for run in runs}) < len(runs):
+            raise UsageError("several runs would be pushed to one branch", hint="pass --branch '{run}', or '{run}-step{step}'")
+        return to
 
     def check(self, base: object) -> None:
         """Raise UsageError for options that are out of range, that contradict each other, or that need a base."""
@@ -109,6 +120,9 @@ class WatchKeywords(TypedDict, total=False):
     verify: bool
     jobs: int | None
     strict: bool
+    push_to_hub: str | None
+    private: bool
+    branch: str | None
 
 
 def _number(text: str) -> int | float | str:

@@ -17,8 +17,9 @@ from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, NotRecognised, OutputExists, SourceChanged, UsageError
 from ckpt_cli.files.manifest import foreign_entries, read_manifest
 from ckpt_cli.output.staging import temporary_name
+from ckpt_cli.pushing.destination import Destination
 from ckpt_cli.results.watch import WatchEvent
-from ckpt_cli.results.written import AverageResult, MergeResult
+from ckpt_cli.results.written import AverageResult, MergeResult, PushInfo
 from ckpt_cli.watching.evaluation import run_command
 from ckpt_cli.watching.journal import Journal
 from ckpt_cli.watching.options import WatchOptions
@@ -44,6 +45,12 @@ class Maker(Protocol):
     ) -> MergeResult | AverageResult: ...
 
 
+class Pusher(Protocol):
+    """What pushes the output of a step, and verifies it first unless that was done."""
+
+    def __call__(self, output: Path, to: Destination, *, verified: bool) -> PushInfo: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Who is told what happens: events, why a step or all of a run (None) waits, and the lines that commands print."""
@@ -64,10 +71,14 @@ class WatchedRun:
     make: Maker
     listener: Listener
     readiness: Readiness
+    to: Destination | None
+    push: Pusher
     waiting: dict[int, str] = field(default_factory=dict)
     kept: dict[Path, str] = field(default_factory=dict)
     _failed: dict[int, str] = field(default_factory=dict)
+    _unpushed: dict[int, str] = field(default_factory=dict)
     _unfinished: set[int] = field(default_factory=set)
+    _verified: set[int] = field(default_factory=set)
 
     def look(self) -> float | None:
         """Do what is due. Returns the seconds after which a step that may still change could be; None if there is none.
@@ -86,7 +97,7 @@ class WatchedRun:
         newest = sorted(found.step for found in target.checkpoints if found.step is not None)[-STILL_WRITTEN:]
         for found, step in _steps_of(target, self.options):
             if self._is_done(found, step, in_full=step in newest):
-                self._run_command(step)
+                self._after(step)
                 continue
             left = self.readiness.seconds_left(target, found)
             if left:
@@ -95,9 +106,14 @@ class WatchedRun:
                 continue
             steps = self._averaged(target, step)
             if steps and self._made(found, step, steps):
-                self._run_command(step)
-                self._remove_old()
+                self._after(step)
         return min(due, default=None)
+
+    def _after(self, step: int) -> None:
+        """What is done with an output that is there, as far as it was not done before; what fails does not hold up what follows."""
+        self._push(step)
+        self._run_command(step)
+        self._remove_old()
 
     def _is_done(self, found: Found, step: int, *, in_full: bool) -> bool:
         """Whether a step was made from the files that it has now."""
@@ -122,6 +138,7 @@ class WatchedRun:
         try:
             try:
                 result = self.make(self.path, steps, output, overwrite=step in self.journal.made, dry_run=False)
+                self._verified.add(step)
             except OutputExists:
                 # A watch that was killed between publishing and noting it.
                 result = self.make(self.path, steps, output, overwrite=True, dry_run=True)
@@ -154,10 +171,32 @@ class WatchedRun:
             saved=saved,
             bytes=size,
             steps=steps if len(steps) > 1 else (),
-            exit_code=getattr(result, "exit_code", 0),
+            exit_code=result.exit_code,
             warnings=_warnings(result),
         )
         return True
+
+    def _push(self, step: int) -> None:
+        """Push an output, if that is wanted and was not done, it is what it should be, and still there. A failure is noted once."""
+        made = self.journal.made[step]
+        if self.to is None or self._is_pushed(step) or made.exit_code or not os.path.isdir(made.output):
+            return
+        pushed = self.push(Path(made.output), self.to.of_step(step, self.path.name), verified=step in self._verified)
+        # An output of an earlier watch is read once, not at every look.
+        self._verified.add(step)
+        error = pushed.error
+        if error is None:
+            self._tell("pushed", step, Path(made.output), pushed.seconds, push=pushed)
+        elif self._unpushed.get(step) != error.message:
+            self._unpushed[step] = error.message
+            text = ": ".join((error.message, *error.details[:1]))
+            self._tell("pushed", step, Path(made.output), pushed.seconds, exit_code=pushed.exit_code, error=error.code, message=text)
+
+    def _is_pushed(self, step: int) -> bool:
+        if self.to is None:
+            return True
+        to = self.to.of_step(step, self.path.name)
+        return (to.repo, to.branch) in self.journal.pushed.get(step, ())
 
     def _run_command(self, step: int) -> None:
         """Run the command for an output, if there is one, and it has not run, and the output is still there."""
@@ -174,7 +213,7 @@ class WatchedRun:
         standing = sorted(step for step in self.journal.made if step not in self.journal.removed)
         for step in standing[: -self.options.keep]:
             made = self.journal.made[step]
-            if self.options.execute is not None and step not in self.journal.ran:
+            if (self.options.execute is not None and step not in self.journal.ran) or (not made.exit_code and not self._is_pushed(step)):
                 continue
             folders = [Path(folder) for folder in made.outputs or (made.output,)]
             if not all(self._may_remove(folder) for folder in folders):

@@ -76,6 +76,13 @@ def _all(result: Result) -> Iterator[Trouble]:
     if isinstance(result, ScanResult):
         yield from _of_scan(result)
         return
+    if isinstance(result, (AverageResult, MergeResult, PublishResult)):
+        for output in result.outputs:
+            for verified in output.verified:
+                yield from _of_findings(verified.findings)
+        if result.error is not None:
+            hint = f"; {result.error.hint}" if result.error.hint else ""
+            yield Trouble("error", result.error.code, f"{result.error.message}{hint}")
     if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ShowResult, WatchResult)):
         yield from _of_notes(result.notes)
         return
@@ -85,10 +92,6 @@ def _all(result: Result) -> Iterator[Trouble]:
     if isinstance(result, (AverageResult, MergeResult)):
         for output in result.outputs:
             yield from _of_notes(output.notes)
-    if isinstance(result, MergeResult):
-        for output in result.outputs:
-            for verified in output.verified:
-                yield from _of_findings(verified.findings)
 
 
 def _of_scan(result: ScanResult) -> Iterator[Trouble]:

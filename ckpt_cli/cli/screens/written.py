@@ -18,6 +18,7 @@ from ckpt_cli.cli.screens.verify import print_findings, source_fact
 from ckpt_cli.cli.screens.widgets import BAD, GOOD, ROWS, as_cells, good, here, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, LoraInfo, NoteInfo
+from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.results.written import (
     AveragedComponent,
     AverageResult,
@@ -26,6 +27,7 @@ from ckpt_cli.results.written import (
     MergedComponent,
     MergeResult,
     PublishResult,
+    PushInfo,
     WrittenFolder,
 )
 
@@ -71,11 +73,8 @@ def merge_result(result: MergeResult, session: Session) -> None:
         state = _by_rank([FileInfo(name=name, bytes=0) for name in output.state])
         facts.append(("state", ", ".join(_file_label(names) for names, _ in state)))
         facts += _written(output, result.dry_run, result.seconds)
-        facts += [
-            ("verified", good(source_fact(source), GOOD if source.identical else BAD))
-            for verified in output.verified
-            for source in verified.against
-        ]
+        facts += _verified(output.verified)
+        facts += _pushed(result.push, result.dry_run)
         print_facts(console, facts)
         for verified in output.verified:
             print_findings(console, verified.findings, everything=session.verbose)
@@ -93,6 +92,8 @@ def merge_result(result: MergeResult, session: Session) -> None:
                 console.print(drift_table(output.comparison.groups, console.width))
         console.print()
     _print_notes(session, [*(note for output in result.outputs for note in output.notes), *checkpoint.notes])
+    if _push_failed(session, result.push):
+        return
     if result.dry_run:
         next_line(session, _for_real(session, "merge", [checkpoint.run or checkpoint.path]))
     elif result.outputs[0].part is not None and not result.outputs[0].part.published:
@@ -137,9 +138,15 @@ def average_result(result: AverageResult, session: Session) -> None:
         facts += _beside(checkpoint)
         facts.append(("assets", ", ".join(output.assets) or "none"))
         facts += _written(output, result.dry_run, result.seconds)
+        facts += _verified(output.verified)
+        facts += _pushed(result.push, result.dry_run)
         print_facts(console, facts)
+        for verified in output.verified:
+            print_findings(console, verified.findings, everything=session.verbose)
         console.print()
     _print_notes(session, [*(note for output in result.outputs for note in output.notes), *result.notes, *checkpoint.notes])
+    if _push_failed(session, result.push):
+        return
     if result.dry_run:
         paths = [source.path for source in result.outputs[0].sources]
         next_line(session, _for_real(session, "average", [*paths, "-o", result.outputs[0].output]))
@@ -159,9 +166,14 @@ def publish_result(result: PublishResult, session: Session) -> None:
     for output in result.outputs:
         size = f"{text.plural(len(output.files), 'file')}, {text.size(sum(file.bytes for file in output.files))}"
         by = f" by {text.plural(output.parts, 'part')}" if output.parts else ", already done"
-        print_facts(console, [("published", here(output.output, f"{size}{by}"))])
+        facts: list[tuple[str, str | Text]] = [("published", here(output.output, f"{size}{by}"))]
+        print_facts(console, [*facts, *_verified(output.verified), *_pushed(result.push)])
+        for verified in output.verified:
+            print_findings(console, verified.findings, everything=session.verbose)
     console.print()
     print_notes(session, result.notes)
+    if _push_failed(session, result.push):
+        return
     next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
 
 
@@ -213,6 +225,39 @@ def extract_result(result: ExtractResult, session: Session) -> None:
         next_line(session, _for_real(session, "extract-state", [result.path]))
     else:
         next_line(session, f"ls {text.argument(result.output)}")
+
+
+# -- the Hub ---------------------------------------------------------------------------------------------------------
+
+
+def _verified(results: Sequence[VerifyResult]) -> list[tuple[str, str | Text]]:
+    """What a verification compared: with the source, or else all values of the output."""
+    facts: list[tuple[str, str | Text]] = []
+    for result in results:
+        told = [(source_fact(source), source.identical) for source in result.against]
+        told = told or [(f"{text.plural(result.tensors, 'tensor')}, every value read", not result.exit_code)]
+        facts += [("verified", good(said, GOOD if right else BAD)) for said, right in told]
+    return facts
+
+
+def _pushed(push: PushInfo | None, dry_run: bool = False) -> list[tuple[str, str | Text]]:
+    """Where an output was, or would be, pushed."""
+    if push is None or push.error is not None:
+        return []
+    if dry_run:
+        return [("would push", here(push.url))]
+    size = f"{text.plural(push.files, 'file')}, {text.size(push.bytes)} in {text.duration(push.seconds)}"
+    facts: list[tuple[str, str | Text]] = [("pushed", here(push.url, size))]
+    facts += [("card", "README.md of the repository was kept")] if push.card == "kept" else []
+    return [*facts, *([("removed", f"weights of an older output there: {few(push.removed, 3)}")] if push.removed else [])]
+
+
+def _push_failed(session: Session, push: PushInfo | None) -> bool:
+    """Show why nothing was pushed, if that is so; its hint says how to go on."""
+    if push is None or push.error is None:
+        return False
+    session.show(push.error)
+    return True
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Screen:
 
         if self.session.json:
             return
-        if event.event == "failed":
+        if event.error is not None:
             self.session.labelled(f"error[{event.error}]", BAD, f"{self._step(event.run, event.step)}: {event.message}")
             return
         for warning in event.warnings if self.session.quiet < 2 else ():
@@ -83,6 +83,8 @@ def _said(event: WatchEvent) -> Text:
     if event.event == "made":
         how = f"average of steps {', '.join(map(str, event.steps))}" if event.steps else ""
         return Text("made  ", style=GOOD) + here(event.output, how, f"{text.size(event.bytes or 0)} in {text.duration(event.seconds)}")
+    if event.push is not None:
+        return Text("pushed  ", style=GOOD) + here(event.push.url, f"{text.size(event.push.bytes)} in {text.duration(event.seconds)}")
     if event.event == "removed":
         return Text("removed  ", style=DIM) + here(event.output)
     ended = f"command ended with exit code {event.exit_code} after {text.duration(event.seconds)}"

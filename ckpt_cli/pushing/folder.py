@@ -1,0 +1,77 @@
+"""The folder of an output as it is pushed: its files, its card, and a manifest without the paths of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import NotFound, PushFailed
+from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.manifest import NAME as MANIFEST
+from ckpt_cli.files.manifest import Manifest, read_manifest
+from ckpt_cli.files.source import read_small
+from ckpt_cli.output.staging import sync_folder, temporary_name
+from ckpt_cli.output.writer import output_errors, write_bytes
+from ckpt_cli.pushing import card
+from ckpt_cli.results.verify import VerifyResult
+from ckpt_cli.urls import URL
+
+OF_SET = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?")
+"""The end of the name of a weights file, also of one of several, and of their index."""
+
+
+def manifest_of(folder: Path) -> Manifest:
+    """The manifest of an output. Raises NotFound for other folders, and PushFailed for weights added to a checkpoint."""
+    found = read_manifest(folder)
+    if found is None:
+        hint = "push other folders with `hf upload`"
+        raise NotFound("this is no output of ckpt: it has no manifest", path=folder, expected=MANIFEST, hint=hint)
+    if found.options.get("in_place"):
+        raise PushFailed("the output lies among the files of the checkpoint", path=folder, hint="write it to a folder of its own with -o")
+    return found
+
+
+def add_card(folder: Path, manifest: Manifest, verified: Sequence[VerifyResult]) -> Manifest:
+    """The manifest of an output with a card: README.md is written unless there is one. Raises OutputError."""
+    if is_file(folder / card.NAME):
+        return manifest
+    content = card.card(folder, manifest, verified).encode("utf-8", "backslashreplace")
+    listed = dict(manifest.facts)
+    listed["side_files"] = sorted({*manifest.side_files, card.NAME})
+    known = dict(listed.get("checksums") or {})
+    known["side_files"] = {**known.get("side_files", {}), card.NAME: f"{zlib.crc32(content):08x}"}
+    listed["checksums"] = known
+    with output_errors(folder):
+        # The manifest first: what it does not list is never replaced or removed.
+        for path, data in ((folder / MANIFEST, (json.dumps(listed, indent=2) + "\n").encode()), (folder / card.NAME, content)):
+            temporary = temporary_name(folder)
+            write_bytes(temporary, data)
+            os.replace(temporary, path)
+        sync_folder(folder)
+    return manifest_of(folder)
+
+
+def weights_in_place_of(manifest: Manifest) -> Callable[[str], bool]:
+    """Whether a file of a repository, by its name, is weights that loaders would take together with, or instead of, those of an output."""
+    stems = {OF_SET.sub("", name) for name in manifest.outputs}
+    own = {*manifest.outputs, *manifest.side_files}
+    return lambda name: name not in own and OF_SET.search(name) is not None and OF_SET.sub("", name) in stems
+
+
+def public_manifest(folder: Path, manifest: Manifest) -> bytes:
+    """The manifest with paths as others may see them: below the run, or only their names."""
+
+    def shortened(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shortened(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [shortened(each) for each in value]
+        return card.below(value, manifest) if isinstance(value, str) and (os.path.isabs(value) or URL.fullmatch(value)) else value
+
+    content = json.loads(read_small(folder / MANIFEST))
+    return (json.dumps(shortened(content), indent=2) + "\n").encode()

@@ -150,7 +150,7 @@ def _block(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Itera
     per = -(-len(block.layers) // room)
     wide = 2 if 2 * len(block.layers) <= room else 1
     starts = range(0, len(block.layers), per)
-    heading = Text(printable(block.stack), style="bold").append(f"  {_span(block.layers)}", style="default")
+    heading = Text(printable(block.stack), style="bold").append(f"  {_span(block.axis, block.layers)}", style="default")
     if per > 1:
         heading.append(f", a column is {per} of them and shows the largest change", style="default")
     heading.truncate(width)
@@ -164,8 +164,8 @@ def _block(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Itera
     yield from _more(len(block.rows) - MAP_ROWS)
 
 
-def _span(layers: Sequence[int]) -> str:
-    return f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
+def _span(axis: str, layers: Sequence[int]) -> str:
+    return f"{axis}s {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"{axis} {layers[0]}"
 
 
 def _ruler(layers: Sequence[int], wide: int) -> str:

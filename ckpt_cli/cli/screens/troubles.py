@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.diff import DiffResult
     from ckpt_cli.results.envelope import ErrorInfo
     from ckpt_cli.results.environment import EnvResult
-    from ckpt_cli.results.inspect import DetectResult, InspectResult
+    from ckpt_cli.results.inspect import DetectResult, InspectResult, ReportResult
     from ckpt_cli.results.scan import ScanResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import Finding, VerifyResult
@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from ckpt_cli.results.written import AverageResult, ExtractResult, MergeResult, PublishResult
 
     Written = AverageResult | ExtractResult | MergeResult | PublishResult
-    Result = Written | DetectResult | DiffResult | EnvResult | InspectResult | ScanResult | ShowResult | VerifyResult | WatchResult
+    Result = (
+        Written
+        | DetectResult
+        | DiffResult
+        | EnvResult
+        | InspectResult
+        | ReportResult
+        | ScanResult
+        | ShowResult
+        | VerifyResult
+        | WatchResult
+    )
 
 ROWS = 8
 """How many of one code are shown."""
@@ -59,6 +70,7 @@ def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:
 def _all(result: Result) -> Iterator[Trouble]:
     from ckpt_cli.results.diff import DiffResult
     from ckpt_cli.results.environment import EnvResult
+    from ckpt_cli.results.inspect import ReportResult
     from ckpt_cli.results.scan import ScanResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import VerifyResult
@@ -72,7 +84,7 @@ def _all(result: Result) -> Iterator[Trouble]:
     if isinstance(result, ScanResult):
         yield from _of_scan(result)
         return
-    if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ShowResult, WatchResult)):
+    if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ReportResult, ShowResult, WatchResult)):
         yield from _of_notes(result.notes)
         return
     if isinstance(result, AverageResult):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckpt_cli.commands.extract_state import extract_state as extract_state
     from ckpt_cli.commands.inspect import detect as detect
     from ckpt_cli.commands.inspect import inspect as inspect
+    from ckpt_cli.commands.inspect import report as report
     from ckpt_cli.commands.merge import merge as merge
     from ckpt_cli.commands.opening import load_into as load_into
     from ckpt_cli.commands.opening import load_state_dict as load_state_dict
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.diff import DiffResult as DiffResult
     from ckpt_cli.results.inspect import DetectResult as DetectResult
     from ckpt_cli.results.inspect import InspectResult as InspectResult
+    from ckpt_cli.results.inspect import ReportResult as ReportResult
     from ckpt_cli.results.loading import LoadResult as LoadResult
     from ckpt_cli.results.scan import ScanResult as ScanResult
     from ckpt_cli.results.statistics import ShowResult as ShowResult
@@ -63,6 +65,7 @@ _HOMES = {
     "LoadResult": "results.loading",
     "MergeResult": "results.written",
     "PublishResult": "results.written",
+    "ReportResult": "results.inspect",
     "ScanResult": "results.scan",
     "ShowResult": "results.statistics",
     "StatsResult": "results.statistics",
@@ -79,6 +82,7 @@ _HOMES = {
     "merge": "commands.merge",
     "open": "commands.opening",
     "publish": "commands.publish",
+    "report": "commands.inspect",
     "scan": "commands.scan",
     "show": "commands.show",
     "verify": "commands.verify",
@@ -99,6 +103,7 @@ __all__ = [
     "LoadResult",
     "MergeResult",
     "PublishResult",
+    "ReportResult",
     "ScanResult",
     "ShowResult",
     "StatsResult",
@@ -116,6 +121,7 @@ __all__ = [
     "merge",
     "open",
     "publish",
+    "report",
     "scan",
     "show",
     "verify",

@@ -19,7 +19,7 @@ FLOORS = (
     {"base_model", "discover", "lora", "output"},
     {"drafting", "engines"},
     {"merging", "averaging", "state", "verifying", "loading", "scanning", "pushing"},
-    {"watching"},
+    {"watching", "reporting"},
     {"commands"},
     {"cli"},
 )

@@ -24,7 +24,8 @@ from ckpt_cli.engines.ray_task import mark_of, write_part
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.output.parts_folder import MARK, PartsFolder
 from tests.cli import ROOT, ckpt
-from tests.test_scale_page import SCRIPTS, expected, run, work  # noqa: F401 - a fixture
+from tests.pages import run
+from tests.test_scale_page import SCRIPTS, is_the_output_of_one_process, work  # noqa: F401 - a fixture
 
 RUN = ROOT / "examples" / "tiny-run"
 MEMORY = 80 << 20
@@ -193,9 +194,9 @@ class TestTheOutput:
         time.sleep(1)
         assert list(tmp_path.iterdir()) == []
 
-    def test_as_the_page_says(self, work: Path, cluster: Any) -> None:  # noqa: F811
-        run(next(script for script in SCRIPTS if "--engine ray" in script), work, RAY_ADDRESS=cluster.address)
-        assert contents(work / "model") == expected(work)
+    def test_as_the_page_says(self, work: dict[str, str], cluster: Any) -> None:  # noqa: F811
+        run(next(script for script in SCRIPTS if "--engine ray" in script), {**work, "RAY_ADDRESS": cluster.address})
+        assert is_the_output_of_one_process(work)
 
     def test_in_python(self, tmp_path: Path, cluster: Any) -> None:
         """From a program that may be a driver of Ray itself: a process of its own, as Ray leaves threads behind."""

@@ -84,6 +84,8 @@ add(
     "What a path holds: trainer, steps, is it complete?",
     "Show what a path holds: trainer, steps, components, world size, completeness.",
     "ckpt detect ./run",
+    "ckpt detect ./run --report",
+    "ckpt detect ./run --report --drift --html report.html",
     "ckpt detect ./run --json",
 )
 add(

@@ -8,19 +8,10 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckpt_cli.names import printable
+from ckpt_cli.names import printable, size_text
 from ckpt_cli.urls import shown
 
-UNITS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3))
-
-
-def size(count: float) -> str:
-    """Bytes, with two digits where they are few: 15 GB, 7.6 GB, 545 MB."""
-    for letter, factor in UNITS:
-        # What would be rounded to a thousand of the next smaller unit is one of this.
-        if count >= factor * 0.9995:
-            return f"{count / factor:.1f} {letter}B" if count < 9.95 * factor else f"{count / factor:.0f} {letter}B"
-    return f"{int(count)} B"
+size = size_text
 
 
 def params(count: int) -> str:

@@ -28,7 +28,7 @@ from ckpt_cli.tensors.tensor import Tensor, same_bytes
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.page import drift_page
 from ckpt_cli.verifying.drift.plot import check_plot, draw
-from ckpt_cli.verifying.drift.single_file import check_place, publish_file
+from ckpt_cli.verifying.drift.single_file import check_page, publish_file
 from ckpt_cli.verifying.options import DiffKeywords, DiffOptions
 
 PAIR = "two, separated by a comma: the first of A, the second of B"
@@ -129,11 +129,9 @@ def _check_options(options: DiffOptions, picture: Path | None, page: Path | None
     if picture is not None:
         check_plot(picture)
     if page is not None:
-        if page.suffix.lower() not in (".html", ".htm"):
-            raise UsageError("--html writes a page", path=page, expected="a name that ends in .html")
+        check_page(page)
         if page == picture:
             raise UsageError("--plot and --html are the same file", hint="choose another name for one of them")
-        check_place(page, "page")
 
 
 def _opened(place: Side, files: Files, options: DiffOptions) -> Opened:

@@ -1,25 +1,33 @@
-"""`detect` and `inspect`: what is there, in totals and in groups of similar tensors. No weights are read."""
+"""`detect`, `inspect` and `report`: what is there, in totals, in groups of similar tensors, and step by step."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.components import component_names
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
+from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of, stray_notes
 from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
-from ckpt_cli.given import PathLike, boundary, int_of, path_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, parse_share, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.progress import Progress
-from ckpt_cli.results.checkpoint import Checkpoint, TensorInfo
+from ckpt_cli.reporting.drift import run_map, total
+from ckpt_cli.reporting.page import run_page
+from ckpt_cli.reporting.steps import newest_of, reported, rows_of
+from ckpt_cli.results.checkpoint import Checkpoint, NoteInfo, TensorInfo
+from ckpt_cli.results.drift import DriftGroup
 from ckpt_cli.results.envelope import ErrorInfo
-from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
+from ckpt_cli.results.inspect import DetectResult, InspectResult, ReportResult, TensorGroup
 from ckpt_cli.results.statistics import StatsResult
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.verifying.drift.single_file import check_page, publish_file
 
 
 @boundary
@@ -106,6 +114,61 @@ def inspect(
         return InspectResult(checkpoint=checkpoint, groups=groups)
     each, together = ({name: found[i] for name, found in measured.items()} for i in (0, 1))
     return StatsResult(checkpoint=checkpoint, groups=groups, stats=each, stat_groups=together)
+
+
+@boundary
+@within_memory
+def report(
+    path: PathLike,
+    *,
+    type: str | None = None,
+    also: PathLike | Sequence[PathLike] = (),
+    drift: bool = False,
+    sample: float | str | None = None,
+    html: PathLike | None = None,
+    progress: Progress | None = None,
+) -> ReportResult:
+    """A run step by step: is it complete, can it be merged, how large are weights and optimizer, what could be freed.
+
+    ``drift`` reads the weights of all steps that can be merged, each compared with the one before; ``sample`` is the share of the elements
+    that is read for it, and ``html`` a page to write. Nothing is removed.
+
+    Raises NotFound, NotRecognised, Unreadable, UsageError, OutputError.
+    """
+    path, component, nodes = path_of(path), text_of(type, "--type"), paths_of(also, "--also")
+    page = optional_path(html, "--html", use="local")
+    if sample is not None and not drift:
+        raise UsageError("--sample is about --drift, which was not asked for", hint="pass --drift")
+    if page is not None:
+        check_page(page)
+    started, progress = time.monotonic(), progress_of(progress)
+    target = locate(path, None, nodes, steps=True)
+    rows = rows_of(target, component, progress)
+    moved: dict[Path, Sequence[DriftGroup]] = {}
+    if drift:
+        from ckpt_cli.commands.diff import diff  # starting is to stay fast where no values are read
+
+        whole = [row for row in rows if row.problem is None and row.step is not None]
+        for before, row in itertools.pairwise(whole):
+            if before.tensors.keys() & row.tensors.keys():
+                found = diff(before.path, row.path, type=component, sample=sample, progress=progress)
+                moved[row.path] = found.comparison.groups
+    steps = {row.step: moved[row.path] for row in rows if row.path in moved and row.step is not None}
+    newest = newest_of(rows)
+    result = ReportResult(
+        path=str(target.run or target.path),
+        framework=target.checkpoints[-1].trainer(target.run) if target.checkpoints else "unknown",
+        steps=reported(rows, {place: total(groups) for place, groups in moved.items()}),
+        newest=None if newest is None else str(newest.path),
+        drift=run_map(steps),
+        sample=None if sample is None else parse_share(str(sample)),
+        written=None if page is None else str(page),
+        notes=tuple(map(NoteInfo.of, stray_notes(target))),
+        seconds=time.monotonic() - started,
+    )
+    if page is not None:
+        publish_file(run_page(result).encode(), page, "page")
+    return result
 
 
 def _partial_notes(opened: Opened) -> list[Note]:

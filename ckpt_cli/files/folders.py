@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import methodcaller
 from pathlib import Path, PureWindowsPath
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.descriptors import ABSENT, unreadable
 from ckpt_cli.urls import is_remote
+
+DEEP = 6
+"""Folders below a step that are looked into; trainers use at most four."""
+
+
+class FileState(NamedTuple):
+    """A file as it is now: its size in bytes, its mtime in ns."""
+
+    path: Path
+    size: int
+    changed: int
 
 
 class Entry(Protocol):
@@ -188,3 +199,15 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder. Raises Unreadable."""
     status = status_of(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def files_below(path: Path, depth: int = DEEP) -> Iterator[FileState]:
+    """All files of a folder and of those in it, sorted by name, also behind links; a file itself. Raises Unreadable."""
+    status = status_of(path)
+    if status is None:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield FileState(path, status.st_size, status.st_mtime_ns)
+    elif depth:
+        for entry in entries_in(path):
+            yield from files_below(entry, depth - 1)

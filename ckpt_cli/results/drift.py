@@ -64,11 +64,15 @@ class HeatmapRow(Frozen):
 
 
 class HeatmapBlock(Frozen):
-    """A stack of layers, such as ``model.layers``: the numbers of its layers, and one row per module."""
+    """A stack of layers, such as ``model.layers``: the numbers of its layers, and one row per module.
+
+    ``axis`` is what the numbers count: of a run, these are steps.
+    """
 
     stack: str
     layers: tuple[int, ...]
     rows: tuple[HeatmapRow, ...]
+    axis: str = "layer"
 
 
 class Heatmap(Frozen):

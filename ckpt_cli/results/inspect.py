@@ -1,11 +1,13 @@
-"""What `detect` and `inspect` return."""
+"""What `detect`, `inspect` and `report` return."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from ckpt_cli.results.checkpoint import Checkpoint, Frozen
+from ckpt_cli.results.checkpoint import Checkpoint, Frozen, NoteInfo, Place
+from ckpt_cli.results.drift import Heatmap
 from ckpt_cli.results.envelope import ErrorInfo
+from ckpt_cli.results.numbers import Number
 
 
 class TensorGroup(Frozen):
@@ -38,3 +40,45 @@ class DetectResult(Frozen):
     problem: str | None = None
     exit_code: int = 0
     error: ErrorInfo | None = Field(default=None, exclude=True)
+
+
+class StepReport(Frozen):
+    """One step of a run: whether all of it is there, whether it can be merged (``problem``: why not), and its bytes by kind.
+
+    ``freeable`` bytes are no longer needed to merge a step or to go on from the newest. ``differs``: how its tensors differ from those of
+    the step before, by headers; ``drift``: how far their values are from it (relative L2 of all as one vector), if that was asked for.
+    """
+
+    step: int | None
+    path: Place
+    components: tuple[str, ...]
+    complete: bool
+    mergeable: bool
+    problem: str | None = None
+    weights: int
+    optimizer: int
+    other: int
+    freeable: int
+    differs: str | None = None
+    drift: Number = None
+
+
+class ReportResult(Frozen):
+    """A run, step by step, oldest first; ``newest`` is the path of the newest step that can be merged.
+
+    ``drift`` is a map of all steps that have one before them; ``written`` is the page, if one was asked for.
+    """
+
+    path: Place
+    framework: str
+    steps: tuple[StepReport, ...]
+    newest: Place | None = None
+    drift: Heatmap | None = None
+    sample: float | None = None
+    written: Place | None = None
+    notes: tuple[NoteInfo, ...] = ()
+    seconds: float
+
+    @property
+    def freeable(self) -> int:
+        return sum(step.freeable for step in self.steps)

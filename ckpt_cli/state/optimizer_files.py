@@ -77,6 +77,13 @@ def other_optimizers(homes: Sequence[Path], number: int) -> dict[int, list[str]]
     return dict(sorted(others.items()))
 
 
+def is_of_optimizer(path: Path, folder: Path) -> bool:
+    """Whether a file below a folder holds nothing but an optimizer, by its name or by that of a folder above it."""
+    above = path.relative_to(folder).parts[:-1]
+    folders = ("/".join(above[first:last]) for first in range(len(above)) for last in range(first + 1, len(above) + 1))
+    return _number_in(path.name, FILES) is not None or any(map(_is_own_folder, folders))
+
+
 def _is_own_folder(name: str) -> bool:
     return _number_in(name, OWN_FOLDERS) is not None
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Target
-from ckpt_cli.files.folders import entries_in, status_of
+from ckpt_cli.files.folders import FileState, files_below, status_of
 
-State = tuple[tuple[str, int, int], ...]
-"""Of every file of a step: its path, its size in bytes, its mtime in ns."""
-
-DEEP = 6
-"""Folders below a step that are looked into; trainers use at most four."""
-
+State = tuple[FileState, ...]
+"""All files of a step."""
 
 OLD = 7200
 """Seconds. No clocks of a cluster differ by that much."""
@@ -35,21 +29,21 @@ class Readiness:
         Trainers write trackers last. Without one, files must not have changed for ``settle`` seconds, as long as they were watched: their
         times are those of another clock, and are only believed if they are hours old. Raises Unreadable for a step that cannot be listed.
         """
-        state, now = tuple(_files(found.path, DEEP)), time.monotonic()
+        state, now = tuple(files_below(found.path)), time.monotonic()
         before, since = self._seen.get(found.path, (None, now))
         if state != before:
             since = now
             self._seen[found.path] = (state, now)
         if any(tracker.step == found.step and not tracker.said for tracker in target.trackers):
             return 0.0
-        newest = max((mtime for _, _, mtime in state), default=0) / 1e9
+        newest = max((file.changed for file in state), default=0) / 1e9
         is_old = time.time() - newest > max(OLD, self.settle)
         return 0.0 if is_old else max(0.0, self.settle - (now - since))
 
 
 def saved_at(found: Found) -> int:
     """When the last file of a step was written: the newest mtime in ns, of all files in its folder."""
-    return max((mtime for _, _, mtime in _files(found.path, DEEP)), default=0)
+    return max((file.changed for file in files_below(found.path)), default=0)
 
 
 def is_saved_again(found: Found, saved: int, *, in_full: bool) -> bool:
@@ -59,14 +53,3 @@ def is_saved_again(found: Found, saved: int, *, in_full: bool) -> bool:
     files = found.places[0].match.files
     status = status_of(files[0]) if files else None
     return status is not None and status.st_mtime_ns > saved
-
-
-def _files(path: Path, depth: int) -> Iterator[tuple[str, int, int]]:
-    status = status_of(path)
-    if status is None:
-        return
-    if not stat.S_ISDIR(status.st_mode):
-        yield str(path), status.st_size, status.st_mtime_ns
-    elif depth:
-        for entry in entries_in(path):
-            yield from _files(entry, depth - 1)

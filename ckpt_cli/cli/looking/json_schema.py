@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RESULTS: Mapping[str, tuple[str, ...]] = {
-    "detect": ("inspect.DetectResult",),
+    "detect": ("inspect.DetectResult", "inspect.ReportResult"),
     "inspect": ("inspect.InspectResult", "statistics.StatsResult"),
     "merge": ("written.MergeResult",),
     "average": ("written.AverageResult",),

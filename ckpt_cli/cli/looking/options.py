@@ -1,4 +1,4 @@
-"""The options that only `ckpt diff` and `ckpt show` have, or that mean something else there."""
+"""The options that only `ckpt detect`, `ckpt diff` and `ckpt show` have, or that mean something else there."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ TwoSteps = Annotated[
 TwoTypes = Annotated[
     Optional[str],
     option("--type", "--component", metavar="NAME,NAME", help="Components of the two; one name is that of both.", panel=COMMON),
+]
+Report = Annotated[
+    bool,
+    option("--report", help="A row for each step: sizes, what can be merged, what could be freed; FILE.html: a page.", panel=COMMON),
+]
+ReportPage = Annotated[Optional[str], option("--html", metavar="FILE", help="Write the report as a page.", panel=COMMON)]
+Drift = Annotated[bool, option("--drift", help="In the report, how far weights moved from step to step: reads them all.", panel=COMMON)]
+DriftSample = Annotated[
+    Optional[str], option("--sample", metavar="SHARE", help="For --drift, compare only this share of the values, such as 5%.", panel=COMMON)
 ]
 Html = Annotated[Optional[str], option("--html", metavar="FILE", help="Write a page with maps and a table that sorts.", panel=COMMON)]
 Map = Annotated[Optional[str], option("--plot", metavar="FILE", help="Draw the map: .png, .svg or .html.", panel=COMMON)]

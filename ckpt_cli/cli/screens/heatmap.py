@@ -180,7 +180,7 @@ def _block(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Itera
     per = -(-len(block.layers) // room)
     wide = 2 if 2 * len(block.layers) <= room else 1
     starts = range(0, len(block.layers), per)
-    said = f"  {_span(block.layers)}" + (f", the largest of {per} per column" if per > 1 else "")
+    said = f"  {_span(block.axis, block.layers)}" + (f", the largest of {per} per column" if per > 1 else "")
     yield Text(text.elided(printable(block.stack), max(width - len(said), SHORTEST)), style="bold").append(said, style="default")
     yield Text(" " * (margin + GAP) + _ruler([block.layers[i] for i in starts], wide), style="bright_black")
     for row in largest_rows(block.rows, MAP_ROWS):
@@ -191,8 +191,8 @@ def _block(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Itera
     yield from _more(len(block.rows) - MAP_ROWS)
 
 
-def _span(layers: Sequence[int]) -> str:
-    return f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"
+def _span(axis: str, layers: Sequence[int]) -> str:
+    return f"{axis}s {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"{axis} {layers[0]}"
 
 
 def _ruler(layers: Sequence[int], wide: int) -> str:

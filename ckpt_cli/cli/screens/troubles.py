@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ckpt_cli.results.diff import DiffResult
     from ckpt_cli.results.envelope import ErrorInfo
     from ckpt_cli.results.environment import EnvResult
-    from ckpt_cli.results.inspect import DetectResult, InspectResult
+    from ckpt_cli.results.inspect import DetectResult, InspectResult, ReportResult
     from ckpt_cli.results.scan import ScanResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import Finding, VerifyPart, VerifyResult
@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
     Written = AverageResult | ExtractResult | MergeResult | PublishResult
     Result = (
-        Written | DetectResult | DiffResult | EnvResult | InspectResult | ScanResult | ShowResult | VerifyPart | VerifyResult | WatchResult
+        Written
+        | DetectResult
+        | DiffResult
+        | EnvResult
+        | InspectResult
+        | ReportResult
+        | ScanResult
+        | ShowResult
+        | VerifyPart
+        | VerifyResult
+        | WatchResult
     )
 
 ROWS = 8
@@ -61,6 +71,7 @@ def as_errors(troubles: Iterable[Trouble]) -> list[ErrorInfo]:
 def _all(result: Result) -> Iterator[Trouble]:
     from ckpt_cli.results.diff import DiffResult
     from ckpt_cli.results.environment import EnvResult
+    from ckpt_cli.results.inspect import ReportResult
     from ckpt_cli.results.scan import ScanResult
     from ckpt_cli.results.statistics import ShowResult
     from ckpt_cli.results.verify import VerifyPart, VerifyResult
@@ -83,7 +94,7 @@ def _all(result: Result) -> Iterator[Trouble]:
         if result.error is not None:
             hint = f"; {result.error.hint}" if result.error.hint else ""
             yield Trouble("error", result.error.code, f"{result.error.message}{hint}")
-    if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ShowResult, WatchResult)):
+    if isinstance(result, (DiffResult, EnvResult, ExtractResult, PublishResult, ReportResult, ShowResult, WatchResult)):
         yield from _of_notes(result.notes)
         return
     if isinstance(result, AverageResult):

@@ -25,8 +25,12 @@ PATHS = ("--local-dir", "--path", "--input", "--input-dir", "--checkpoint")
 """How other tools ask for what is PATH here."""
 
 
+WITH_VALUE = {"--report": ("--html", (".html", ".htm"))}
+"""Flags after which a value may stand, of which these are the endings, and the option that takes it."""
+
+
 def rewritten(args: Sequence[str], command: Any) -> list[str]:
-    """The arguments with PATH in place of an option that names it, and with dashes where other tools have underscores."""
+    """The arguments with PATH in place of an option that names it, dashes where other tools have underscores, and values for flags."""
     own = {name for parameter in command.params for name in parameter.opts}
     words: list[str] = []
     for at, word in enumerate(args):
@@ -34,7 +38,11 @@ def rewritten(args: Sequence[str], command: Any) -> list[str]:
             return [*words, *args[at:]]
         name, equals, value = word.partition("=")
         name = name.replace("_", "-") if name.startswith("--") and name.replace("_", "-") in {*own, *PATHS} else name
-        if name in own or name not in PATHS:
+        option, endings = WITH_VALUE.get(name, ("", ()))
+        after = value or next(iter(args[at + 1 :]), "")
+        if option in own and after.lower().endswith(endings) and not after.startswith("-"):
+            words += [name, f"{option}={value}"] if value else [name, option]
+        elif name in own or name not in PATHS:
             words.append(f"{name}{equals}{value}")
         elif equals:
             words.append(value)

@@ -1,4 +1,4 @@
-"""A comparison as one static page: maps with tooltips, a table that sorts and filters, nothing that is loaded from elsewhere.
+"""Static pages, first of all of a comparison: maps with tooltips, a table that sorts and filters, nothing that is loaded from elsewhere.
 
 Every text from a file is escaped; the policy in the head of the page forbids all requests.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import BaseComparison, Heatmap, HeatmapRow, TensorDrift
@@ -50,48 +50,57 @@ def drift_page(comparison: BaseComparison, name: str) -> str:
         ("Other shape", tuple(f"{c.name}: {list(c.base_shape)} -> {list(c.shape)}" for c in comparison.changes if c.shape != c.base_shape)),
         ("Other dtype", tuple(f"{c.name}: {c.base_dtype} -> {c.dtype}" for c in comparison.changes if c.dtype != c.base_dtype)),
     ]
-    return PAGE.format(
-        title=_escaped(f"Drift from {base} to {name}"),
-        facts="".join(f"<dt>{_escaped(label)}</dt><dd>{_escaped(value)}</dd>" for label, value in facts if value),
-        maps=_maps(comparison.heatmap) if comparison.heatmap is not None and comparison.drifts else "",
-        table=_table(comparison.drifts),
-        lists="".join(_list(label, names) for label, names in lists if names),
-        script=SCRIPT,
+    return document(
+        f"Drift from {base} to {name}",
+        facts,
+        maps("Relative L2 by layer and module", comparison.heatmap) if comparison.heatmap is not None and comparison.drifts else "",
+        _table(comparison.drifts),
+        "".join(_list(label, names) for label, names in lists if names),
     )
 
 
-def _escaped(text: object) -> str:
+def document(title: str, facts: Iterable[tuple[str, str]], *parts: str) -> str:
+    """A page of HTML: its title, facts without those that are empty, and ``parts`` of HTML one below the other."""
+    listed = "".join(f"<dt>{escaped(label)}</dt><dd>{escaped(value)}</dd>" for label, value in facts if value)
+    return PAGE.format(title=escaped(title), facts=listed, parts="\n".join(parts), script=SCRIPT)
+
+
+def escaped(text: object) -> str:
+    """Text in which nothing is HTML."""
     return html.escape(printable(text), quote=True)
 
 
 # -- maps ------------------------------------------------------------------------------------------------------------
 
 
-def _maps(heatmap: Heatmap) -> str:
+def maps(title: str, heatmap: Heatmap) -> str:
+    """All stacks of layers as maps with a tip for each cell, and the scale."""
     rows = [row for block in heatmap.blocks for row in block.rows] + list(heatmap.outside)
     scale = scale_of(value for row in rows for value in row.values)
-    made = [_map(block.stack, [str(layer) for layer in block.layers], block.rows, scale) for block in heatmap.blocks]
+    made = [_map(block.stack, [str(layer) for layer in block.layers], block.rows, scale, block.axis) for block in heatmap.blocks]
     if heatmap.outside:
         made.append(_map("outside of the layers" if heatmap.blocks else "all tensors", [""], heatmap.outside, scale))
     legend = "" if scale is None else _legend(scale)
-    return f"<h2>Relative L2 by layer and module</h2>{legend}{''.join(made)}"
+    return f"<h2>{escaped(title)}</h2>{legend}{''.join(made)}"
 
 
-def _map(title: str, layers: Sequence[str], rows: Iterable[HeatmapRow], scale: Scale | None) -> str:
+def _map(title: str, layers: Sequence[str], rows: Iterable[HeatmapRow], scale: Scale | None, axis: str = "layer") -> str:
     step = max(1, -(-len(layers) // 24))
     heads = "".join(f"<th>{layer if i % step == 0 else ''}</th>" for i, layer in enumerate(layers))
     body = "".join(
-        f"<tr><th>{_escaped(row.module)}</th>"
-        + "".join(_cell(row.module, layer, value, scale) for layer, value in zip(layers, row.values, strict=True))
+        f"<tr><th>{escaped(row.module)}</th>"
+        + "".join(
+            _cell(row.module, f"{axis} {layer}" if layer else "", value, scale) for layer, value in zip(layers, row.values, strict=True)
+        )
         + "</tr>"
         for row in rows
     )
-    return f'<table class="map"><caption>{_escaped(title)}</caption><tr><th></th>{heads}</tr>{body}</table>'
+    return f'<table class="map"><caption>{escaped(title)}</caption><tr><th></th>{heads}</tr>{body}</table>'
 
 
-def _cell(module: str, layer: str, value: float | None, scale: Scale | None) -> str:
-    where = f"{module}, layer {layer}" if layer else module
-    return f'<td style="background:{_colour(value, scale)}" title="{_escaped(f"{where}: {_said(value)}")}"></td>'
+def _cell(module: str, place: str, value: float | None, scale: Scale | None) -> str:
+    where = f"{module}, {place}" if place else module
+    return f'<td style="background:{_colour(value, scale)}" title="{escaped(f"{where}: {_said(value)}")}"></td>'
 
 
 def _said(value: float | None) -> str:
@@ -126,15 +135,26 @@ def _legend(scale: Scale) -> str:
 def _table(drifts: Sequence[TensorDrift]) -> str:
     if not drifts:
         return "<h2>Nothing changed</h2>"
-    heads = "".join(
-        f'<th tabindex="0" role="button" title="{_escaped(f"{TIPS.get(head, head)}; click to sort")}">{_escaped(head)}</th>'
-        for head in COLUMNS
-    )
-    rows = "\n".join(_row(drift) for drift in drifts[:MOST_ROWS])
+    rows = [_row(drift) for drift in drifts[:MOST_ROWS]]
     more = f"<p>... and {len(drifts) - MOST_ROWS} more with less drift (ckpt diff --json lists all)</p>" if len(drifts) > MOST_ROWS else ""
-    search = '<input id="filter" type="search" placeholder="filter by name" aria-label="filter by name">'
-    table = f'<table id="drift"><thead><tr>{heads}</tr></thead><tbody>\n{rows}\n</tbody></table>'
-    return f"<h2>Tensors that differ</h2><p>{search}</p>{table}{more}"
+    return f"<h2>Tensors that differ</h2>{sortable(COLUMNS, TIPS, rows)}{more}"
+
+
+def sortable(columns: Sequence[str], tips: Mapping[str, str], rows: Iterable[str]) -> str:
+    """A table that sorts by the column that is clicked on, and filters by the first one."""
+    heads = "".join(
+        f'<th tabindex="0" role="button" title="{escaped(f"{tips.get(head, head)}; click to sort")}">{escaped(head)}</th>'
+        for head in columns
+    )
+    search = '<p><input id="filter" type="search" placeholder="filter by name" aria-label="filter by name"></p>'
+    return f'{search}<table id="drift"><thead><tr>{heads}</tr></thead><tbody>\n{chr(10).join(rows)}\n</tbody></table>'
+
+
+def row(name: str, tip: str, numbers: Iterable[tuple[float | None, str]], *texts: str) -> str:
+    """A row of such a table: its name, numbers as values and as text, and texts."""
+    cells = "".join(f'<td data-value="{_sorted_as(value)}">{escaped(text)}</td>' for value, text in numbers)
+    cells += "".join(f'<td data-value="{escaped(text)}">{escaped(text)}</td>' for text in texts)
+    return f'<tr title="{escaped(tip)}"><td data-value="{escaped(name)}">{escaped(name)}</td>{cells}</tr>'
 
 
 def _row(drift: TensorDrift) -> str:
@@ -145,8 +165,7 @@ def _row(drift: TensorDrift) -> str:
         *((number, _digits(number)) for number in (drift.max_abs, drift.mean_abs, drift.relative_l2, drift.cosine_distance)),
     ]
     tip = f"{drift.changed} of {drift.compared} elements changed; ||d|| {_digits(drift.l2)}, ||base|| {_digits(drift.base_norm)}"
-    cells = "".join(f'<td data-value="{_sorted_as(value)}">{_escaped(text)}</td>' for value, text in numbers)
-    return f'<tr title="{_escaped(tip)}"><td data-value="{_escaped(drift.name)}">{_escaped(drift.name)}</td>{cells}</tr>'
+    return row(drift.name, tip, numbers)
 
 
 def _digits(value: float | None) -> str:
@@ -161,7 +180,7 @@ def _sorted_as(value: float | None) -> str:
 
 
 def _list(label: str, names: Sequence[str]) -> str:
-    items = "".join(f"<li>{_escaped(name)}</li>" for name in names[:LISTED])
+    items = "".join(f"<li>{escaped(name)}</li>" for name in names[:LISTED])
     more = f"<p>... and {len(names) - LISTED} more</p>" if len(names) > LISTED else ""
     return f"<details><summary>{label}: {len(names)}</summary><ul>{items}</ul>{more}</details>"
 
@@ -176,7 +195,7 @@ if (table) {
     const down = heads[column].getAttribute("aria-sort") !== "descending";
     const rows = [...body.rows].sort((a, b) => column === 0
       ? value(b, 0).localeCompare(value(a, 0), undefined, { numeric: true })
-      : Number(value(b, column)) - Number(value(a, column)) || 0);
+      : Number(value(b, column)) - Number(value(a, column)) || value(b, column).localeCompare(value(a, column)));
     heads.forEach((head) => head.removeAttribute("aria-sort"));
     heads[column].setAttribute("aria-sort", down ? "descending" : "ascending");
     body.append(...(down ? rows : rows.reverse()));
@@ -220,9 +239,7 @@ th[aria-sort=descending]::after {{ content: " \\25BE"; }} th[aria-sort=ascending
 <body>
 <h1>{title}</h1>
 <dl>{facts}</dl>
-{maps}
-{table}
-{lists}
+{parts}
 <script>{script}</script>
 </body>
 </html>

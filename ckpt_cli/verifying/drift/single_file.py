@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ckpt_cli.errors import NotWritable, OutputExists
+from ckpt_cli.errors import NotWritable, OutputExists, UsageError
 from ckpt_cli.output.writer import write_bytes
 
 
@@ -18,6 +18,13 @@ def check_place(path: str | os.PathLike[str], what: str, *, overwrite: bool = Fa
         raise NotWritable(f"there is no folder for the {what}", path=path, hint=f"create {folder} first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise NotWritable(f"no permission to write in {folder}", path=path, hint="choose another place for it")
+
+
+def check_page(path: Path) -> None:
+    """Raise UsageError for a page that is not called like one, and what `check_place` raises."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError("--html writes a page", path=path, expected="a name that ends in .html")
+    check_place(path, "page")
 
 
 def publish_file(content: bytes, path: Path, what: str, *, overwrite: bool = False) -> None:

@@ -1,0 +1,120 @@
+"""The rows of a run's report: what each step holds, whether it can be merged, and what of it is no longer needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckpt_cli.discover.components import component_names, expanded
+from ckpt_cli.discover.found import Found, Target
+from ckpt_cli.discover.newest import short_reason
+from ckpt_cli.discover.open import describe_place
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Undecidable, Unsupported
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.names import few
+from ckpt_cli.progress import Progress
+from ckpt_cli.reporting.sizes import Sizes, folder_size, sizes_of
+from ckpt_cli.results.inspect import StepReport
+from ckpt_cli.tensors.component import Component
+
+UNFINISHED = "its name says that the save did not finish"
+NO_WEIGHTS = "no weights were recognised in it"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A step: the error that a merge of it would end with, and the shape and dtype of each tensor that a merge would read.
+
+    ``broken``: its files prove that parts of it are missing or damaged; what cannot be read, or is not known, may be whole.
+    """
+
+    path: Path
+    step: int | None
+    components: tuple[str, ...] = ()
+    sizes: Sizes = field(default_factory=Sizes)
+    problem: str | None = None
+    complete: bool = False
+    broken: bool = False
+    tensors: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+
+def rows_of(target: Target, type: str | None, progress: Progress | None) -> list[Row]:
+    """A row for every step folder of a run, oldest first; headers and pickles are read, no weights.
+
+    Raises Unreadable for folders that can be listed only in part.
+    """
+    rows = [_row(found, target, type, progress) for found in target.checkpoints]
+    rows += [Row(blocked.path, blocked.step, problem=blocked.error.message) for blocked in target.blocked]
+    rows += [Row(path, step_of(path), sizes=folder_size(path), problem=NO_WEIGHTS) for path in target.bare]
+    rows += [Row(path, step_of(path), sizes=folder_size(path), problem=UNFINISHED, broken=True) for path in target.partial]
+    return sorted(rows, key=lambda row: (row.step is None, row.step or 0, row.path))
+
+
+def _row(listed: Found, target: Target, type: str | None, progress: Progress | None) -> Row:
+    with Files(progress=progress) as files:
+        found, errors = expanded(listed, files), dict[str, CkptError]()
+        described: dict[str, Component] = {}
+        for place in found.places:
+            try:
+                described[place.name] = describe_place(found, place.name, files, None, "auto").component
+            except CkptError as error:
+                errors[place.name] = error
+        wanted: Sequence[str] = ()
+        try:
+            wanted = component_names(found, type)
+            trouble = next((errors[name] for name in wanted if name in errors), None)
+        except CkptError as missing:
+            trouble = missing
+        tensors = {f"{name}: {tensor.name}": (tensor.shape, tensor.dtype) for name in wanted if name in described
+                   for tensor in described[name].tensors.values()}  # fmt: skip
+        return Row(
+            found.path,
+            found.step,
+            tuple(place.name for place in found.places),
+            sizes_of(found, list(described.values()), files),
+            None if trouble is None else short_reason(trouble, found.path),
+            trouble is None or isinstance(trouble, (Unsupported, Undecidable)),
+            isinstance(trouble, (IncompleteError, CorruptFile)) and not isinstance(trouble, Undecidable),
+            tensors,
+        )
+
+
+def reported(rows: Sequence[Row], drifts: Mapping[Path, float | None]) -> tuple[StepReport, ...]:
+    """The rows as results. What can be freed lies in steps before the newest one that can be merged."""
+    newest = newest_of(rows)
+    made, before = [], None
+    for row in rows:
+        is_older = newest is not None and row.step is not None and row.step < (newest.step or 0)
+        unneeded = row.sizes.total if row.broken else row.sizes.separate if row.complete else 0
+        made.append(
+            StepReport(
+                step=row.step,
+                path=str(row.path),
+                components=row.components,
+                complete=row.complete,
+                mergeable=row.problem is None,
+                problem=row.problem,
+                weights=row.sizes.weights,
+                optimizer=row.sizes.optimizer,
+                other=row.sizes.other,
+                freeable=unneeded if is_older else 0,
+                differs=_difference(before, row) if before is not None and row.problem is None else None,
+                drift=drifts.get(row.path),
+            )
+        )
+        before = row if row.problem is None else before
+    return tuple(made)
+
+
+def newest_of(rows: Sequence[Row]) -> Row | None:
+    """The newest step that can be merged."""
+    return next((row for row in reversed(rows) if row.problem is None), None)
+
+
+def _difference(before: Row, row: Row) -> str | None:
+    """How the tensors differ from those of the step before, from headers; None if names, shapes and dtypes are the same."""
+    names = before.tensors.keys() | row.tensors.keys()
+    different = sorted(name.partition(": ")[2] for name in names if before.tensors.get(name) != row.tensors.get(name))
+    return f"other tensors than step {before.step}: {few(different, 2)}" if different else None

@@ -261,6 +261,30 @@ class TestCard:
         assert (out / "README.md").read_text() == "# of the run\n"
         assert hub.files("me/model")["README.md"] == b"# of the run\n"
 
+    def test_a_card_that_is_written_by_hand_before_pushing_is_pushed(self, hub: Hub, out: Path) -> None:
+        ckpt_cli.merge(EXAMPLE, out)
+        (out / "README.md").write_text("# by hand\n")
+        (out / "scores.txt").write_text("7")
+        assert ckpt_cli.publish(out, push_to_hub="me/model").exit_code == 0
+        assert hub.files("me/model")["README.md"] == b"# by hand\n"
+        assert "scores.txt" not in hub.files("me/model")
+
+    @pytest.mark.parametrize(
+        "facts", [{"averaged": [7, {"step": None}]}, {"sources": "x"}, {"sources": [{"size": "?"}]}, {"versions": 7, "step": "x"}]
+    )
+    def test_a_manifest_that_somebody_changed(self, out: Path, facts: dict[str, Any]) -> None:
+        ckpt_cli.merge(EXAMPLE, out)
+        manifest = manifest_of(out)
+        assert card.is_own(card.card(out, replace(manifest, facts={**manifest.facts, **facts}), ()))
+
+    def test_an_adapter_names_its_base_model(self, out: Path) -> None:
+        import yaml
+
+        ckpt_cli.merge(EXAMPLE, out)
+        (out / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+        head = yaml.safe_load(card.card(out, manifest_of(out), ()).split("---\n")[1])
+        assert (head["library_name"], head["base_model"]) == ("peft", "org/base")
+
     def test_names_from_files_are_only_text(self, hub: Hub, out: Path, tmp_path: Path) -> None:
         hostile = tmp_path / "run | <script> `x`\n# y"
         shutil.copytree(EXAMPLE / "checkpoint-200", hostile / "checkpoint-200")
@@ -485,6 +509,26 @@ class TestBeforeAnythingIsWritten:
         assert done.code == 0
         assert f"would push   {hub.url}/me/model/tree/step200" in done.out
         assert f"next: ckpt merge {EXAMPLE} -o {out} --push-to-hub me/model --branch 'step{{step}}'" in done.err
+        assert hub.asked == []
+
+    @pytest.mark.parametrize("kind", ["path", "parent", "link", "folder link"])
+    def test_no_other_file_of_this_machine_is_pushed(self, hub: Hub, out: Path, tmp_path: Path, kind: str) -> None:
+        """The folder may come from somebody else."""
+        secret = tmp_path / "secrets" / "key.txt"
+        secret.parent.mkdir()
+        secret.write_text("secret")
+        ckpt_cli.merge(EXAMPLE, out)
+        manifest = json.loads((out / "ckpt-manifest.json").read_text())
+        if kind == "link":
+            (out / "tokenizer_config.json").unlink()
+            (out / "tokenizer_config.json").symlink_to(secret)
+        elif kind == "folder link":
+            (out / "deep").symlink_to(secret.parent)
+            manifest["side_files"].append("deep/key.txt")
+        else:
+            manifest["side_files"].append(str(secret) if kind == "path" else "../secrets/key.txt")
+        (out / "ckpt-manifest.json").write_text(json.dumps(manifest))
+        assert delivered(out, Destination("me/model"), ()).exit_code == 5
         assert hub.asked == []
 
     def test_a_folder_that_ckpt_did_not_write(self, hub: Hub, tmp_path: Path) -> None:

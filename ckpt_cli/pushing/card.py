@@ -41,7 +41,7 @@ def card(folder: Path, manifest: Manifest, verified: Sequence[VerifyResult]) -> 
     """The card of an output: YAML that the Hub reads, then the provenance as a table, and the sources."""
     base = _base_model(folder, manifest)
     library = "peft" if is_file(folder / ADAPTER_CONFIG) else "transformers" if _config(folder, CONFIG).get("architectures") else None
-    tags = ["ckpt", *(["merge"] if manifest.command == "average" else [])]
+    tags = ["ckpt", *(["checkpoint-average"] if manifest.command == "average" else [])]
     head = {"base_model": base, "library_name": library, "tags": tags}
     front = "".join(f"{key}: {json.dumps(value)}\n" for key, value in head.items() if value is not None)
     rows = [(label, value) for label, value in _rows(manifest, base, verified) if value]
@@ -128,11 +128,16 @@ def _method(manifest: Manifest) -> str:
     if not isinstance(averaged, list):
         return "merge"
     terms = [
-        f"{'' if item.get('step') is None else 'step '}{item.get('step') or Path(_text(item.get('path'))).name} x {item['coefficient']:.6g}"
+        f"{_named(item)} x {item['coefficient']:.6g}"
         for item in averaged
         if isinstance(item, dict) and isinstance(item.get("coefficient"), (int, float))
     ]
     return f"{_text(manifest.facts.get('method'))} average: {' + '.join(terms)}, each element rounded once"
+
+
+def _named(averaged: Mapping[str, Any]) -> str:
+    step = averaged.get("step")
+    return f"step {step}" if step is not None else os.path.basename(_text(averaged.get("path")))
 
 
 def _sources(manifest: Manifest) -> str:
@@ -140,11 +145,11 @@ def _sources(manifest: Manifest) -> str:
     listed = manifest.facts.get("sources")
     sources = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     names = [below(_text(item.get("path")), manifest) for item in sources]
-    size = sum(item["size"] for item in sources if isinstance(item.get("size"), int))
+    sizes = [size if isinstance(size := item.get("size"), int) else 0 for item in sources]
     identity = "\n".join(f"{name} {item.get('size')} {item.get('mtime_ns')}" for name, item in zip(names, sources, strict=True))
-    lines = [f"- {_code(name)}, {item.get('size', 0):,} bytes" for name, item in list(zip(names, sources, strict=True))[:MOST_SOURCES]]
+    lines = [f"- {_code(name)}, {size:,} bytes" for name, size in list(zip(names, sizes, strict=True))[:MOST_SOURCES]]
     more = [f"- and {len(sources) - MOST_SOURCES} more"] if len(sources) > MOST_SOURCES else []
-    return "\n".join([f"{len(sources)} files, {size:,} bytes, identity `{_digest(identity)}`:", "", *lines, *more])
+    return "\n".join([f"{len(sources)} files, {sum(sizes):,} bytes, identity `{_digest(identity)}`:", "", *lines, *more])
 
 
 def below(path: str, manifest: Manifest) -> str:

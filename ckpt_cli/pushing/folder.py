@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import NotFound, PushFailed
+from ckpt_cli.dtypes import BASE
+from ckpt_cli.errors import CorruptFile, NotFound, PushFailed
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest
 from ckpt_cli.files.source import read_small
+from ckpt_cli.names import printable
 from ckpt_cli.output.staging import sync_folder, temporary_name
 from ckpt_cli.output.writer import output_errors, write_bytes
 from ckpt_cli.pushing import card
@@ -23,6 +25,10 @@ from ckpt_cli.urls import URL
 
 OF_SET = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?")
 """The end of the name of a weights file, also of one of several, and of their index."""
+
+
+OF_BASE = ("carry_from_base", "match_base", "fill_missing_from_base", "drop_extra")
+"""Options by which a base becomes a part of the output."""
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -34,6 +40,23 @@ def manifest_of(folder: Path) -> Manifest:
     if found.options.get("in_place"):
         raise PushFailed("the output lies among the files of the checkpoint", path=folder, hint="write it to a folder of its own with -o")
     return found
+
+
+def files_of(folder: Path, manifest: Manifest) -> list[str]:
+    """The names of the files to be pushed: those that the manifest lists, and a card.
+
+    Raises CorruptFile for names that lead elsewhere, and PushFailed for links: the folder may have come from somebody else, who could
+    have files of this machine pushed.
+    """
+    names = sorted({*manifest.outputs, *manifest.side_files, *([card.NAME] if is_file(folder / card.NAME) else [])})
+    for name in names:
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise CorruptFile(f"the manifest lists a file elsewhere: {printable(name)}", path=folder / MANIFEST)
+        if os.path.islink(folder / name):
+            raise PushFailed(
+                "this is a link, and only files that ckpt wrote are pushed", path=folder / name, hint="put the file in its place"
+            )
+    return names
 
 
 def add_card(folder: Path, manifest: Manifest, verified: Sequence[VerifyResult]) -> Manifest:
@@ -74,4 +97,7 @@ def public_manifest(folder: Path, manifest: Manifest) -> bytes:
         return card.below(value, manifest) if isinstance(value, str) and (os.path.isabs(value) or URL.fullmatch(value)) else value
 
     content = json.loads(read_small(folder / MANIFEST))
+    if not any(manifest.options.get(name) for name in OF_BASE) and manifest.options.get("dtype") != BASE:
+        # It is not needed to verify the output, where it would be looked for.
+        content["base"] = None
     return (json.dumps(shortened(content), indent=2) + "\n").encode()

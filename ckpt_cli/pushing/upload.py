@@ -22,7 +22,7 @@ from ckpt_cli.progress import Progress, stages
 from ckpt_cli.pushing import card
 from ckpt_cli.pushing.destination import MAIN, Destination, check_ready, imported
 from ckpt_cli.pushing.failures import explained
-from ckpt_cli.pushing.folder import add_card, manifest_of, public_manifest, weights_in_place_of
+from ckpt_cli.pushing.folder import add_card, files_of, manifest_of, public_manifest, weights_in_place_of
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.results.written import PushInfo
@@ -78,7 +78,7 @@ def push(folder: Path, to: Destination, progress: Progress | None = None) -> Pus
     hub, manifest = imported(), manifest_of(folder)
     token = hub.get_token()
     api = hub.HfApi(token=token, library_name="ckpt", library_version=__version__)
-    names = sorted({*manifest.outputs, *manifest.side_files})
+    names = files_of(folder, manifest)
     total = sum(size_of(folder / name) for name in names)
     with explained(to.repo, to.again(folder), token), _quiet(hub, bars=stages(progress).pushing(total, to.repo)):
         repo = api.create_repo(to.repo, private=True if to.private else None, exist_ok=True).repo_id

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.errors import SourceChanged
 from ckpt_cli.files.source import FileSource
+from ckpt_cli.progress import Silent
 from tests import tiny
 from tests.conftest import Copy
 
@@ -127,6 +128,22 @@ def _model() -> torch.nn.Module:
     for name in ("a", "b"):
         model.register_parameter(name, torch.nn.Parameter(torch.zeros(4, 4)))
     return model
+
+
+def test_state_is_of_the_same_save_as_the_weights_beside_it(copy: Copy, tmp_path: Path) -> None:
+    run = copy("layouts", "verl-run", "run")
+
+    class Saving(Silent):
+        def start(self, total_bytes: int, label: str) -> None:
+            for path in run.rglob("extra_state_*_rank_1.pt"):
+                replaced(path)
+
+    for call in (ckpt_cli.merge, ckpt_cli.extract_state):
+        how: dict[str, Any] = {"with_state": True} if call is ckpt_cli.merge else {"optimizer": True}
+        with pytest.raises(SourceChanged) as caught:
+            call(run, tmp_path / "out", progress=Saving(), **how)  # type: ignore[operator]
+        assert "extra_state" in str(caught.value.path)
+        assert not (tmp_path / "out").exists()
 
 
 def test_items_that_are_inflated_are_watched_too(copy: Copy) -> None:

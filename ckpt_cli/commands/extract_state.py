@@ -36,7 +36,7 @@ from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
-from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files
+from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files, state_sources
 from ckpt_cli.state.optimizer import optimizer_notes, read_optimizer
 from ckpt_cli.state.optimizer_tensors import Optimizer
 from ckpt_cli.state.options import ExtractKeywords, ExtractOptions
@@ -106,7 +106,7 @@ def extract_state(
             side,
             OutputFolder(target, chosen.overwrite),
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
-            watched=[files.source(path) for path in (*state.sources, *state.copies.values()) if is_file(path)],
+            watched=state_sources(state, files),
         )
         (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress, write=chosen.write)
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]

@@ -29,7 +29,7 @@ from ckpt_cli.pushing.destination import Destination, refuse_several
 from ckpt_cli.pushing.upload import delivered, planned
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.written import MergedComponent, MergeResult
-from ckpt_cli.state.folder import state_files
+from ckpt_cli.state.folder import state_files, state_sources
 from ckpt_cli.state.training_state import read_state
 from ckpt_cli.verifying.drift.compare import compare_with_base
 
@@ -168,4 +168,5 @@ def _with_state(job: Job, opened: Opened, files: Files, dry_run: bool) -> Job:
         raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
     extra = state_files(state, opened.found.trainer(opened.target.run), dry_run=dry_run)
     notes = (*job.notes, *(note for note in state.notes if note not in opened.notes))
-    return replace(job, notes=notes, side_files={**extra, **job.side_files}, state_files=tuple(sorted(extra)))
+    side, watched = {**extra, **job.side_files}, state_sources(state, files)
+    return replace(job, notes=notes, side_files=side, state_files=tuple(sorted(extra)), watched=watched)

@@ -12,6 +12,7 @@ from typing_extensions import Self
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
 from ckpt_cli.files.manifest import FUSED, LEFT_OUT
+from ckpt_cli.files.source import Source
 from ckpt_cli.hub.assets import lacking_notes
 from ckpt_cli.hub.classes.claims import refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
@@ -45,7 +46,7 @@ PASSING = PUSHING | {"dry_run", "overwrite", "jobs", "checksum", "part", "engine
 class Job:
     """One output folder: one component, or several that share it. ``facts`` are those of the command, for the manifest.
 
-    ``notes`` is all that is known before anything is written.
+    ``notes`` is all that is known before anything is written; ``watched`` are sources besides those of the weights.
     """
 
     drafts: tuple[Draft, ...]
@@ -55,6 +56,7 @@ class Job:
     notes: tuple[Note, ...]
     facts: Mapping[str, Any]
     state_files: tuple[str, ...] = ()
+    watched: tuple[Source, ...] = ()
 
     @classmethod
     def of(
@@ -104,6 +106,7 @@ class Job:
             OutputFolder(self.output, options.overwrite, in_place),
             lambda written: self._manifest(command, options, {*PASSING, *passing}, written),
             approve=lambda written: self.approve(written, options),
+            watched=self.watched,
         )
 
     def _manifest(self, command: str, options: WritingOptions, passing: set[str], written: Written) -> bytes:

@@ -137,7 +137,7 @@ class LazyCheckpoint(Mapping[str, LazyTensor]):
     """The tensors of one component of a checkpoint by name.
 
     ``component`` is what was opened, ``components`` what there is, ``notes`` what was noticed. Files are closed by `close`, at the
-    end of a with block, or with the object; a tensor that is read later opens them again, and notices if they changed.
+    end of a with block, or with the object; a tensor that is read later opens them again. Reading notices if they changed.
     """
 
     def __init__(

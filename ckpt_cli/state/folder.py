@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.state.torch_writer import about_torch_bytes, torch_bytes
 from ckpt_cli.state.training_state import TrainingState, without_unrepresented
 from ckpt_cli.tensors.plain_values import to_json
@@ -43,6 +45,11 @@ def state_files(state: TrainingState, framework: str, *, dry_run: bool = False) 
     }
     side[TRAINING] = json_bytes(training)
     return side
+
+
+def state_sources(state: TrainingState, files: Files) -> tuple[FileSource, ...]:
+    """The files that a training state was read or is copied from, which must stay as they are until it is written."""
+    return tuple(files.source(path) for path in (*state.sources, *state.copies.values()) if is_file(path))
 
 
 def json_bytes(content: Any) -> bytes:

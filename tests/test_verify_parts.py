@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import ckpt_cli
 from ckpt_cli.cli import _run
 from ckpt_cli.commands.verify import verify_part
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, UsageError
+from ckpt_cli.files.source import Identity
 from tests.cli import ROOT, Outcome
 
 RUN = ROOT / "examples" / "tiny-run"
@@ -56,7 +58,8 @@ def text(result: Any) -> str:
 
 
 def owner(out: Path, name: str) -> Path:
-    return out / str(json.loads((out / INDEX).read_text())["weight_map"][name])
+    index = out / INDEX
+    return out / str(json.loads(index.read_text())["weight_map"][name]) if index.exists() else out / "model.safetensors"
 
 
 def changed(out: Path, name: str, change: Callable[[Any], Any]) -> None:
@@ -173,6 +176,33 @@ class TestShardedSources:
         assert text(ckpt_cli.verify(out, gather=parts_of(out, 3, tmp_path / "parts", type="all", full=True))) == text(whole)
 
 
+def seen_elsewhere(identity: Identity) -> Identity:
+    return replace(identity, device=identity.device + 5, inode=identity.inode + 7, ctime_ns=identity.ctime_ns + 9)
+
+
+@pytest.mark.parametrize("source", ["verl-lora/full", "dcp-options/zstd", "fake-ranks/cube"])
+def test_parts_of_several_machines(layouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Which see the same files with other devices, inodes and ctimes: also where weights are computed (LoRA) or inflated."""
+    of = Identity.of
+    out, asked = tmp_path / "out", {"full": True, "against": str(layouts / source)}
+    planned = ckpt_cli.merge(layouts / source, out).outputs[0].plan_digest
+    whole, (first, _) = ckpt_cli.verify(out, **asked), parts_of(out, 2, tmp_path / "here", **asked)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Identity, "of", lambda path, status: seen_elsewhere(of(path, status)))
+        _, second = parts_of(out, 2, tmp_path / "there", **asked)
+        assert ckpt_cli.merge(layouts / source, tmp_path / "again", dry_run=True).outputs[0].plan_digest == planned
+    assert text(ckpt_cli.verify(out, gather=[first, second])) == text(whole)
+
+
+def test_an_average(tmp_path: Path) -> None:
+    out = tmp_path / "average"
+    ckpt_cli.average(RUN, output=out, everything=True)
+    changed(out, QUERY, with_nan)
+    whole = ckpt_cli.verify(out, full=True)
+    assert {"non-finite", "wrong-checksum"} <= {item.code for item in whole.findings}
+    assert text(ckpt_cli.verify(out, gather=parts_of(out, 3, tmp_path / "parts", full=True))) == text(whole)
+
+
 def test_every_tensor_is_read_by_one_part(out: Path) -> None:
     """By bytes: no part reads more than its share and one tensor, and more parts than tensors do no harm."""
     whole = ckpt_cli.verify(out, full=True)
@@ -220,7 +250,8 @@ class TestCommandLine:
     def test_the_same_document_screen_and_exit_code(self, out: Path) -> None:
         changed(out, QUERY, with_nan)
         changed(out, VALUE, lambda values: values * 2)
-        words = ["--full", "--against", RUN]
+        Path("run").symlink_to(RUN)
+        words = ["--full", "--against", "run"]
         whole = self.ckpt("verify", "out", *words, "--json")
         listed = self.parts(Path("out"), *words)
         gathered = self.ckpt("verify", "out", "--gather", *listed, "--json")

@@ -166,7 +166,7 @@ class FusedSource:
         state.update(f"{update.scale!r}:{update.rows}:{update.columns}:{update.groups}:{update.by_column}:{update.layout}".encode())
         for tensor in tensors:
             for piece in tensor.pieces:
-                state.update(repr(piece.same_bytes_as).encode("utf-8", "surrogateescape"))
+                state.update(piece.text.encode("utf-8", "surrogateescape"))
         first = update.weight.pieces[0].source.identity
         return replace(first, path=f"{first.path}#{update.weight.name}:{self._dtype}:{state.hexdigest()[:32]}", size=self.size)
 

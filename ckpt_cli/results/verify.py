@@ -61,7 +61,7 @@ class VerifyPart(Frozen):
     """What part ``part`` (from 0) of ``parts`` of a verification read and found. It is no verdict, which comes from all parts.
 
     ``digest`` is equal for all parts of one verification: it covers the version, what was asked, size and mtime (ns) of all ``files``, and
-    the tensors in them. ``shares`` are by check.
+    the tensors in them. ``shares`` are by check; ``against`` is the source as it was given, which a result shows.
     """
 
     part: Count
@@ -71,6 +71,7 @@ class VerifyPart(Frozen):
     question: Question
     files: dict[str, tuple[Count, int]]
     shares: dict[str, CheckedShare]
+    against: Place | None = None
     seconds: float = 0.0
 
     @property

@@ -21,7 +21,7 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import CheckedShare, Finding, VerifyPart
 from ckpt_cli.tensors.parallel import Advance, with_progress
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.urls import full_name
+from ckpt_cli.urls import full_name, shown
 
 Item = TypeVar("Item")
 
@@ -145,6 +145,6 @@ def digest_of(part: VerifyPart) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def printed(path: str | os.PathLike[str]) -> str:
-    """A path, whole, as JSON can carry it."""
-    return full_name(path).encode("utf-8", "backslashreplace").decode()
+def printed(path: str | os.PathLike[str], *, whole: bool = True) -> str:
+    """A path, the whole of it or as it is, as JSON can carry it."""
+    return (full_name(path) if whole else shown(os.fspath(path))).encode("utf-8", "backslashreplace").decode()

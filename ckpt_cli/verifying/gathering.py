@@ -69,6 +69,7 @@ def result_of(checks: ChecksOfPart, asked: Asked, seconds: float) -> VerifyPart:
         question=question_of(asked),
         files=checks.files,
         shares=checks.shares,
+        against=printed(asked.against, whole=False) if asked.against is not None else None,
         seconds=seconds,
     )
     return part.model_copy(update={"digest": digest_of(part)})
@@ -172,7 +173,8 @@ def answered(asked: Asked, part: VerifyPart) -> Asked:
         if mine not in (theirs, getattr(nothing, name)):
             hint = "run all parts again, or leave the option out" if name != "path" else "pass the documents of this folder's parts"
             raise Inconsistent(f"these parts are of another verification: {_flag(name)} is {_said(theirs)}, not {_said(mine)}", hint=hint)
-    sources: dict[str, Any] = {"also": asked.also or known.also, "against": asked.against or known.against}
+    given = part.against if part.against is not None and printed(part.against) == known.against else known.against
+    sources: dict[str, Any] = {"also": asked.also or known.also, "against": asked.against or given}
     for name, place in (("against", known.against), *(("also", place) for place in known.also)):
         if place is not None and URL.fullmatch(place) and not getattr(asked, name):
             raise UsageError(f"the parts read {place}, which is not on this machine", hint=f"pass --{name} {place} as well")

@@ -49,7 +49,7 @@ def detect(
     path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     progress = progress_of(progress)
     try:
-        with Files(progress=progress) as files:
+        with Files(progress=progress, values=False) as files:
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
             checkpoint = describe_checkpoint(opened, _partial_notes(opened))
     except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
@@ -99,7 +99,7 @@ def inspect(
     if workers is not None and not 1 <= workers <= 256:
         raise UsageError("--jobs is out of range", expected="1 to 256")
     folder = resolve_base(path_text(base, "--base")) if base is not None else None
-    with Files(progress=progress) as files:
+    with Files(progress=progress, values=stats or histogram) as files:
         opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
         checkpoint = describe_checkpoint(opened, _partial_notes(opened), tensors=True)
         measured = {}

@@ -208,10 +208,12 @@ class FileSource:
 class Files:
     """Opens files once, keeps a bounded number of descriptors, closes them all at the end.
 
-    Use it as a context manager. Thread-safe: reads of different threads share descriptors (``pread`` has no position).
+    Use it as a context manager. Thread-safe: reads of different threads share descriptors (``pread`` has no position). ``values``:
+    whether weights will be read; if not, a format may leave for later what says where exactly they lie.
     """
 
-    def __init__(self, limit: int | None = None, progress: Progress | None = None) -> None:
+    def __init__(self, limit: int | None = None, progress: Progress | None = None, *, values: bool = True) -> None:
+        self.values = values
         self._stages = stages(progress)
         self._expected: set[str] = set()
         self._opened, self._what = 0, ""

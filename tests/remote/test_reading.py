@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +17,12 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CorruptFile
+from ckpt_cli.discover.open import open_checkpoint
+from ckpt_cli.errors import CkptError, CorruptFile
 from ckpt_cli.files.remote import source as remote
 from ckpt_cli.files.source import Files
+from ckpt_cli.tensors.reading import element_bytes
+from ckpt_cli.urls import parsed
 from tests.remote.stores import Bucket, Proxy
 
 WIDTH, LAYERS = 256, 4
@@ -76,12 +84,59 @@ def test_inspecting_takes_three_requests(saved: Path, kind: str, store: Proxy, b
     assert len(store.listings(f"{kind}/")) == 1
 
 
-def test_items_of_a_catalogue_take_one_request_each_and_few_bytes(saved: Path, store: Proxy, bucket: Bucket) -> None:
+@pytest.mark.parametrize("command", [ckpt_cli.detect, ckpt_cli.inspect])
+def test_a_catalogue_says_what_is_in_items(command: Callable[[object], Any], saved: Path, store: Proxy, bucket: Bucket) -> None:
+    """26 tensors, far apart: looking into each would take a request."""
     address = bucket.fill(saved / "dcp", "dcp")
-    ckpt_cli.inspect(address)
-    items = store.of(r"\.distcp$")
-    assert len(items) <= len(state()) + 2
-    assert sum(each.sent for each in items) < NEEDED / 8
+    there = command(address)
+    assert len(store.of(r"\.distcp$")) == len(store.of(r"\.metadata$")) == 1
+    assert store.sent(r"\.distcp$") < NEEDED / 8
+    here, names = command(saved / "dcp"), (str(saved / "dcp"), address)
+    texts = [re.sub(r'"seconds":[^,}]+', "", each.model_dump_json()) for each in (here, there)]
+    assert texts[0].replace(names[0], "@") == texts[1].replace(names[1], "@")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["layouts/torchtitan/run", "layouts/olmo-core/run", "layouts/dcp-options/safetensors_items", "megatron/llama-main-tp2/checkpoint"],
+)
+def test_three_requests_for_each_file_of_a_run(data: Path, layout: str, store: Proxy, bucket: Bucket) -> None:
+    """Objects that are looked at are fetched as a whole."""
+    ckpt_cli.inspect(bucket.fill(data / layout, "run"))
+    asked = Counter(each.key for each in store.of(r"\.distcp$"))
+    assert asked
+    assert max(asked.values()) <= 3
+
+
+def test_values_of_an_item_are_still_found(saved: Path, store: Proxy, bucket: Bucket) -> None:
+    """Where something reads them although they were not announced; what the item says is compared with the metadata then."""
+    path = parsed(bucket.fill(saved / "dcp", "dcp"))
+    assert path is not None
+    with Files(values=False) as files:
+        tensors = open_checkpoint(path.path, files).components[0].component.tensors
+        assert len(tensors) == len(state())
+        for name, held in tensors.items():
+            tensor = state()[name.removeprefix("model.")]
+            assert bytes(element_bytes(held)) == tensor.numpy().tobytes()
+            assert bytes(element_bytes(held, 7, 50)) == tensor.numpy().reshape(-1)[7:57].tobytes()
+
+
+def test_an_item_that_is_not_what_the_metadata_says(saved: Path, tmp_path: Path, store: Proxy, bucket: Bucket) -> None:
+    """Whoever reads values looks into the items first."""
+    shutil.copytree(saved / "dcp", tmp_path / "dcp")
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save({f"model.{n}": t.double()[:1] for n, t in state().items()}, checkpoint_id=str(tmp_path / "other"), no_dist=True)
+    path = next((tmp_path / "dcp").glob("*.distcp"))
+    other = next((tmp_path / "other").glob("*.distcp")).read_bytes()
+    path.write_bytes(other + path.read_bytes()[len(other) :])
+    address = bucket.fill(tmp_path / "dcp", "dcp")
+    assert ckpt_cli.inspect(address).checkpoint.components
+    for place in (address, tmp_path / "dcp"):
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.merge(place, tmp_path / "out")
+        assert caught.value.exit_code in (3, 4)
+    with pytest.raises(CkptError):
+        ckpt_cli.inspect(address, stats=True)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.boxes import Box
 from ckpt_cli.errors import INTERRUPTED, CorruptFile, Inconsistent, MissingShard, reading
 from ckpt_cli.files.compressed import Inflaters, inflated
 from ckpt_cli.files.folders import is_file
@@ -13,6 +14,7 @@ from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.assembly import PlacedTensor, RankPart, cut_layout, stored_entry, tile
+from ckpt_cli.formats.dcp.later import LaterItem
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, Stored
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, leaf_of
 from ckpt_cli.names import few
@@ -25,20 +27,15 @@ ZIP = b"PK\x03\x04"
 ITEM_HEAD, ITEM_TAIL = 2 << 10, 4 << 10
 """Bytes in which the pickle and the directory of an item lie; more is read where they are larger."""
 
+SMALL_OBJECT = 256 << 10
+"""Bytes of an object that is read as a whole."""
+
 
 def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
     """A tensor of the catalogue with its pieces and replicas. Raises what `tile` raises, and Inconsistent."""
-    parts = []
+    parts: list[RankPart] = []
     for box, places in entry.chunks.items():
-        for stored in places:
-            tensor = reader.read(entry, stored)
-            if tensor.shape != box.extent or tensor.dtype != entry.dtype:
-                raise Inconsistent(
-                    f"the item at {box.offset} is {tensor.dtype} {list(tensor.shape)}, the metadata says {entry.dtype} {list(box.extent)}",
-                    path=reader.path(stored.file),
-                    hint="the metadata may be from another save, or record wrong chunks (as of FSDP2 with tensor parallelism)",
-                )
-            parts.append(RankPart(stored.rank, tensor, box, (0,) * len(box.offset)))
+        parts += [RankPart(stored.rank, reader.read(entry, box, stored), box, (0,) * len(box.offset)) for stored in places]
     kind, layout = cut_layout(entry.shape, entry.chunks)
     replicated = any(len(places) > 1 for places in entry.chunks.values())
     return tile(name, entry.dtype, PlacedTensor(entry.shape, parts, kind, layout, check_copies=replicated), 0, ())
@@ -84,15 +81,35 @@ class ItemReader:
     def expect(self, tensors: Iterable[CatalogTensor]) -> None:
         """Have the ends of all items of some tensors fetched ahead, if they lie in a store: that is where it says what is in them."""
         ends: dict[str, list[tuple[int, int]]] = {}
-        for stored in (stored for entry in tensors for places in entry.chunks.values() for stored in places):
+        for stored in (stored for entry in tensors for places in entry.chunks.values() for stored in places if not self._waits(stored)):
             begin, end = stored.offset, stored.offset + stored.length
             ends.setdefault(stored.file, []).extend(((begin, min(begin + ITEM_HEAD, end)), (max(end - ITEM_TAIL, begin), end)))
         for file, ranges in ends.items():
             if is_remote(path := self.path(file)):
                 self._files.source(path).expect(ranges)
 
-    def read(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
-        """One stored chunk. Raises CorruptFile if the item is not a tensor."""
+    def read(self, entry: CatalogTensor, box: Box, stored: Stored) -> StoredTensor:
+        """One stored chunk; what its item says waits where no values are read. Raises CorruptFile if it is no tensor, and Inconsistent."""
+        if self._waits(stored):
+            with reading(self.path(stored.file)):
+                later = LaterItem(self._checked(stored), entry.name, stored, entry.dtype, box, lambda: self._read(entry, box, stored))
+                return later.tensor
+        return self._read(entry, box, stored)
+
+    def _waits(self, stored: Stored) -> bool:
+        return not self._files.values and is_remote(self.path(stored.file))
+
+    def _read(self, entry: CatalogTensor, box: Box, stored: Stored) -> StoredTensor:
+        tensor = self._found(entry, stored)
+        if tensor.shape != box.extent or tensor.dtype != entry.dtype:
+            raise Inconsistent(
+                f"the item at {box.offset} is {tensor.dtype} {list(tensor.shape)}, the metadata says {entry.dtype} {list(box.extent)}",
+                path=self.path(stored.file),
+                hint="the metadata may be from another save, or record wrong chunks (as of FSDP2 with tensor parallelism)",
+            )
+        return tensor
+
+    def _found(self, entry: CatalogTensor, stored: Stored) -> StoredTensor:
         with reading(self.path(stored.file)):
             source = self._checked(stored)
             item = self._zip_item(source, stored)
@@ -108,25 +125,32 @@ class ItemReader:
         if not is_file(self.path(stored.file)):
             return False
         with reading(self.path(stored.file)):
-            item = self._zip_item(self._checked(stored), stored)
+            item = self._object(stored)
             return item is not None and holds_storage(item.root)
 
     def leaf(self, name: str, stored: Stored) -> Leaf:
         """An object as an entry that is no tensor."""
         with reading(self.path(stored.file)):
-            item = self._zip_item(self._checked(stored), stored)
+            item = self._object(stored)
             return Leaf(name, "stored object") if item is None else leaf_of(name, item.root)
 
     def parsed(self, stored: Stored) -> TorchFile | None:
         """An object as the file of torch.save that it is stored as; None if its item is none."""
         with reading(self.path(stored.file)):
-            return self._zip_item(self._checked(stored), stored)
+            return self._object(stored)
 
     def value(self, stored: Stored) -> Any:
         """An object that was pickled, as plain values; Unrepresented if its item is no file of torch.save."""
         with reading(self.path(stored.file)):
-            item = self._zip_item(self._checked(stored), stored)
+            item = self._object(stored)
             return Unrepresented("an object of unknown form") if item is None else ValueReader(item).read(item.root)
+
+    def _object(self, stored: Stored) -> TorchFile | None:
+        """An object as the file of torch.save that it is; None if its item is none. A small one in a store is fetched with one request."""
+        source = self._checked(stored)
+        if not source.is_local and stored.length <= SMALL_OBJECT:
+            source.read(stored.offset, stored.length)
+        return self._zip_item(source, stored)
 
     def _checked(self, stored: Stored) -> FileSource:
         path = self.path(stored.file)

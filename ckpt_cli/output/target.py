@@ -14,7 +14,8 @@ from ckpt_cli.files.folders import entries_in
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few
-from ckpt_cli.output.staging import sync_folder, temporary_name
+from ckpt_cli.output.interrupted.place import half_published, refuse_held, temporary_name
+from ckpt_cli.output.staging import sync_folder
 
 ELSEWHERE = "choose another place with -o"
 
@@ -44,7 +45,7 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
     if os.path.islink(target) or (os.path.lexists(target) and not os.path.isdir(target)):
         raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
     try:
-        if not os.path.lexists(target) or not entries_in(target):
+        if not os.path.lexists(target) or not {entry.name for entry in entries_in(target)} - {path.name for path in half_published(target)}:
             return
         foreign = manifest.foreign_entries(target)
     except Unreadable as error:
@@ -83,7 +84,11 @@ def make_parents(target: Path) -> list[Path]:
 
 
 def check_place(target: Path, *, in_place: bool = False) -> None:
-    """Raise NotWritable if a folder cannot be given this name (``in_place``: files cannot be added to it), without trying."""
+    """Raise NotWritable if a folder cannot be given this name (``in_place``: files cannot be added to it), without trying.
+
+    Raises OutputInUse if another run is about to give it one.
+    """
+    refuse_held(target)
     above = existing_parent(target)
     if not os.path.isdir(above):
         raise NotWritable(f"{above.name} above the output is not a folder", path=target, hint=ELSEWHERE)

@@ -23,6 +23,7 @@
     │   └── Undecidable          undecidable          the files do not say how to merge the tensor
     ├── OutputError           5
     │   ├── OutputExists         output-exists
+    │   ├── OutputInUse          output-in-use        another run writes it
     │   ├── OutputInsideSource   output-inside-source
     │   ├── Watched              watched              another watch writes into the folder
     │   ├── NoSpace              no-space
@@ -254,6 +255,11 @@ class OutputError(CkptError):
 
 class OutputExists(OutputError):
     code = "output-exists"
+
+
+class OutputInUse(OutputError):
+    code = "output-in-use"
+    usual_hint = "wait until it is done, or choose another place with -o"
 
 
 class OutputInsideSource(OutputError):

@@ -24,10 +24,11 @@ from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, InputError, NoSpace, NotWritable, SourceChanged
 from ckpt_cli.files.source import Files
 from ckpt_cli.output import plan as planning
+from ckpt_cli.output.interrupted.place import MARK
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import refuse_overflows
 from ckpt_cli.output.sinks.files import CANNOT_COPY
-from ckpt_cli.output.staging import MARK, Staging
+from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.writer import Written, execute, write_bytes
 from ckpt_cli.progress import Progress, Silent
 from ckpt_cli.tensors.parallel import default_jobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ from ckpt_cli import average, extract_state, merge, verify
 from ckpt_cli.errors import CastOverflow, CkptError, NoSpace, NotWritable, OutputExists, Unreadable
 from ckpt_cli.output import staging
 from ckpt_cli.output import target as placing
-from ckpt_cli.output.staging import MARK, Staging
+from ckpt_cli.output.interrupted.place import MARK
+from ckpt_cli.output.staging import Staging
 from ckpt_cli.progress import Silent
 
 Tree = dict[str, bytes]
@@ -41,6 +43,23 @@ def save_step(folder: Path, actor: float, critic: float) -> None:
 
 def tree(folder: Path) -> Tree:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
+
+
+def hidden(folder: Path) -> list[Path]:
+    """Temporary folders, and outputs that were put aside."""
+    return [path for path in folder.rglob("*") if MARK in path.name or staging.ASIDE in path.name]
+
+
+def visible(folder: Path) -> Tree:
+    return {name: content for name, content in tree(folder).items() if MARK not in name and staging.ASIDE not in name}
+
+
+def kept(error: BaseException) -> list[Path]:
+    """The folders of finished files that an error names, with what to do."""
+    text = error.hint if isinstance(error, CkptError) else error.__notes__[0]
+    told, _, folders = (text or "").partition("rm -r ")
+    assert "run the same command again to go on" in told
+    return [Path(folder) for folder in shlex.split(folders)]
 
 
 @pytest.fixture(params=["renameat2", "rename"])
@@ -81,14 +100,20 @@ class TestAllOrNone:
             COMMANDS[command](run, tmp_path / "out", dtype="fp16")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
-    @pytest.mark.parametrize("error", [NotWritable("no"), KeyboardInterrupt()])
+    @pytest.mark.parametrize("error", [NotWritable, KeyboardInterrupt])
     def test_a_second_output_that_gets_no_name_takes_that_of_the_first(
-        self, command: str, error: BaseException, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, command: str, error: type[BaseException], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        fail_publication(monkeypatch, 2, error)
-        with pytest.raises(type(error)):
-            COMMANDS[command](run, tmp_path / "deep" / "out")
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+        before = tree(tmp_path)
+        with monkeypatch.context() as patch:
+            fail_publication(patch, 2, error("no"))
+            with pytest.raises(error) as caught:
+                COMMANDS[command](run, tmp_path / "deep" / "out")
+        assert {name for name, content in visible(tmp_path).items() if content} == {name for name, content in before.items() if content}
+        # What is finished waits for the same command, which goes on with it.
+        assert sorted(kept(caught.value)) == sorted(path for path in tmp_path.rglob("*") if path.name.endswith(f"{MARK}staging"))
+        COMMANDS[command](run, tmp_path / "deep" / "out")
+        assert hidden(tmp_path) == []
 
     def test_what_stood_there_stands_there_again(self, command: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         COMMANDS[command](run, tmp_path / "out")
@@ -101,11 +126,11 @@ class TestAllOrNone:
             fail_publication(patch, 2, NotWritable("no"))
             with pytest.raises(NotWritable):
                 COMMANDS[command](run, tmp_path / "out", overwrite=True)
-        assert tree(tmp_path) == before
+        assert visible(tmp_path) == before
         COMMANDS[command](run, tmp_path / "out", overwrite=True)
         for name in ("actor", "critic"):
             assert set(load_file(tmp_path / "out" / name / "model.safetensors")["a.weight"].unique().tolist()) == {-5.0}
-        assert [path for path in tmp_path.rglob("*") if MARK in path.name or staging.ASIDE in path.name] == []
+        assert hidden(tmp_path) == []
 
     def test_a_file_that_comes_to_stand_in_the_way_of_the_second_keeps_both_away(self, command: str, run: Path, tmp_path: Path) -> None:
         class Interfering(Silent):
@@ -128,9 +153,9 @@ class TestFusedAndExported:
         torch.save(state, folder / "model_world_size_1_rank_0.pt")
         with monkeypatch.context() as patch:
             fail_publication(patch, 2, NotWritable("no"))
-            with pytest.raises(NotWritable):
+            with pytest.raises(NotWritable) as caught:
                 merge(folder, tmp_path / "out", lora="both", lora_alpha=2)
-        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+        assert sorted(path for path in tmp_path.iterdir() if path != folder) == sorted(kept(caught.value))
         merge(folder, tmp_path / "out", lora="both", lora_alpha=2)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out_adapter", "run"]
 
@@ -345,7 +370,7 @@ class TestDurability:
 
     def test_the_folder_is_synced_before_it_gets_its_name_and_the_name_after(self, run: Path, tmp_path: Path, synced: list[Path]) -> None:
         merge(run, tmp_path / "out")
-        assert MARK in synced[-2].name
+        assert MARK in str(synced[-2])
         assert synced[-1] == tmp_path
 
     def test_so_are_those_above_each_of_several_outputs(self, run: Path, tmp_path: Path, synced: list[Path]) -> None:

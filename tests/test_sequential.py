@@ -93,13 +93,21 @@ class TestTheSameBytes:
 class TestFailures:
     @pytest.mark.parametrize("after", [100, 3_000_000, 12_000_000])
     @pytest.mark.parametrize("renames", ["all", "files"])
-    def test_leave_nothing(self, after: int, renames: str, run: Path, library: Path, tmp_path: Path) -> None:
+    def test_leave_nothing_but_what_is_finished(self, after: int, renames: str, run: Path, library: Path, tmp_path: Path) -> None:
         mount = tmp_path / "mount"
         options = ("--max-shard-size", "3MB", "--jobs", "8")
         done = appended(library, mount, "merge", run, "-o", mount / "out", *options, FAIL_AFTER=str(after), RENAMES=renames)
         assert done.code == 5, done.err
         assert "Input/output error" in done.err
-        assert list(mount.iterdir()) == []
+        if after < 12_000_000:
+            assert list(mount.iterdir()) == []
+            return
+        assert f"run the same command again to go on with the files that are finished, or give them up: rm -r {mount}/.out" in done.err
+        again = appended(library, mount, "merge", run, "-o", mount / "out", *options, "-v", RENAMES=renames)
+        assert "of an interrupted run" in again.out + again.err
+        assert [path.name for path in mount.iterdir()] == ["out"]
+        assert ckpt("merge", run, "-o", tmp_path / "out", *options).code == 0
+        assert content(mount / "out") == content(tmp_path / "out")
 
     def test_nothing_begins_where_nothing_could_be_published(self, run: Path, library: Path, tmp_path: Path) -> None:
         mount = tmp_path / "mount"

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from safetensors.torch import load_file
 
 import ckpt_cli
 from ckpt_cli import merge
-from ckpt_cli.errors import CastOverflow, NotWritable, OutputExists
+from ckpt_cli.errors import CastOverflow, NotWritable, OutputExists, OutputInUse
 from ckpt_cli.output import staging
-from ckpt_cli.output.staging import MARK, Staging, remove_leftovers
+from ckpt_cli.output.interrupted import place
+from ckpt_cli.output.interrupted.place import MARK, remove_leftovers
+from ckpt_cli.output.staging import Staging
 from ckpt_cli.progress import Silent
 
 CHILD = """
@@ -28,7 +31,8 @@ import os, signal, sys, time
 from pathlib import Path
 import ckpt_cli.commands.merge, numpy, ml_dtypes
 from ckpt_cli.progress import Silent
-from ckpt_cli.output.staging import MARK
+from ckpt_cli.output.interrupted import place
+from ckpt_cli.output.interrupted.place import MARK
 
 source, target, go, overwrite, pause, step = sys.argv[1:]
 
@@ -117,6 +121,16 @@ class Bystander(Silent):
         self.look("finish")
 
 
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on file systems that have none."""
+
+    def refuse(folder: Path, *, shared: bool = False) -> int:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(place, "_lock", refuse)
+
+
 class TestKilledRuns:
     # About 60 steps of 2 ms by two workers, then syncing and renaming: the delays reach from the first byte past the end.
     @pytest.mark.parametrize("delay", [0.01, 0.03, 0.05, 0.06, 0.065, 0.07, 0.08])
@@ -156,7 +170,7 @@ class TestKilledRuns:
 
 class TestRunsAtTheSameTime:
     @pytest.mark.parametrize("attempt", range(4))
-    def test_exactly_one_of_two_wins(self, attempt: int, tmp_path: Path) -> None:
+    def test_exactly_one_of_two_wins_and_the_other_is_told(self, attempt: int, tmp_path: Path) -> None:
         states = [save_checkpoint(tmp_path / name, value) for name, value in (("a", 1.0), ("b", 2.0))]
         target, go = tmp_path / "out", tmp_path / "go"
         children = [child(tmp_path / name, target, go=go) for name in ("a", "b")]
@@ -167,10 +181,30 @@ class TestRunsAtTheSameTime:
         said = [process.communicate(timeout=60)[0] for process in children]
         codes = [process.returncode for process in children]
         assert sorted(codes) == [0, 5]
-        assert said[codes.index(5)] == "output-exists\n"
+        # It meets the other at its start, or what it has written by then.
+        assert said[codes.index(5)] in ("output-in-use\n", "output-exists\n")
         assert holds(target, states[codes.index(0)])
         assert leftovers(tmp_path) == []
 
+    @pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"overwrite": True}], ids=str)
+    def test_the_second_is_told_at_its_start_who_writes(self, options: dict[str, Any], tmp_path: Path) -> None:
+        state = save_checkpoint(tmp_path / "run", 1.0)
+        save_checkpoint(tmp_path / "other", 2.0)
+        errors: list[OutputInUse] = []
+
+        def begin(now: str) -> None:
+            if now == "start":
+                with pytest.raises(OutputInUse) as caught:
+                    merge(tmp_path / "other", tmp_path / "out", **options)
+                errors.append(caught.value)
+
+        merge(tmp_path / "run", tmp_path / "out", progress=Bystander(begin))
+        assert holds(tmp_path / "out", state)
+        assert leftovers(tmp_path) == []
+        assert f"process {os.getpid()}, since 20" in errors[0].message
+        assert errors[0].path == str(tmp_path / "out")
+
+    @pytest.mark.usefixtures("without_locks")
     @pytest.mark.parametrize("moment", ["start", "finish"])
     def test_the_slower_one_does_not_replace_what_the_faster_one_wrote(self, moment: str, tmp_path: Path) -> None:
         save_checkpoint(tmp_path / "slow", 1.0)
@@ -209,14 +243,14 @@ class TestRunsAtTheSameTime:
         assert leftovers(tmp_path) == []
 
     def test_a_fresh_folder_is_not_taken_for_a_left_over_before_it_is_locked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        target, lock = tmp_path / "out", staging._lock
+        target, lock = tmp_path / "out", place._lock
 
-        def late(folder: Path) -> int:
-            monkeypatch.setattr(staging, "_lock", lock)
+        def late(folder: Path, *, shared: bool = False) -> int:
+            monkeypatch.setattr(place, "_lock", lock)
             remove_leftovers(target)  # what another run does first
             return lock(folder)
 
-        monkeypatch.setattr(staging, "_lock", late)
+        monkeypatch.setattr(place, "_lock", late)
         with Staging(target) as stage:
             assert stage.folder.is_dir()
             assert remove_leftovers(target) == []
@@ -392,13 +426,43 @@ class TestLeftovers:
             (tmp_path / name).mkdir()
             (tmp_path / name / "weights").write_text("half")
         with Staging(tmp_path / "out") as stage:
-            assert len(stage.removed) == 2
-            assert leftovers(tmp_path) == sorted([stage.folder.name, f".other{MARK}0123456789ab", f"out{MARK}mine"])
+            assert leftovers(tmp_path) == sorted([stage.folder.parent.name, f".other{MARK}0123456789ab", f"out{MARK}mine"])
 
     def test_those_of_a_living_run_stay(self, tmp_path: Path) -> None:
+        with Staging(tmp_path / "out") as first:
+            (first.folder / "weights").write_text("half")
+            with pytest.raises(OutputInUse), Staging(tmp_path / "out"):
+                pass
+            assert remove_leftovers(tmp_path / "out") == []
+            assert (first.folder / "weights").read_text() == "half"
+
+    @pytest.mark.usefixtures("without_locks")
+    def test_without_locks_nothing_is_taken_for_one(self, tmp_path: Path) -> None:
         with Staging(tmp_path / "out") as first, Staging(tmp_path / "out") as second:
-            assert second.removed == []
             assert first.folder.is_dir()
+            assert second.folder.is_dir()
+        assert leftovers(tmp_path) == []
+
+    @pytest.mark.parametrize("what", ["link", "file", "of others"])
+    def test_a_name_that_is_taken_by_something_else_is_left_alone(self, what: str, tmp_path: Path) -> None:
+        taken, precious = tmp_path / f".out{MARK}staging", tmp_path / "precious"
+        precious.mkdir()
+        (precious / "thesis.tex").write_text("precious")
+        if what == "link":
+            taken.symlink_to(precious)
+        elif what == "file":
+            taken.write_text("mine")
+        else:
+            taken.mkdir()
+            taken.chmod(0o777)
+        with Staging(tmp_path / "out", key="key") as stage:
+            assert not stage.resumable
+            assert stage.folder.parent != taken
+            (stage.folder / "a").write_text("new")
+            stage.publish(replace=False)
+        assert (precious / "thesis.tex").read_text() == "precious"
+        assert os.path.lexists(taken) or what == "of others"  # what nobody holds is a left-over
+        assert (tmp_path / "out" / "a").read_text() == "new"
 
     def test_a_name_with_glob_characters_means_itself(self, tmp_path: Path) -> None:
         (tmp_path / f".a{MARK}0123456789ab").mkdir()

@@ -65,7 +65,9 @@ def _run(arguments: list[str]) -> int:
             _silence_stdout()
             return ended.exit_code
         name = signal.Signals(ended.exit_code - 128).name
-        _tell(arguments, ended.exit_code, "interrupted", f"ended by {name}; no unfinished output is left")
+        told = getattr(ended, "__notes__", [None])[0]
+        left = "finished files are kept" if told else "no unfinished output is left"
+        _tell(arguments, ended.exit_code, "interrupted", f"ended by {name}; {left}", told)
         return ended.exit_code
     except BrokenPipeError:
         _silence_stdout()

@@ -18,6 +18,7 @@ from ckpt_cli.hub.classes.claims import refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
 from ckpt_cli.output import manifest
+from ckpt_cli.output.interrupted.place import refuse_held
 from ckpt_cli.output.key_map import lasting_key_map
 from ckpt_cli.output.options import PUSHING, WritingOptions
 from ckpt_cli.output.plan import Plan
@@ -152,7 +153,8 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
 def check_output(
     target: Path, paths: Iterable[Path], components: Iterable[OpenedComponent], setting: Setting[Options], whole: Plan = UNPLANNED
 ) -> None:
-    """Raise OutputError for a folder that exists, or in or around the input: checkpoints, all their nodes, the base, what is read."""
+    """Raise OutputError for a folder that exists, that another run writes, or in or around the input: checkpoints, base, what is read."""
+    refuse_held(target)
     roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
     base = [setting.base.folder] if setting.base is not None else []
     read = [Path(source.path) for source in whole.sources]

@@ -37,7 +37,7 @@ MAX_PARSED = 2
 class Identity:
     """What must stay the same while a file is read: path, size in bytes, mtime and ctime in ns, device, inode, ``start`` of an item in it.
 
-    ctime notices what keeps the mtime, and is the server's: all machines see the same. Changed permissions change it, so plans leave it out.
+    ctime notices what keeps the mtime, and is the server's: all machines see the same. Permissions change it, so plans leave it out.
     """
 
     path: str

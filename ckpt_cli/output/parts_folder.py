@@ -14,8 +14,8 @@ from typing import Any, Literal
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import entries_in
 from ckpt_cli.files.source import read_small
+from ckpt_cli.output.interrupted.place import MARK as STAGED
 from ckpt_cli.output.part import Part
-from ckpt_cli.output.staging import MARK as STAGED
 from ckpt_cli.output.staging import sync_folder
 from ckpt_cli.output.writer import copy_side_file, write_bytes
 from ckpt_cli.results.checkpoint import Frozen

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
+import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.dtypes import overflow_hint
-from ckpt_cli.errors import CastOverflow, NotWritable, OutputExists, Unreadable
+from ckpt_cli.errors import CastOverflow, CkptError, NotWritable, OutputExists, Unreadable
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.remote.source import MEMORY
 from ckpt_cli.files.source import Source, size_of
@@ -22,6 +25,8 @@ from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import Write, printable
 from ckpt_cli.output import plan
+from ckpt_cli.output.interrupted.place import half_published, left_over_bytes
+from ckpt_cli.output.manifest import versions
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import publish_parts, write_part
 from ckpt_cli.output.sinks.files import takes_positions
@@ -125,19 +130,23 @@ def publish(
     orders = [_checked(order) for order in orders]
     if part is not None and not dry_run:
         return _parts(orders, part, jobs, progress)
-    free = check_space({order.target.folder: order.bytes_written for order in orders}, _space_hint(orders))
+    # What an interrupted run left is kept or removed.
+    needed = {order.target.folder: max(0, order.bytes_written - left_over_bytes(order.target.folder)) for order in orders}
+    free = check_space(needed, _space_hint(orders))
     notes: list[tuple[Note, ...]] = [()] * len(orders)
     if dry_run:
         planned = [Written({file.name: file.size for file in order.plan.files}, {}) for order in orders]
     else:
         created: list[Path] = []
+        outputs: list[Output] = []
         try:
             with contextlib.ExitStack() as stack:
-                outputs = _staged(orders, stack, created, write)
+                _stage(orders, stack, created, outputs, write, checksum=checksum)
                 planned = _written(orders, outputs, jobs=jobs, checksum=checksum, progress=progress)
-                notes = [_way_notes(output, write) for output in outputs]
-        except BaseException:
+                notes = [_way_notes(output, write, done) for output, done in zip(outputs, planned, strict=True)]
+        except BaseException as error:
             remove_empty(created)
+            _tell_kept(error, [output.kept for output in outputs if output.kept is not None])
             raise
     return [
         Publication(written, free[order.target.folder], order.side_files, notes=said)
@@ -192,20 +201,41 @@ def _checked(order: Order) -> Order:
             raise Unreadable("a file that belongs beside the weights cannot be read", path=path)
     if not target.in_place:
         return order
-    _refuse_existing(order.plan, target.folder)
-    return replace(order, side_files={n: content for n, content in order.side_files.items() if not os.path.lexists(target.folder / n)})
+    there = set(os.listdir(target.folder)) - {path.name for path in half_published(target.folder)}
+    _refuse_existing(order.plan, target.folder, there)
+    return replace(order, side_files={n: content for n, content in order.side_files.items() if n not in there})
 
 
-def _staged(orders: Sequence[Order], stack: contextlib.ExitStack, created: list[Path], write: Write) -> list[Output]:
-    """Where the outputs are built; ``created`` collects the parent folders that were made."""
-    outputs: list[Output] = []
+def _stage(
+    orders: Sequence[Order], stack: contextlib.ExitStack, created: list[Path], outputs: list[Output], write: Write, *, checksum: bool
+) -> None:
+    """Add where the outputs are built to ``outputs``, and the parent folders that were made to ``created``.
+
+    Where there are several files of weights, a run that is interrupted can go on with those that are finished.
+    """
+    several = sum(len(order.plan.files) for order in orders) > 1
     for order in orders:
         folder = order.target.folder
         created += make_parents(folder)
-        output: Output = FolderInStore(folder) if is_remote(folder) else Staging(folder, write)
-        stack.enter_context(output)
+        key = _key(order.plan, checksum=checksum) if several else None
+        output: Output = FolderInStore(folder) if is_remote(folder) else Staging(folder, write, key)
         outputs.append(output)
-    return outputs
+        stack.enter_context(output)
+
+
+def _key(whole: plan.Plan, *, checksum: bool) -> str:
+    """What finished files of an earlier run must have in common with this one: the plan, and what carries it out."""
+    return hashlib.sha256(json.dumps([whole.digest, versions(), checksum]).encode()).hexdigest()[:16]
+
+
+def _tell_kept(error: BaseException, kept: Sequence[Path]) -> None:
+    """Add to an error that the same command goes on with what is finished."""
+    if kept:
+        text = f"run the same command again to go on with the files that are finished, or give them up: rm -r {shlex.join(map(str, kept))}"
+        if isinstance(error, CkptError):
+            error.hint = f"{error.advice}; then {text}" if error.advice else text
+        else:
+            error.__notes__ = [text]  # as `add_note` of Python 3.11
 
 
 def _written(
@@ -242,10 +272,14 @@ def _written(
     return written
 
 
-def _way_notes(output: Output, write: Write) -> tuple[Note, ...]:
-    if write != "auto" or not output.in_order or is_remote(output.target):
-        return ()
-    return (Note("warning", "sequential", "the file system of the output only appends to files, so they were written front to back"),)
+def _way_notes(output: Output, write: Write, written: Written) -> tuple[Note, ...]:
+    notes = []
+    if write == "auto" and output.in_order and not is_remote(output.target):
+        text = "the file system of the output only appends to files, so they were written front to back"
+        notes.append(Note("warning", "sequential", text))
+    if written.kept:
+        notes.append(Note("info", "resumed", f"{len(written.kept)} of {len(written.files)} files are those of an interrupted run"))
+    return tuple(notes)
 
 
 def _manifest_of(order: Order) -> Callable[[Written], tuple[str, bytes]]:
@@ -315,9 +349,9 @@ SUM_MEMORY = 36
 """Bytes that one element of a weighted sum needs: accumulators, what was read, what will be written."""
 
 
-def _refuse_existing(whole: plan.Plan, folder: Path) -> None:
+def _refuse_existing(whole: plan.Plan, folder: Path, there: Collection[str]) -> None:
     for name in (*(file.name for file in whole.files), *([whole.index_name] if whole.index_name else []), MANIFEST):
-        if os.path.lexists(folder / name):
+        if name in there:
             hint = "use -o instead of --in-place"
             raise OutputExists("the checkpoint folder already has a file of this name", path=folder / name, hint=hint)
 

@@ -1,8 +1,9 @@
-"""A folder that appears complete or not at all: built under a temporary name beside its target, then renamed.
+"""A folder that appears complete or not at all: built in a hidden folder beside its target, then renamed.
 
-The folder is locked while its process lives, so a later run recognises what a killed one left. Until the context ends, a publication
-can be withdrawn (`Staging.withdraw`), so that either all of several outputs appear or none. Where folders cannot be renamed (mounts of
-object stores) the files move one by one, and last those without which nothing takes the folder for a model.
+That folder is locked while its process lives (`ckpt_cli.output.interrupted.place`), so a later run recognises what a killed one left, and
+goes on with it if it has the same plan. Until the context ends, a publication can be withdrawn (`Staging.withdraw`), so that either all
+of several outputs appear or none. Where folders cannot be renamed (mounts of object stores) the files move one by one, and last those
+without which nothing takes the folder for a model.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ import ctypes
 import errno
 import glob
 import os
+import shlex
 import shutil
-import uuid
+import stat
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
 from typing_extensions import Self
 
-from ckpt_cli.errors import CorruptFile, NotWritable, OutputExists
+from ckpt_cli.errors import CkptError, CorruptFile, NoMemory, NoSpace, NotWritable, OutputExists, Unreadable
 from ckpt_cli.files import manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.names import Write
+from ckpt_cli.output.interrupted.place import HOLDER, MARK, Place, half_published, remove_leftovers, take, temporary_name
 from ckpt_cli.output.sinks.files import PositionedFile, SequentialFile, takes_positions
 from ckpt_cli.output.sinks.sink import Sink
-from ckpt_cli.output.writer import output_errors
+from ckpt_cli.output.writer import output_errors, write_bytes
 from ckpt_cli.tensors.parallel import Stop
 
-MARK = ".ckpt-tmp-"
 ASIDE = ".ckpt-old-"
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL}
 """Errors of ``link`` on file systems without hard links."""
@@ -44,33 +46,42 @@ AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2
 
 
 class Staging:
-    """The temporary folder of one output. Use it as a context manager: without `publish` it is removed again."""
+    """The hidden folder of one output. Use it as a context manager: without `publish` it is removed again.
 
-    def __init__(self, target: Path, write: Write = "auto") -> None:
+    ``key`` names what is written, so that a run which finds files of the same key that an earlier one finished can keep them
+    (`receipt`). With it, what is finished also stays after an error which the same command may not meet again; `kept` says where.
+    """
+
+    def __init__(self, target: Path, write: Write = "auto", key: str | None = None) -> None:
         self.target = target
         self.in_order = write == "sequential"
+        self.kept: Path | None = None
         self._probes = write == "auto"
         self._made: Path | None = None
-        self.folder = temporary_name(target)
-        self._lock = -1
-        self._kept = False
+        self.folder = target
+        self._key = key
+        self._place: Place | None = None
+        # Where an old folder waits if two cannot be exchanged. Not a name of temporary folders: should the run be killed right then, the
+        # old output stays there until another has its place.
+        self._aside = target.with_name(temporary_name(target).name.replace(MARK, ASIDE))
         self._inode: tuple[int, int] | None = None
         self._moved: list[tuple[Path, tuple[int, int]]] = []
-        self.removed = remove_leftovers(target)
 
     @classmethod
     def of(cls, folder: Path, target: Path) -> Staging:
         """A folder that is already there, to be published; it stays if that fails."""
         staging = cls(target)
-        staging.folder, staging._kept = folder, True
+        remove_leftovers(target)
+        staging.folder = folder
         return staging
 
     def __enter__(self) -> Self:
-        if self._kept:
+        if self.folder != self.target:
             return self
         try:
-            self._make()
+            self._begin()
         except OSError as error:
+            self._end()
             hint = "choose another place with -o"
             raise NotWritable(f"the output folder cannot be created: {error.strerror}", path=self.target, hint=hint) from error
         try:
@@ -79,10 +90,77 @@ class Staging:
                     self.in_order = not takes_positions(self.folder)
                 if self.in_order:
                     self._check_renames()
-        except BaseException:
-            self.__exit__(None, None, None)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
             raise
         return self
+
+    def _begin(self) -> None:
+        """Take the place, and remove what was left in it but finished files of the same key."""
+        self._place = take(self.target)
+        root = self._place.root
+        remove_leftovers(self.target, keep=root)
+        for path in half_published(self.target):
+            path.unlink()
+        if not self._place.lasting:
+            self._key = None
+        self.folder = root / (self._key or "output")
+        finished = {path.name for path in self._receipts.iterdir()} if self._receipts is not None and self._receipts.is_dir() else set()
+        for path in root.iterdir():
+            if path.name != HOLDER and not (finished and path in (self.folder, self._receipts)):
+                _remove(path)
+        self.folder.mkdir(exist_ok=True)
+        for path in self.folder.iterdir():
+            if path.name not in finished:
+                _remove(path)
+        if self._receipts is not None:
+            self._receipts.mkdir(exist_ok=True)
+
+    def _end(self) -> None:
+        """Remove everything that has no name of its own, and let go of the place."""
+        with contextlib.suppress(OSError):
+            # Only once something has its place: until then it is all that is left of the old output.
+            if self._inode is not None and _inode(self.target) == self._inode:
+                for folder in self.target.parent.glob(f".{glob.escape(self.target.name)}{ASIDE}*"):
+                    shutil.rmtree(folder, ignore_errors=True)
+        if self._place is not None:
+            shutil.rmtree(self._place.root, ignore_errors=True)
+            self._place.release()
+
+    @property
+    def _receipts(self) -> Path | None:
+        """The folder of the receipts; None if this output is not written for a run that goes on."""
+        return self._place.root / f"{self._key}.receipts" if self._place is not None and self._key is not None else None
+
+    @property
+    def resumable(self) -> bool:
+        """Whether receipts of finished files are of use."""
+        return self._receipts is not None
+
+    def receipt(self, name: str) -> bytes | None:
+        """What was noted of a file when it was finished, if it was."""
+        if self._receipts is None:
+            return None
+        try:
+            receipt = (self._receipts / name).read_bytes()
+            if stat.S_ISREG(os.lstat(self.folder / name).st_mode):
+                return receipt
+        except OSError:
+            pass
+        self.forget(name)
+        return None
+
+    def note(self, name: str, receipt: bytes) -> None:
+        """Note that a file is finished."""
+        if self._receipts is not None:
+            write_bytes(self._receipts / name, receipt)
+
+    def forget(self, name: str) -> None:
+        """Remove a file that was finished, to be written again."""
+        if self._receipts is not None:
+            for path in (self._receipts / name, self.folder / name):
+                if os.path.lexists(path):
+                    _remove(path)
 
     def create(self, name: str, size: int, stop: Stop | None = None) -> AbstractContextManager[Sink]:
         """A new file; its mode follows the umask."""
@@ -112,36 +190,13 @@ class Staging:
             for path in (old, new):
                 path.unlink(missing_ok=True)
 
-    def _make(self) -> None:
-        """Make and lock the folder; again under another name if a run beside us took it for a left-over in between."""
-        while True:
-            self.folder.mkdir()
-            try:
-                self._lock = _lock(self.folder)
-            except (BlockingIOError, FileNotFoundError):
-                pass
-            except OSError:
-                return  # a file system without locks: there nothing is ever taken for a left-over
-            else:
-                if self.folder.is_dir():
-                    return
-                os.close(self._lock)
-                self._lock = -1
-            self.folder = temporary_name(self.target)
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-        for folder in (self.folder, self._aside) if not self._kept else ():
-            if folder.exists():
-                shutil.rmtree(folder, ignore_errors=True)
-
-    @property
-    def _aside(self) -> Path:
-        """Where an old folder waits if two cannot be exchanged."""
-        # Not a name of temporary folders: a run that is killed here leaves the old output aside, never to be cleaned up.
-        return self.folder.with_name(self.folder.name.replace(MARK, ASIDE))
+        if self._receipts is not None and _may_pass(error) and self.folder.is_dir() and any(self._receipts.iterdir()):
+            self.kept = self._place.root if self._place is not None else None
+            if self._place is not None:
+                self._place.release()
+            return
+        self._end()
 
     def sync(self) -> None:
         """Make the names inside durable; files sync themselves when they are written."""
@@ -252,33 +307,32 @@ class Staging:
         try:
             os.rename(self.folder, self.target)
         except BaseException:
-            os.rename(self._aside, self.target)
+            try:
+                os.rename(self._aside, self.target)
+            except OSError as error:
+                message = f"neither the new output nor the old one could be renamed into place: {error.strerror}"
+                hint = f"the old one is whole: mv {shlex.join(map(str, (self._aside, self.target)))}"
+                raise NotWritable(message, path=self.target, hint=hint) from error
             raise
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether the same command may get further another time: after a signal, or an error of the machine rather than of what it read."""
+    if isinstance(error, CkptError):
+        return isinstance(error, (NoSpace, NotWritable, NoMemory, Unreadable))
+    return error is not None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def order_of(name: str) -> tuple[int, str]:
     """The order in which files appear where they cannot all at once: what makes a folder look whole comes last."""
     return (LAST.index(name) + 2 if name in LAST else int(name.endswith(".index.json"))), name
-
-
-def temporary_name(target: Path) -> Path:
-    """A name beside the target that is recognised as temporary."""
-    return target.parent / f".{target.name}{MARK}{uuid.uuid4().hex[:12]}"
-
-
-def remove_leftovers(target: Path) -> list[Path]:
-    """Remove temporary folders for this target that a killed process left; those in use are locked and stay."""
-    removed = []
-    with contextlib.suppress(OSError):
-        for folder in target.parent.glob(f".{glob.escape(target.name)}{MARK}*"):
-            with contextlib.suppress(OSError):
-                lock = _lock(folder)
-                try:
-                    shutil.rmtree(folder)
-                    removed.append(folder)
-                finally:
-                    os.close(lock)
-    return removed
 
 
 def sync_folder(folder: Path) -> None:
@@ -300,19 +354,6 @@ def _inode(path: Path) -> tuple[int, int]:
     """What a folder is, whatever its name."""
     status = os.stat(path, follow_symlinks=False)
     return status.st_dev, status.st_ino
-
-
-def _lock(folder: Path) -> int:
-    """A descriptor of the folder that holds an exclusive lock until it is closed; OSError if another process has it."""
-    import fcntl
-
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _renameat2(old: Path, new: Path, flags: int) -> bool:

@@ -15,7 +15,8 @@ from ckpt_cli.files.remote.tree import look_again
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few
-from ckpt_cli.output.staging import sync_folder, temporary_name
+from ckpt_cli.output.interrupted.place import half_published, refuse_held, temporary_name
+from ckpt_cli.output.staging import sync_folder
 from ckpt_cli.urls import is_remote
 
 ELSEWHERE = "choose another place with -o"
@@ -50,7 +51,7 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
         there = is_there(target) if is_remote(target) else os.path.lexists(target)
         if os.path.islink(target) or (there and not is_folder(target)):
             raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
-        if not there or not entries_in(target):
+        if not there or not {entry.name for entry in entries_in(target)} - {path.name for path in half_published(target)}:
             return
         foreign = manifest.foreign_entries(target)
         unfinished = manifest.is_unfinished(target)
@@ -96,12 +97,16 @@ def make_parents(target: Path) -> list[Path]:
 
 
 def check_place(target: Path, *, in_place: bool = False) -> None:
-    """Raise NotWritable if a folder cannot be given this name (``in_place``: files cannot be added to it), without trying."""
+    """Raise NotWritable if a folder cannot be given this name (``in_place``: files cannot be added to it), without trying.
+
+    Raises OutputInUse if another run is about to give it one.
+    """
     if is_remote(target):
         if in_place:
             hint = "pass -o instead of --in-place"
             raise NotWritable("--in-place adds files to the checkpoint, which ckpt does on disks only", path=target, hint=hint)
         return
+    refuse_held(target)
     above = existing_parent(target)
     if not os.path.isdir(above):
         raise NotWritable(f"{above.name} above the output is not a folder", path=target, hint=ELSEWHERE)

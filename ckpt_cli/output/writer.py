@@ -1,8 +1,7 @@
 """The only module that writes weights. It carries out a `Plan` and decides nothing.
 
-An output folder is built beside its target under a temporary name, synced, checked, and renamed into place: it appears
-complete or not at all, whatever happens. An existing folder stays until the new one is complete. Files are filled through sinks:
-in any order where the file system takes bytes at any position, front to back elsewhere.
+An output folder is built beside its target, synced, checked, and renamed into place: it appears complete or not at all, whatever happens.
+An existing folder stays until then. Files are filled through sinks: in any order where the file system allows it, front to back elsewhere.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files.crc32 import combined, crc_of
 from ckpt_cli.files.source import Files, Source, size_of
+from ckpt_cli.output.interrupted.receipts import finished, make_receipt
 from ckpt_cli.output.plan import SUM_ELEMENTS, TILE, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksums, work_of
 from ckpt_cli.output.share import Share
 from ckpt_cli.output.sinks.files import PositionedFile, SequentialFile
@@ -32,6 +32,7 @@ from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
 
 COPY_BUFFER = 1 << 20
+_Parts = dict[str, list[tuple[int, int, int]]]
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -39,9 +40,9 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class Written:
     """What was written: files with their sizes in bytes; per tensor, finite values that became infinite.
 
-    ``non_finite`` counts the NaN and infinite values of weighted sums: output name -> place in the formula -> count;
-    ``checksums`` has the CRC-32 of tensors by file and name, where it is known without reading anything twice; ``side_files`` that of
-    whole files beside the weights.
+    ``non_finite`` counts the NaN and infinite values of weighted sums: output name -> place in the formula -> count; ``checksums`` has the
+    CRC-32 of tensors by file and name, where it is known without reading anything twice; ``side_files`` that of whole files beside the
+    weights; ``kept`` are files that an interrupted run had finished.
     """
 
     files: dict[str, int]
@@ -49,6 +50,7 @@ class Written:
     non_finite: dict[str, dict[int, int]] = field(default_factory=dict)
     checksums: dict[str, dict[str, int]] = field(default_factory=dict)
     side_files: dict[str, int] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class SharedWritten:
     """What one part of a plan wrote: overflows and such, and by file and tensor (position, CRC-32, length) of its tiles."""
 
     written: Written
-    tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
+    tiles: dict[str, _Parts]
 
 
 def execute(
@@ -74,20 +76,24 @@ def execute(
     """Write a plan and its side files into ``staging``; the caller publishes it.
 
     ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
-    changed; ``approve`` raises if the values that were found must not become
-    an output; ``checksum``: tensors that were copied without passing through memory are read back for their CRC-32, and
-    records that are cast are compared too;
-    ``last_file`` makes one more file from what was written (the manifest). Raises OutputError if the disk is full
-    or the folder cannot be written, and InputError if a source fails or changes.
+    changed; ``approve`` raises if the values that were found must not become an output; ``checksum``: tensors that were copied without
+    passing through memory are read back for their CRC-32, and records that are cast are compared too; ``last_file`` makes one more file
+    from what was written (the manifest). Raises OutputError, and InputError if a source fails or changes.
     """
     progress = progress or Silent()
     workers = workers_for(plan.sources, jobs)
-    expect_reads(reads_of(tensor for output in plan.tensors for tensor in output.origins))
-    written = Written({file.name: file.size for file in plan.files}, {}, {})
+    written = Written({file.name: file.size for file in plan.files}, {}, {}, {file.name: {} for file in plan.files})
     with output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
         try:
-            _write_files(plan.files, staging, workers, checksum, written, progress)
+            for name, receipt in finished(plan.files, staging, workers, progress).items():
+                written.kept.append(name)
+                written.checksums[name] = receipt.checksums
+                written.overflows.update(receipt.overflows)
+                written.non_finite.update(receipt.non_finite)
+            files = [file for file in plan.files if file.name not in written.kept]
+            expect_reads(reads_of(tensor for file in files for output in file.tensors for tensor in output.origins))
+            _write_files(files, staging, workers, checksum, written, progress)
         finally:
             progress.finish()
         if approve is not None:
@@ -148,16 +154,14 @@ def _write_files(planned: Sequence[OutputFile], output: Output, workers: int, ch
     stop = Stop()
     lanes = lanes_of(planned, workers) if output.in_order else 1
 
-    written.checksums.update({file.name: {} for file in planned})  # in this order, whichever is done first
-
     def fill(file: OutputFile) -> None:
         known = known_checksums(file)
         with output.create(file.name, file.size, stop) as sink:
             each = _Workers(sink, file.name, written, progress, stop, checksum=checksum)
             if output.in_order:
-                # What is read ahead are whole tiles, and what passes by on the way need not be read again.
-                each.block = TILE
+                each.block = TILE  # what is read ahead are whole tiles, and what passes by on the way need not be read again
                 each.counted = {o.name for o in file.tensors if o.name not in known} if checksum else set()
+            each.notes_passing = output.resumable
             sink.put(0, memoryview(file.header))
             each.run(work_of(file, in_order=output.in_order), max(1, workers // lanes))
             if lanes == 1:
@@ -166,6 +170,8 @@ def _write_files(planned: Sequence[OutputFile], output: Output, workers: int, ch
         written.checksums[file.name] = known | each.checksums()
         if checksum and not output.in_order:
             _check_and_add(file, output.folder / file.name, written.checksums[file.name])
+        if output.resumable:
+            output.note(file.name, make_receipt(file, written, each.passed(file)))
 
     if lanes == 1:
         for file in planned:
@@ -219,11 +225,18 @@ def _check_and_add(file: OutputFile, path: Path, known: dict[str, int]) -> None:
                 raise CorruptFile("the values of a tensor do not read back as they were written", path=path, tensor=output.name)
 
 
+def _combined(parts: _Parts) -> dict[str, int]:
+    return {name: combined((crc, length) for _, crc, length in sorted(each)) for name, each in parts.items()}
+
+
 class _Workers:
     """Threads that take work from one queue; the first error stops them all."""
 
     counted: Collection[str] = ()
     """Tensors whose bytes are counted in a CRC-32 also where they are copied."""
+
+    notes_passing = False
+    """Whether the bytes of all others are, as far as they pass through memory."""
 
     block = COPY_BUFFER
     """Bytes that are copied at once where they pass through memory."""
@@ -235,17 +248,23 @@ class _Workers:
         self._progress = progress
         self._lock = threading.Lock()
         self._stop = stop
-        self._parts: dict[str, list[tuple[int, int, int]]] = {}
+        self._parts: _Parts = {}
+        self._passed: _Parts = {}
         # What is cast passes through memory once, changed: the checksum of its records costs a tenth of the CPU of such a merge.
         self._records, self._of_casts = Records(), checksum
 
-    def tiles(self) -> dict[str, list[tuple[int, int, int]]]:
+    def tiles(self) -> _Parts:
         """Of every tensor that was written tile by tile: position in the file, CRC-32 and length in bytes of each tile."""
         return {name: sorted(parts) for name, parts in self._parts.items()}
 
     def checksums(self) -> dict[str, int]:
         """The CRC-32 of every tensor that was written tile by tile."""
-        return {name: combined((crc, length) for _, crc, length in sorted(parts)) for name, parts in self._parts.items()}
+        return _combined(self._parts)
+
+    def passed(self, file: OutputFile) -> dict[str, int]:
+        """The CRC-32 of copied tensors all of whose bytes passed through memory."""
+        sizes = {output.name: output.nbytes for output in file.tensors}
+        return _combined({name: parts for name, parts in self._passed.items() if sum(part[2] for part in parts) == sizes[name]})
 
     def run(self, work: Iterable[CopyWork | TileWork], jobs: int) -> None:
         in_threads(self._drain, [iter(work)] * jobs, jobs, self._stop)
@@ -278,7 +297,9 @@ class _Workers:
             self._records.add(work.output.tensor, work.piece, work.source_offset + done - work.piece.offset, part)
             self._sink.put(work.target_offset + done, part)
             if work.output.name in self.counted:
-                self._count(work.output.name, work.target_offset + done, part)
+                self._count(work.output.name, work.target_offset + done, part, self._parts)
+            elif self.notes_passing:
+                self._count(work.output.name, work.target_offset + done, part, self._passed)
             done += len(part)
             self._stop.check()
         self._progress.advance(work.nbytes, self._label)
@@ -329,12 +350,12 @@ class _Workers:
 
     def _write_tile(self, work: TileWork, data: memoryview) -> None:
         self._sink.put(work.target_offset, data)
-        self._count(work.output.name, work.target_offset, data)
+        self._count(work.output.name, work.target_offset, data, self._parts)
 
-    def _count(self, name: str, offset: int, data: memoryview) -> None:
+    def _count(self, name: str, offset: int, data: memoryview, parts: _Parts) -> None:
         part = offset, zlib.crc32(data), len(data)
         with self._lock:
-            self._parts.setdefault(name, []).append(part)
+            parts.setdefault(name, []).append(part)
 
     def _read(self, tensor: Tensor, tile: Box, buffers: _Buffers, records: Records | None) -> memoryview:
         length = tile.numel * tensor.dtype.itemsize

@@ -17,7 +17,8 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest
 from ckpt_cli.files.source import read_small
 from ckpt_cli.names import printable
-from ckpt_cli.output.staging import sync_folder, temporary_name
+from ckpt_cli.output.interrupted.place import temporary_name
+from ckpt_cli.output.staging import sync_folder
 from ckpt_cli.output.writer import output_errors, write_bytes
 from ckpt_cli.pushing import card
 from ckpt_cli.results.verify import VerifyResult

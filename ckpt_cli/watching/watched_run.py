@@ -16,7 +16,7 @@ from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, NotRecognised, OutputExists, SourceChanged, UsageError
 from ckpt_cli.files.manifest import foreign_entries, read_manifest
-from ckpt_cli.output.staging import temporary_name
+from ckpt_cli.output.interrupted.place import temporary_name
 from ckpt_cli.pushing.destination import Destination
 from ckpt_cli.results.watch import WatchEvent
 from ckpt_cli.results.written import AverageResult, MergeResult, PushInfo

@@ -22,7 +22,7 @@ from ckpt_cli.files import manifest
 from ckpt_cli.files.remote.store import store_of
 from ckpt_cli.files.remote.tree import look_again
 from ckpt_cli.files.source import read_small
-from ckpt_cli.output.sinks.sink import Sink
+from ckpt_cli.output.sinks.sink import BegunAnew, Sink
 from ckpt_cli.output.sinks.upload import Upload, tried
 from ckpt_cli.output.staging import order_of
 from ckpt_cli.tensors.parallel import Stop, in_threads
@@ -35,7 +35,7 @@ LARGEST = 1 << 30
 """Bytes of an index; those of the largest models have a tenth of this."""
 
 
-class FolderInStore:
+class FolderInStore(BegunAnew):
     """The uploads of one output. Use it as a context manager: without `publish` they are given up."""
 
     in_order = True

@@ -38,12 +38,14 @@ class Sink(Protocol):
 
 
 class Output(Protocol):
-    """Where an output is built until it is published. Leaving its context removes what was not."""
+    """Where an output is built until it is published. Leaving its context removes what was not, or keeps what is finished."""
 
     target: Path
     folder: Path
     in_order: bool
     """Whether its files are filled front to back."""
+    kept: Path | None
+    """Where finished files wait for the next run, once the context was left with an error after which they are of use."""
 
     def create(self, name: str, size: int, stop: Stop | None = None) -> AbstractContextManager[Sink]:
         """A new file of ``size`` bytes; ``stop`` tells threads which wait in it that the others stopped."""
@@ -51,6 +53,23 @@ class Output(Protocol):
 
     def check(self, name: str, size: int, header: bytes) -> None:
         """Raise CorruptFile if a file does not read back with this size and beginning, where it can be read before it is published."""
+        ...
+
+    @property
+    def resumable(self) -> bool:
+        """Whether receipts of finished files are of use: another run may go on with them."""
+        ...
+
+    def receipt(self, name: str) -> bytes | None:
+        """What was noted of a file when an earlier run finished it, if it did."""
+        ...
+
+    def note(self, name: str, receipt: bytes) -> None:
+        """Note that a file is finished."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """A file that was finished is to be written again."""
         ...
 
     def sync(self) -> None:
@@ -72,6 +91,20 @@ class Output(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class BegunAnew:
+    """The part of an `Output` of which nothing stays after an error."""
+
+    kept: Path | None = None
+    resumable = False
+
+    def receipt(self, name: str) -> bytes | None:
+        return None
+
+    def note(self, name: str, receipt: bytes) -> None: ...
+
+    def forget(self, name: str) -> None: ...
 
 
 class FrontToBack:

@@ -65,8 +65,8 @@ def test_the_package_alone_loads_nothing_heavy(run: Path, tmp_path: Path) -> Non
     assert {"torch", "transformers", "numpy", "ml_dtypes", "pydantic", "rich", "typer", "ray"} & loaded == set()
 
 
-def test_ray_is_loaded_by_its_engine_alone(run: Path, tmp_path: Path) -> None:
-    assert "ray" not in in_a_fresh_process(CALLS["merge"], run, tmp_path / "out")
+def test_ray_and_huggingface_hub_are_loaded_where_they_are_asked_for(run: Path, tmp_path: Path) -> None:
+    assert {"ray", "huggingface_hub"} & set(in_a_fresh_process(CALLS["merge"], run, tmp_path / "out")) == set()
 
 
 @pytest.mark.parametrize("call", ["inspect", "merge", "merge with a cast", "statistics", "diff", "show", "values"])
@@ -87,6 +87,7 @@ EXTRAS = {
     "plot of a diff": ("matplotlib", "plot", "ckpt_cli.diff(run, steps=(100, 200), plot='drift.svg')"),
     "zstd": ("zstandard", "zstd", "from ckpt_cli.files.compressed import inflated; inflated(None, 0, 0, ['stream.zstd/1'], None)"),
     "ray": ("ray", "ray", "ckpt_cli.merge(run, out, engine='ray')"),
+    "the Hub": ("huggingface_hub", "hub", "ckpt_cli.merge(run, out, push_to_hub='me/model')"),
     "a bucket": ("obstore", "remote", "ckpt_cli.detect('s3://bucket/run')"),
     "what else fsspec knows": ("fsspec", "fsspec", "ckpt_cli.detect('memory://run')"),
 }

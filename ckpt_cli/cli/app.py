@@ -123,7 +123,7 @@ add(
     publish,
     "publish",
     "Give an output its name once all parts are written",
-    "Give an output its name, once all parts of it are written (merge --part, average --part).",
+    "Give an output its name, once all parts of it are written (merge --part, average --part); or push one that is there to the Hub.",
     "ckpt publish ./model",
     "ckpt publish ./model --json",
 )

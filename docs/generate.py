@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from ckpt_cli.cli.app import root_command
 from ckpt_cli.cli.looking.json_schema import RESULTS, schema_text
 from ckpt_cli.cli.words.help import help_of, label_of, metavar_of, panels_of
-from ckpt_cli.formats.trainers import PLACES, TRAINERS, Trainer
+from ckpt_cli.formats.trainers import LATEST, PLACES, TRAINERS, Trainer
 
 DOCS = Path(__file__).parent
 MADE = "<!-- made by docs/generate.py -->"
@@ -163,7 +163,7 @@ def _environment() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Family:
-    """Trainers that leave folders for which the same is typed: the first one's folder is drawn, with what lies ``below``."""
+    """Trainers that leave folders for which the same is typed; ``below`` is a folder in the step that the table does not have."""
 
     trainers: tuple[str, ...]
     type: str
@@ -176,7 +176,7 @@ class Family:
         return self.name or ", ".join(self.trainers)
 
 
-BASE = "Config and tokenizer are not in such a folder: `BASE` is the model that training started from."
+BASE = "`BASE` is the model that training started from: config and tokenizer are taken from it where the run has none."
 FAMILIES = (
     Family(
         ("verl", "EasyR1", "SkyRL", "verl family"),
@@ -246,6 +246,9 @@ FAMILIES = (
     ),
 )
 
+ROLES = {"verl": "actor", "verl (Megatron)": "actor", "EasyR1": "actor", "SkyRL": "policy"}
+"""The role folder of trainers of which the table has it nowhere, or not in the first row."""
+
 FILES = {
     "rank-shards": ("model_world_size_8_rank_0.pt", "..."),
     "dcp": (".metadata", "__0_0.distcp", "..."),
@@ -269,8 +272,8 @@ def _trainers() -> Iterator[str]:
     for row in sorted(TRAINERS, key=lambda row: not (row.certain and len(row.weights) > 1)):
         rows.setdefault(row.name, row)
     for family in FAMILIES:
-        yield from ("", f"## {family.title}", "", "```text", *_tree(rows[family.trainers[0]], family.below), "```", "", "```sh")
-        yield from (*family.type.splitlines(), "```")
+        yield from ("", f"## {family.title}", "", "```text", *_trees([rows[name] for name in family.trainers], family.below), "```", "")
+        yield from ("```sh", *family.type.splitlines(), "```")
         if family.text:
             yield from ("", family.text)
     yield from ("", "## Anything else", "", *ELSE)
@@ -289,16 +292,29 @@ ELSE = (
 )
 
 
+def _trees(rows: Sequence[Trainer], below: str) -> Iterator[str]:
+    """The folder of each trainer, equal ones once, under its name where there are several."""
+    drawn: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row is rows[0] or row.steps or row.inside:
+            drawn.setdefault(tuple(_tree(row, below)), []).append(row.name)
+    for tree, names in drawn.items():
+        yield from ([f"# {', '.join(names)}"] if len(drawn) > 1 else [])
+        yield from tree
+
+
 def _tree(row: Trainer, below: str) -> Iterator[str]:
     """A folder of a trainer, from the top down; its step is 100."""
-    role = row.role.split("|")[0] or ("actor" if row.name.startswith("verl") else "")
+    role, below = row.role.split("|")[0] or ROLES.get(row.name, ""), "" if row.weights else below
     outer = ["RUN", *row.runs[:1], *(_named(step, 100) for step in row.steps[:1]), *filter(None, (role, below))]
     tracker = next((name for name in row.trackers if "." in name or name == "latest"), None)
+    # DeepSpeed's lies beside the folder of the tag, in the step of the trainer around it.
+    place = len(outer) - 1 - bool(below) if below or (row.weights and row.trackers == LATEST) else len(row.runs[:1])
     for depth, folder in enumerate(outer):
         yield f"{'  ' * depth}{folder}/"
-        if depth == len(row.runs[:1]) and tracker and row.steps:
+        if tracker and row.steps and depth == place:
             yield f"{'  ' * (depth + 1)}{tracker}"
-    files = [*row.inside, *(FILES[row.formats[0]] if not row.inside or row.formats[0] != "safetensors" else ())]
+    files = [*row.inside, *(FILES[row.formats[0]] if not row.inside or len(FILES[row.formats[0]]) > 1 else ())]
     for weights in (row.weights if row.certain else row.weights[:1]) or ("",):
         inner = _named(weights, 0).split("/") if weights else []
         yield from (f"{'  ' * (len(outer) + depth)}{folder}/" for depth, folder in enumerate(inner))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol, cast
 
 
@@ -32,6 +35,10 @@ class Stages(Protocol):
         """All bytes are written, and the system brings them to the disk."""
         ...
 
+    def waiting(self, what: str) -> None:
+        """Another process works (``what``: "asking transformers for X", say); called several times a second, before bytes are counted."""
+        ...
+
 
 class Silent:
     """Shows nothing."""
@@ -40,6 +47,9 @@ class Silent:
         pass
 
     def flushing(self) -> None:
+        pass
+
+    def waiting(self, what: str) -> None:
         pass
 
     def start(self, total_bytes: int, label: str) -> None:
@@ -54,4 +64,22 @@ class Silent:
 
 def stages(progress: Progress | None) -> Stages:
     """A display as one of stages."""
-    return cast("Stages", progress) if hasattr(progress, "reading") and hasattr(progress, "flushing") else Silent()
+    return cast("Stages", progress) if all(hasattr(progress, name) for name in ("reading", "flushing", "waiting")) else Silent()
+
+
+_SHOWN: ContextVar[Stages] = ContextVar("shown")
+
+
+@contextmanager
+def shown_on(progress: Progress | None) -> Iterator[None]:
+    """Within it, `shown` is this display: what is deep in the work and mostly takes no time need not be handed one."""
+    token = _SHOWN.set(stages(progress))
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+def shown() -> Stages:
+    """The display of the command that runs in this context."""
+    return _SHOWN.get(Silent())

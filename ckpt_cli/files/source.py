@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ckpt_cli.errors import CorruptFile, SourceChanged
 from ckpt_cli.files.descriptors import ABSENT, beginning, descriptor_budget, opened, pread, unreadable
 from ckpt_cli.files.pickle_template import Templates
-from ckpt_cli.progress import Progress, stages
+from ckpt_cli.progress import Progress, shown_on, stages
 from ckpt_cli.urls import Address, address_of, is_remote
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Files:
     """
 
     def __init__(self, limit: int | None = None, progress: Progress | None = None) -> None:
-        self._stages = stages(progress)
+        self._stages, self._shown = stages(progress), shown_on(progress)
         self._expected: set[str] = set()
         self._opened, self._what = 0, ""
         self._limit = limit or descriptor_budget()
@@ -316,9 +316,11 @@ class Files:
             self._remote.close()
 
     def __enter__(self) -> Files:
+        self._shown.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._shown.__exit__(None, None, None)
         self.close()
 
     def _count(self, name: str) -> None:

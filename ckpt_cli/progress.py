@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol, cast
 
 
@@ -36,6 +39,10 @@ class Stages(Protocol):
         """An upload begins, which a library counts. Returns whether it may draw bars of its own on stderr."""
         ...
 
+    def waiting(self, what: str) -> None:
+        """Another process works (``what``: "asking transformers for X", say); called several times a second, before bytes are counted."""
+        ...
+
 
 class Silent:
     """Shows nothing."""
@@ -49,6 +56,9 @@ class Silent:
     def pushing(self, total_bytes: int, repo: str) -> bool:
         return False
 
+    def waiting(self, what: str) -> None:
+        pass
+
     def start(self, total_bytes: int, label: str) -> None:
         pass
 
@@ -61,4 +71,22 @@ class Silent:
 
 def stages(progress: Progress | None) -> Stages:
     """A display as one of stages."""
-    return cast("Stages", progress) if all(hasattr(progress, name) for name in ("reading", "flushing", "pushing")) else Silent()
+    return cast("Stages", progress) if all(hasattr(progress, name) for name in ("reading", "flushing", "pushing", "waiting")) else Silent()
+
+
+_SHOWN: ContextVar[Stages] = ContextVar("shown")
+
+
+@contextmanager
+def shown_on(progress: Progress | None) -> Iterator[None]:
+    """Within it, `shown` is this display: what is deep in the work and mostly takes no time need not be handed one."""
+    token = _SHOWN.set(stages(progress))
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+def shown() -> Stages:
+    """The display of the command that runs in this context."""
+    return _SHOWN.get(Silent())

@@ -18,6 +18,8 @@ from safetensors.numpy import save_file
 from ckpt_cli.cli import live
 from ckpt_cli.cli.session import Session
 from ckpt_cli.commands.merge import merge
+from ckpt_cli.hub.classes.transformers_child import _waited_for
+from ckpt_cli.progress import shown_on
 from tests.cli import ROOT, ckpt
 
 
@@ -104,6 +106,41 @@ def test_programs_get_totals_first_one_event_a_second_and_a_summary(
     assert (events[0]["files"], events[0]["total_files"]) == (1, 12)
     summary = events[-1]
     assert summary["done"] == summary["total"] == next(event["total"] for event in events if event["event"] == "start") == 12 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("plain", "asking transformers for Model\n"),
+        ("json", '{"event": "waiting", "what": "asking transformers for Model"}\n'),
+        ("off", ""),
+    ],
+)
+def test_another_process_that_takes_long_is_told_of(
+    mode: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "PATIENCE", 0.2)
+    monkeypatch.setattr(live.JsonLines, "every", 10.0)
+    command = [sys.executable, "-c", "import time; time.sleep(1); print('answer')"]
+    shown = live.make_progress(Session("merge", progress=mode))  # type: ignore[arg-type]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, shown_on(shown):
+        assert _waited_for(child, "asking transformers for Model") == "answer\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_child_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child.TIMEOUT", 0.2)
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(subprocess.TimeoutExpired), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        _waited_for(child, "asking transformers for Model")
+    assert child.returncode < 0
+
+
+@pytest.mark.slow
+def test_a_terminal_is_told_that_transformers_is_asked(tmp_path: Path) -> None:
+    written = on_a_terminal("merge", ROOT / "examples" / "tiny-run", "-o", tmp_path / "out", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert "asking transformers for Qwen3ForCausalLM" in written
+    assert written.rindex("\x1b[2K") < written.index("covered")
 
 
 def test_events_of_many_threads_are_whole_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

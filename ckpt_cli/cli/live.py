@@ -1,6 +1,7 @@
 """How progress is shown: a bar on a terminal, lines in a log, JSON lines for programs, or nothing. Always on stderr.
 
-Reading headers comes first, without a number of bytes: where it takes long, the files that were read are counted.
+Reading headers comes first, without a number of bytes: where it takes long, the files that were read are counted. So does asking
+transformers, in a process that imports it.
 """
 
 from __future__ import annotations
@@ -75,10 +76,14 @@ class Bar:
         self._said = False
 
     def reading(self, done: int, total: int, what: str) -> None:
+        if total > 1:
+            self.waiting(_read(done, total, what))
+
+    def waiting(self, what: str) -> None:
         now = time.monotonic()
-        if self._live is None and now >= self._due and total > 1:
+        if self._live is None and now >= self._due:
             self._due, self._said = now + OFTEN, True
-            write(f"\r\x1b[2K{_read(done, total, what)}")
+            write(f"\r\x1b[2K{what}")
 
     def start(self, total_bytes: int, label: str) -> None:
         from rich.progress import BarColumn, TextColumn
@@ -147,10 +152,19 @@ class _Counting:
         self._due = self._started + PATIENCE
 
     def reading(self, done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        if now >= self._due and total > 1:
-            self._due = now + self.every
+        if total > 1 and self._is_due():
             self.tell_reading(done, total, what)
+
+    def waiting(self, what: str) -> None:
+        if self._is_due():
+            self.tell_waiting(what)
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        due = now >= self._due
+        if due:
+            self._due = now + self.every
+        return due
 
     def start(self, total_bytes: int, label: str) -> None:
         self._total, self._done, self._label, self._running = total_bytes, 0, label, True
@@ -182,6 +196,9 @@ class _Counting:
     def tell_pushing(self, total_bytes: int, repo: str) -> None:
         raise NotImplementedError
 
+    def tell_waiting(self, what: str) -> None:
+        raise NotImplementedError
+
     def tell(self, elapsed: float) -> None:
         raise NotImplementedError
 
@@ -194,7 +211,10 @@ class Plain(_Counting):
             write(f"{FLUSHING}  {self._label}\n")
 
     def tell_reading(self, done: int, total: int, what: str) -> None:
-        write(_read(done, total, what) + "\n")
+        self.tell_waiting(_read(done, total, what))
+
+    def tell_waiting(self, what: str) -> None:
+        write(f"{what}\n")
 
     def tell_pushing(self, total_bytes: int, repo: str) -> None:
         write(f"pushing {size(total_bytes)} to {repo}\n")
@@ -231,6 +251,9 @@ class JsonLines(_Counting):
 
     def tell_pushing(self, total_bytes: int, repo: str) -> None:
         self._event("pushing", total=total_bytes, repo=repo)
+
+    def tell_waiting(self, what: str) -> None:
+        self._event("waiting", what=what)
 
     def tell(self, elapsed: float) -> None:
         self._event("progress", done=self._done, total=self._total, seconds=round(elapsed, 3), file=self._label)

@@ -35,6 +35,8 @@ SEEKING = threading.Lock()
 
 def pread(fd: int, buffer: memoryview, offset: int) -> int:
     """Read at a position into ``buffer``; returns how many bytes there were."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
     if hasattr(os, "pread"):
         data = os.pread(fd, len(buffer), offset)
     else:

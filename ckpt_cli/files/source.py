@@ -3,8 +3,7 @@
 A *source* has a ``size``, an ``identity`` and ``read_at(offset, buffer)``. Files are opened read-only, must be regular
 files (a FIFO would hang, a device never end), and must not change while they are in use.
 
-Only ENOENT and ENOTDIR mean that a file is absent. Every other system error is reported with the path: what
-cannot be accessed may hold anything.
+Only ENOENT and ENOTDIR mean that a file is absent; any other error is reported: what cannot be accessed may hold anything.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ckpt_cli.errors import CorruptFile, SourceChanged
 from ckpt_cli.files.descriptors import ABSENT, beginning, descriptor_budget, opened, pread, unreadable
 from ckpt_cli.files.pickle_template import Templates
-from ckpt_cli.progress import Progress, stages
+from ckpt_cli.progress import Progress, shown_on, stages
 from ckpt_cli.urls import Address, address_of, is_remote
 
 if TYPE_CHECKING:
@@ -155,9 +154,7 @@ class FileSource:
             done = 0
             while done < len(buffer):
                 try:
-                    count = (
-                        os.preadv(fd, [buffer[done:]], offset + done) if hasattr(os, "preadv") else pread(fd, buffer[done:], offset + done)
-                    )
+                    count = pread(fd, buffer[done:], offset + done)
                 except OSError as error:
                     raise unreadable(error, self.path, "reading failed") from error
                 if count == 0:
@@ -214,7 +211,7 @@ class Files:
 
     def __init__(self, limit: int | None = None, progress: Progress | None = None, *, values: bool = True) -> None:
         self.values = values
-        self._stages = stages(progress)
+        self._stages, self._shown = stages(progress), shown_on(progress)
         self._expected: set[str] = set()
         self._opened, self._what = 0, ""
         self._limit = limit or descriptor_budget()
@@ -301,9 +298,8 @@ class Files:
 
     def give_back(self, source: FileSource) -> None:
         """Let go of a descriptor that was taken."""
-        name = source.path
         with self._lock:
-            entry = self._busy[name]
+            entry = self._busy[name := source.path]
             entry[1] -= 1
             if entry[1] == 0:
                 del self._busy[name]
@@ -323,9 +319,11 @@ class Files:
             self._remote.close()
 
     def __enter__(self) -> Files:
+        self._shown.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._shown.__exit__(None, None, None)
         self.close()
 
     def _count(self, name: str) -> None:

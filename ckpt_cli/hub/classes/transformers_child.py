@@ -7,15 +7,24 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ckpt_cli.hub.config import Config, huge_number
+from ckpt_cli.hub.config import Config, architecture, huge_number
+from ckpt_cli.names import printable
+from ckpt_cli.progress import shown
+
+if TYPE_CHECKING:
+    import subprocess
 
 TIMEOUT = 300
 """Seconds for a child process that imports torch and transformers and builds a model without weights."""
+
+OFTEN = 0.1
+"""Seconds between two looks at the child."""
 
 Question = Literal["rules", "tensors"]
 
@@ -76,6 +85,7 @@ def _run_child(question: Question, text: str) -> dict[str, Any] | None:
     import subprocess
     import tempfile
 
+    what = f"asking transformers for {printable(architecture(json.loads(text)) or 'the class')[:100]}"
     try:
         here = os.path.realpath(os.getcwd())
     except OSError:
@@ -90,11 +100,32 @@ def _run_child(question: Question, text: str) -> dict[str, Any] | None:
             command: Sequence[str] = [sys.executable, "-m", "ckpt_cli.hub.classes.compile", f"--{question}", str(path)]
             # torch makes folders for compiled code in the temporary folder: here they go away with it.
             environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, cwd=folder, check=False)
-            content = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, cwd=folder
+            ) as child:
+                said = _waited_for(child, what)
+            content = json.loads(said.splitlines()[-1]) if child.returncode == 0 and said else None
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return content if isinstance(content, dict) else None
+
+
+def _waited_for(child: subprocess.Popen[str], what: str) -> str:
+    """What a child says until it ends, told to the display meanwhile. It is killed after a time, or if this process is interrupted."""
+    import subprocess
+
+    end = time.monotonic() + TIMEOUT
+    try:
+        while True:
+            try:
+                return child.communicate(timeout=OFTEN)[0]
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > end:
+                    raise
+                shown().waiting(what)
+    except BaseException:
+        child.kill()
+        raise
 
 
 def _keep(path: Path, content: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import UsageError
+from ckpt_cli.errors import Inconsistent, UsageError
 from tests import tiny
 from tests.cli import ckpt
 from tests.remote.test_other_doors import Web as Web
@@ -129,6 +129,38 @@ def test_files_in_common_are_not_everything(tmp_path: Path) -> None:
     assert [drift.name for drift in ckpt_cli.diff(tmp_path / "m1", tmp_path / "m2").comparison.drifts] == ["b.weight"]
     assert ckpt_cli.verify(tmp_path / "m2", base=tmp_path / "m1").comparison is not None
     assert "same-twice" not in {note.code for note in ckpt_cli.average([tmp_path / "m1", tmp_path / "m2"], tmp_path / "mean").notes}
+
+
+class TestNodes:
+    """One folder of --also given under two names would only be said to have the ranks of another."""
+
+    @pytest.fixture
+    def nodes(self, layouts: Path, tmp_path: Path) -> list[Path]:
+        found = []
+        for node in range(4):
+            home = tmp_path / f"node{node}" / "global_step_20" / "actor"
+            home.mkdir(parents=True)
+            for path in (layouts / "verl-run" / "run" / "global_step_20" / "actor").glob(f"model*_rank_{node}.pt"):
+                shutil.copy(path, home)
+            found.append(tmp_path / f"node{node}")
+        return found
+
+    @pytest.mark.parametrize("named", [Path, linked, roundabout])
+    def test_are_named_once(self, named: Callable[[Path], Path], nodes: list[Path]) -> None:
+        first, *others = nodes
+        again = named(others[1])
+        with pytest.raises(UsageError, match="also names a folder twice"):
+            ckpt_cli.detect(first, also=(*others, again))
+        with pytest.raises(UsageError, match="also names the folder itself"):
+            ckpt_cli.detect(others[1], also=(first, again))
+
+    def test_that_hold_one_rank_are_both_named(self, nodes: list[Path]) -> None:
+        copy = hard_linked(nodes[2])
+        with pytest.raises(Inconsistent) as caught:
+            ckpt_cli.merge(nodes[0], nodes[0].parent / "out", also=(*nodes[1:], copy))
+        said = caught.value.message
+        assert said.startswith(f"rank 2 is in both {nodes[2]}/")
+        assert f" and {copy}/" in said
 
 
 def test_adapters_are_not_their_own_base(tmp_path: Path) -> None:

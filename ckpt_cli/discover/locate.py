@@ -56,10 +56,11 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
     there = Folders()
     parts = [_locate(Path(path), step, steps, there)]
     target = parts[0]
-    for other in also:
+    for number, other in enumerate(also):
         _check_exists(other)
-        if same_file(path, other):
-            raise UsageError(f"--also names the folder itself: {other}", hint="leave it out")
+        if any(same_file(before, other) for before in (path, *also[:number])):
+            what = "the folder itself" if same_file(path, other) else "a folder twice"
+            raise UsageError(f"--also names {what}: {other}", hint="leave it out")
         parts.append(_locate(other, step, steps, there))
         target = joined_targets(target, parts[-1])
     return mark_partial_steps(target, parts) if target.run is not None else target

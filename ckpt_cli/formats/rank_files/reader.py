@@ -99,7 +99,8 @@ class RankShards(Format):
             trouble = trouble or MixedWorldSizes(f"{first.root} is of {first.world_size} ranks, {second.root} of {second.world_size}")
         twice = sorted(set(first.ranks) & set(second.ranks))
         if twice:
-            trouble = trouble or Inconsistent(f"rank {twice[0]} is in both {first.root} and {second.root}")
+            held = [match.ranks[twice[0]].parent for match in (first, second)]
+            trouble = trouble or Inconsistent(f"rank {twice[0]} is in both {held[0]} and {held[1]}")
         return replace(super().joined(first, second), ranks={**second.ranks, **first.ranks}, trouble=trouble)
 
     def complements(self, first: Match, second: Match) -> bool:

@@ -62,7 +62,8 @@ def _refuse(parts: list[str] | None, part: str | None, gather: bool, base: str |
     if gather and not parts:
         raise UsageError("--gather needs the documents of all parts", hint="ckpt verify PATH --gather part-*.json")
     if parts and not gather:
-        raise UsageError(f"there is one PATH, but {parts[0]} was given as well", hint="to gather parts of a verification, pass --gather")
+        hint = f"a source is named with --against {parts[0]}; the documents of parts follow --gather"
+        raise UsageError(f"one argument too many: {parts[0]}", expected="one PATH", hint=hint)
     if part is not None and base is not None:
         raise UsageError("--part is for --full and --against", hint="pass --base with --gather, which compares with it in one process")
     if part is not None and not json:

@@ -195,7 +195,7 @@ def _too_many(words: str, path: str, command: Any) -> CkptError:
         "PATH, and where to write" if "--output" in options else f"one {arguments[0]}" if len(arguments) == 1 else " and ".join(arguments)
     )
     first = words.split()[0]
-    hint = f"a source is named with --against {first}" if "--against" in options else f"{path} --help"
+    hint = f"{path} --help"
     if "--stats" in options and not os.path.lexists(first):
         hint = f"ckpt show PATH {shlex.quote(first)} shows one tensor"
     return UsageError(message, expected=expected, hint=hint)

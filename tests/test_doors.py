@@ -247,21 +247,32 @@ class TestAddresses:
 
     def test_are_named_by_their_scheme(self, run: Path) -> None:
         for address, said in (("s3://b/x", "an s3://"), ("gs://b/x", "a gs://"), ("hf://o/n", "an hf://"), ("wasb://b/x", "a wasb://")):
-            with pytest.raises(UsageError, match=f"--output is {said} address"):
+            with pytest.raises(UsageError, match=f"--output is {said} address, and ckpt writes local files only"):
+                ckpt_cli.watch(run, address)
+        for address, said in (("hf://o/n", "an hf://"), ("wasb://b/x", "a wasb://"), ("https://h/x", "an https://")):
+            with pytest.raises(
+                UsageError, match=f"--output is {said} address, and ckpt writes to local folders, s3://, gs:// and az:// only"
+            ):
                 ckpt_cli.merge(run, address)
 
     def test_nothing_opens_some(self) -> None:
         with pytest.raises(UsageError, match="nothing here opens nowhere:// addresses"):
             ckpt_cli.detect("nowhere://host/run")
 
-    @pytest.mark.parametrize("address", ["s3://bucket/out", "gs://bucket/out", "hf://org/name", "https://example.org/out"])
-    def test_of_outputs_make_no_folder(self, address: str, run: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("address", "advice"),
+        [
+            ("hf://org/name", "write to a local folder, then: hf upload org/name FOLDER"),
+            ("https://example.org/out", "write to a local folder, and copy it there"),
+        ],
+    )
+    def test_of_outputs_make_no_folder(self, address: str, advice: str, run: Path, tmp_path: Path) -> None:
         before = tree(tmp_path)
         for words in (["merge", run], ["average", run, "--all"], ["extract-state", run]):
             outcome = ckpt(*words, "-o", address, cwd=tmp_path)
             assert outcome.code == 2
-            assert "writes local files only" in outcome.err
-            assert "write to a local folder, and copy that there" in outcome.err
+            assert "writes to local folders, s3://, gs:// and az:// only" in outcome.err
+            assert advice in outcome.err
         with pytest.raises(UsageError):
             ckpt_cli.merge(run, Path(address))
         assert tree(tmp_path) == before

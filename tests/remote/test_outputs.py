@@ -414,9 +414,16 @@ class TestWhatIsRefused:
         with pytest.raises(UsageError, match="local files only"):
             ckpt_cli.verify(model, plot="s3://bucket/x.png")
 
-    def test_a_bucket_that_is_not_there(self, model: Path, store: Proxy) -> None:
-        with pytest.raises(NotWritable, match="there is no such bucket"):
-            ckpt_cli.merge(model, "s3://bucket-that-is-not-there/out")
+    def test_a_bucket_that_is_not_there(self, model: Path, tmp_path: Path, store: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No folder is made here, either."""
+        monkeypatch.chdir(tmp_path)
+        for address in ("s3://bucket-that-is-not-there/out", Path("s3://bucket-that-is-not-there/out")):
+            for command in (ckpt_cli.merge, ckpt_cli.extract_state):
+                with pytest.raises(CkptError):
+                    command(model, address)
+            with pytest.raises(NotWritable, match="there is no such bucket"):
+                ckpt_cli.merge(model, address)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_only_looks(model: Path, store: Proxy, bucket: Bucket) -> None:

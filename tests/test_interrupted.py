@@ -23,7 +23,7 @@ from ckpt_cli.output import target as placing
 from ckpt_cli.output.interrupted.place import MARK, place_of
 from ckpt_cli.output.sinks import files as sinks
 from ckpt_cli.progress import Silent
-from tests.cli import ROOT
+from tests.cli import ROOT, ckpt
 
 SIZE = "1.5MB"
 FILES = 3
@@ -337,3 +337,27 @@ class TestProcesses:
         _, wrote = again(run, target)
         assert wrote <= FILES - 2
         assert content(target) == expected(run, target)
+
+    def test_in_place_files_that_were_linked_are_taken_back(self, run: Path) -> None:
+        before = content(run)
+        code = (
+            "import os, signal, sys; seen = []\n"
+            "def die(event, _):\n"
+            "    if event != 'os.link': return\n"
+            "    seen.append(event)\n"
+            "    if len(seen) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "sys.addaudithook(die); from ckpt_cli.cli import main; main(sys.argv[1:])"
+        )
+        options = ["--in-place", "--weights-name", "new.safetensors", "--max-shard-size", SIZE]
+        command = [sys.executable, "-c", code, "merge", run / "model.safetensors", *options]
+        assert subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True).returncode == -signal.SIGKILL
+        assert len(content(run)) == len(before) + 2
+        assert ckpt("merge", run / "model.safetensors", *options, "--dry-run").code == 0
+        assert ckpt("merge", run / "model.safetensors", *options).code == 0
+        assert sum(path.name.startswith("new-") for path in run.iterdir()) == FILES
+        assert before.items() <= content(run).items()
+        assert [path for path in run.parent.iterdir() if MARK in path.name] == []
+        # What is whole is not taken back.
+        whole = content(run)
+        assert ckpt("merge", run / "model.safetensors", *options).code == 5
+        assert content(run) == whole

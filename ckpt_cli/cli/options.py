@@ -209,7 +209,12 @@ Include = Annotated[Optional[list[str]], option("--include", metavar="GLOB", hel
 Exclude = Annotated[Optional[list[str]], option("--exclude", metavar="GLOB", help="Leave out these tensors.", panel=WRITE)]
 WithState = Annotated[bool, option("--with-state", help="Also write what extract-state writes, beside the weights.", panel=WRITE)]
 Optimizer = Annotated[bool, option("--optimizer", help="Also merge the optimizer state, per parameter.", panel=COMMON)]
-MaxShardSize = Annotated[Optional[str], option("--max-shard-size", metavar="SIZE", help="Largest output file; default 5GB.", panel=WRITE)]
+MaxShardSize = Annotated[
+    Optional[str],
+    option(
+        "--max-shard-size", metavar="SIZE", help="Largest output file; default 5GB. Finished files outlive an interrupted run.", panel=WRITE
+    ),
+]
 WeightsName = Annotated[
     Optional[str],
     option("--weights-name", metavar="FILE", help="Name of the weights file; default model.safetensors.", panel=WRITE),

@@ -201,9 +201,10 @@ def _checked(order: Order) -> Order:
             raise Unreadable("a file that belongs beside the weights cannot be read", path=path)
     if not target.in_place:
         return order
-    there = set(os.listdir(target.folder)) - {path.name for path in half_published(target.folder)}
-    _refuse_existing(order.plan, target.folder, there)
-    return replace(order, side_files={n: content for n, content in order.side_files.items() if n not in there})
+    linked = half_published(target.folder)
+    _refuse_existing(order.plan, target.folder, linked)
+    missing = {n: c for n, c in order.side_files.items() if target.folder / n in linked or not os.path.lexists(target.folder / n)}
+    return replace(order, side_files=missing)
 
 
 def _stage(
@@ -349,9 +350,9 @@ SUM_MEMORY = 36
 """Bytes that one element of a weighted sum needs: accumulators, what was read, what will be written."""
 
 
-def _refuse_existing(whole: plan.Plan, folder: Path, there: Collection[str]) -> None:
+def _refuse_existing(whole: plan.Plan, folder: Path, linked: Collection[Path]) -> None:
     for name in (*(file.name for file in whole.files), *([whole.index_name] if whole.index_name else []), MANIFEST):
-        if name in there:
+        if os.path.lexists(folder / name) and folder / name not in linked:
             hint = "use -o instead of --in-place"
             raise OutputExists("the checkpoint folder already has a file of this name", path=folder / name, hint=hint)
 

@@ -15,6 +15,9 @@ ONE = 1 << 31
 
 BLOCK = 1 << 20
 
+Parts = dict[str, list[tuple[int, int, int]]]
+"""By the name of a tensor, of each part that was counted: its position, CRC-32 and length in bytes; in any order."""
+
 
 def combined(parts: Iterable[tuple[int, int]]) -> int:
     """The CRC-32 of a concatenation, from (CRC-32, length in bytes) of each part in order.
@@ -25,6 +28,11 @@ def combined(parts: Iterable[tuple[int, int]]) -> int:
     for crc, length in parts:
         total = (_product(_power(8 * length), total) if total else 0) ^ crc
     return total
+
+
+def combined_parts(parts: Parts) -> dict[str, int]:
+    """The CRC-32 of each tensor."""
+    return {name: combined((crc, length) for _, crc, length in sorted(each)) for name, each in parts.items()}
 
 
 def crc_of(source: Source, offset: int, length: int, each_block: Callable[[], None] = lambda: None) -> int:

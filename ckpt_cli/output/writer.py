@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
-from ckpt_cli.files.crc32 import combined, crc_of
+from ckpt_cli.files.crc32 import Parts, combined_parts, crc_of
 from ckpt_cli.files.source import Files, Source, size_of
 from ckpt_cli.output.interrupted.receipts import finished, make_receipt
 from ckpt_cli.output.plan import SUM_ELEMENTS, TILE, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksums, work_of
@@ -32,7 +32,6 @@ from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import Formula, WeightedSum, real_parts
 
 COPY_BUFFER = 1 << 20
-_Parts = dict[str, list[tuple[int, int, int]]]
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -58,7 +57,7 @@ class SharedWritten:
     """What one part of a plan wrote: overflows and such, and by file and tensor (position, CRC-32, length) of its tiles."""
 
     written: Written
-    tiles: dict[str, _Parts]
+    tiles: dict[str, Parts]
 
 
 def execute(
@@ -225,10 +224,6 @@ def _check_and_add(file: OutputFile, path: Path, known: dict[str, int]) -> None:
                 raise CorruptFile("the values of a tensor do not read back as they were written", path=path, tensor=output.name)
 
 
-def _combined(parts: _Parts) -> dict[str, int]:
-    return {name: combined((crc, length) for _, crc, length in sorted(each)) for name, each in parts.items()}
-
-
 class _Workers:
     """Threads that take work from one queue; the first error stops them all."""
 
@@ -248,23 +243,23 @@ class _Workers:
         self._progress = progress
         self._lock = threading.Lock()
         self._stop = stop
-        self._parts: _Parts = {}
-        self._passed: _Parts = {}
+        self._parts: Parts = {}
+        self._passed: Parts = {}
         # What is cast passes through memory once, changed: the checksum of its records costs a tenth of the CPU of such a merge.
         self._records, self._of_casts = Records(), checksum
 
-    def tiles(self) -> _Parts:
+    def tiles(self) -> Parts:
         """Of every tensor that was written tile by tile: position in the file, CRC-32 and length in bytes of each tile."""
         return {name: sorted(parts) for name, parts in self._parts.items()}
 
     def checksums(self) -> dict[str, int]:
         """The CRC-32 of every tensor that was written tile by tile."""
-        return _combined(self._parts)
+        return combined_parts(self._parts)
 
     def passed(self, file: OutputFile) -> dict[str, int]:
         """The CRC-32 of copied tensors all of whose bytes passed through memory."""
         sizes = {output.name: output.nbytes for output in file.tensors}
-        return _combined({name: parts for name, parts in self._passed.items() if sum(part[2] for part in parts) == sizes[name]})
+        return combined_parts({name: parts for name, parts in self._passed.items() if sum(part[2] for part in parts) == sizes[name]})
 
     def run(self, work: Iterable[CopyWork | TileWork], jobs: int) -> None:
         in_threads(self._drain, [iter(work)] * jobs, jobs, self._stop)
@@ -352,7 +347,7 @@ class _Workers:
         self._sink.put(work.target_offset, data)
         self._count(work.output.name, work.target_offset, data, self._parts)
 
-    def _count(self, name: str, offset: int, data: memoryview, parts: _Parts) -> None:
+    def _count(self, name: str, offset: int, data: memoryview, parts: Parts) -> None:
         part = offset, zlib.crc32(data), len(data)
         with self._lock:
             parts.setdefault(name, []).append(part)

@@ -62,6 +62,7 @@ def test_one_allocation(work: Path) -> None:
     assert contents(work / "model") == expected(work)
 
 
+@pytest.mark.slow
 def test_verifying_in_one_allocation(work: Path) -> None:
     """Three processes at once: one of them prints the result."""
     assert ckpt("merge", "./run", "-o", "./model", cwd=work).code == 0

@@ -180,7 +180,7 @@ def seen_elsewhere(identity: Identity) -> Identity:
     return replace(identity, device=identity.device + 5, inode=identity.inode + 7, ctime_ns=identity.ctime_ns + 9)
 
 
-@pytest.mark.parametrize("source", ["verl-lora/full", "dcp-options/zstd", "fake-ranks/cube"])
+@pytest.mark.parametrize("source", ["verl-lora/full", "dcp-options/zstd"])
 def test_parts_of_several_machines(layouts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """Which see the same files with other devices, inodes and ctimes: also where weights are computed (LoRA) or inflated."""
     of = Identity.of

@@ -51,12 +51,8 @@ def test_one_allocation(work: dict[str, str]) -> None:
     assert is_the_output_of_one_process(work)
 
 
-<<<<<<< HEAD
-def test_verifying_in_one_allocation(work: dict[str, str]) -> None:
-=======
 @pytest.mark.slow
-def test_verifying_in_one_allocation(work: Path) -> None:
->>>>>>> s_verify
+def test_verifying_in_one_allocation(work: dict[str, str]) -> None:
     """Three processes at once: one of them prints the result."""
     run("ckpt merge ./run -o ./model", work)
     done = run(next(script for script in SCRIPTS if "srun ckpt verify" in script), work)

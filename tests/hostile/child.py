@@ -34,15 +34,25 @@ def watch(folder: str, events: list[str]) -> None:
     allowed = os.path.realpath(os.path.join(folder, "writes")) + os.sep
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event.startswith(FORBIDDEN):
+        if event == "shutil.rmtree":
+            noted(event, os.path.realpath(args[0]))
+        elif event.startswith(FORBIDDEN):
             events.append(event)
         elif event == "open" and isinstance(args[2], int) and args[2] & WRITING:
             path = os.path.realpath(os.fsdecode(args[0])) if isinstance(args[0], (str, bytes)) else "a descriptor"
             if not path.startswith((allowed, "/dev/null")) and path != "a descriptor":
                 events.append(f"open {path}")
+        elif event in ("os.remove", "os.rmdir") and args[1] >= 0:
+            # In a folder that is open already, as rmtree does.
+            noted(event, os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), os.fsdecode(args[0])))
         elif event in ("os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.rename", "os.truncate"):
-            paths = [os.path.realpath(os.fsdecode(each)) for each in args[:2] if isinstance(each, (str, bytes))]
-            events.extend(f"{event} {path}" for path in paths if not path.startswith(allowed) and path + os.sep != allowed)
+            for each in args[:2]:
+                if isinstance(each, (str, bytes)):
+                    noted(event, os.path.realpath(os.fsdecode(each)))
+
+    def noted(event: str, path: str) -> None:
+        if not path.startswith(allowed) and path + os.sep != allowed:
+            events.append(f"{event} {path}")
 
     sys.addaudithook(hook)
 

@@ -317,13 +317,13 @@ CASES = (
         "--match-base alone",
         lambda p: merge(p.run(), p, match_base=True),
         r"pass --base with the folder of the base model",
-        lambda p: merge(p.hub("m"), p, match_base=True, base=p.hub("m")),
+        lambda p: merge(p.hub("m"), p, match_base=True, base=p.hub("b")),
     ),
     Case(
         "--drop-extra alone",
-        lambda p: merge(p.hub("m"), p, drop_extra=True, base=p.hub("m")),
+        lambda p: merge(p.hub("m"), p, drop_extra=True, base=p.hub("b")),
         r"pass --match-base as well",
-        lambda p: merge(p.hub("m"), p, drop_extra=True, match_base=True, base=p.hub("m")),
+        lambda p: merge(p.hub("m"), p, drop_extra=True, match_base=True, base=p.hub("b")),
     ),
     Case(
         "a base without weights",
@@ -333,9 +333,9 @@ CASES = (
     Case("no such base", lambda p: merge(p.run(), p, base=p.tmp / "none"), r"check the path: nothing is there"),
     Case(
         "a file as base",
-        lambda p: merge(p.hub("m"), p, base=p.hub("m") / "model.safetensors"),
+        lambda p: merge(p.hub("m"), p, base=p.hub("b") / "model.safetensors"),
         r"pass the folder of the file",
-        lambda p: merge(p.hub("m"), p, base=p.hub("m")),
+        lambda p: merge(p.hub("m"), p, base=p.hub("b")),
     ),
     Case(
         "a Hub ID that is not here",

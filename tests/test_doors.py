@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -427,13 +428,15 @@ class TestTheChildThatAsksTransformers:
         assert tree(temporary) == []
 
     def test_makes_its_own_temporary_files_where_they_are_removed(self, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        plain = subprocess.Popen
+
+        def started(_: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[str]:
             for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
                 assert Path(env[name]).parent == temporary
                 (Path(env[name]) / f"of {name}").mkdir()
-            return subprocess.CompletedProcess(command, 0, stdout='{"a": 1}\n', stderr="")
+            return plain([sys.executable, "-c", "print('{\"a\": 1}')"], env=env, **options)
 
-        monkeypatch.setattr(subprocess, "run", run)
+        monkeypatch.setattr(subprocess, "Popen", started)
         assert transformers_child._run_child("rules", "{}") == {"a": 1}
         assert tree(temporary) == []
 

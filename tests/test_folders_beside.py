@@ -47,7 +47,7 @@ COMMANDS: dict[str, Callable[[Path, Path], Any]] = {
     "verify": lambda path, _: ckpt_cli.verify(path),
     "verify --against": lambda path, out: ckpt_cli.verify(model(out), against=path),
     "extract-state": lambda path, out: ckpt_cli.extract_state(path, out, optimizer=True),
-    "diff": lambda path, _: ckpt_cli.diff(path, path),
+    "diff": lambda path, out: ckpt_cli.diff(path, shutil.copytree(path, out / path.name)),
     "show": lambda path, _: ckpt_cli.show(path, "w.weight"),
     "open": lambda path, _: ckpt_cli.open(path),
     "load": lambda path, _: ckpt_cli.load_state_dict(path),

@@ -138,7 +138,7 @@ def test_the_example_says_what_its_page_promises(tmp_path: Path, capsys: pytest.
     from tests.cli import ROOT
 
     page = (ROOT / "examples" / "README.md").read_text()
-    code = "\n".join(line.strip() for line in page[page.index("    from transformers") :].splitlines())
+    code = "\n".join(line.strip() for line in page[page.index("    from transformers") :].splitlines() if line.startswith("    "))
     ckpt_cli.merge(ROOT / "examples" / "tiny-run", tmp_path, type="both", overwrite=True)
     exec(code.replace("/tmp/merged", str(tmp_path)), {})
     assert "A checkpoint is a set of named tensors, and a tensor is a list of pieces." in capsys.readouterr().out

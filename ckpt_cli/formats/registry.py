@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from ckpt_cli.errors import CkptError, Inconsistent, PartOfSet
+from ckpt_cli.errors import Inconsistent, InputError, PartOfSet
 from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
@@ -101,7 +101,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     try:
         with Uncollected():
             component = format_of(match).describe(match, files, options)
-    except CkptError as trouble:
+    except InputError as trouble:
         if trouble.path is None and trouble.tensor is None:
             trouble.path = str(match.files[0] if len(match.files) == 1 else match.root)
         raise

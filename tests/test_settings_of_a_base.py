@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ class TestTwoThatAreCompared:
         (note,) = [note for note in result.notes if note.code == "other-settings"]
         assert note.level == "warning"
         assert f"{key} is " in note.text
-        assert ckpt_cli.diff(paths[0], paths[0].parent / "a" / "model.safetensors").notes == ()
+        assert ckpt_cli.diff(paths[0], shutil.copytree(paths[0], tmp_path / "copy")).notes == ()
 
     @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
     def test_a_live_model_that_computes_something_else(self, wrapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,9 +99,11 @@ class TestFailures:
         done = appended(library, mount, "merge", run, "-o", mount / "out", *options, FAIL_AFTER=str(after), RENAMES=renames)
         assert done.code == 5, done.err
         assert "Input/output error" in done.err
-        if after < 12_000_000:
-            assert list(mount.iterdir()) == []
+        if not list(mount.iterdir()):
+            assert after < 12_000_000
             return
+        # Several files are filled at once: one may be done by then.
+        assert after > 100
         assert f"run the same command again to go on with the files that are finished, or give them up: rm -r {mount}/.out" in done.err
         again = appended(library, mount, "merge", run, "-o", mount / "out", *options, "-v", RENAMES=renames)
         assert "of an interrupted run" in again.out + again.err

@@ -62,24 +62,30 @@ def chosen(number: int) -> tuple[str, ...]:
 
 
 def run_all(places: Mapping[str, Path], work: Path) -> dict[str, dict[str, Ran]]:
-    """Commands on the folder ``in`` of every place, by case and command: forks of one child."""
+    """Commands on the folder ``in`` of every place, by case and command: forks of two children, one for each processor of a small machine."""
     lines = [
         (name, command, [str(places[name]), list(COMMANDS[command])]) for number, name in enumerate(places) for command in chosen(number)
     ]
-    spec, results = work / "spec.json", work / "results"
-    spec.write_text(json.dumps([line for _, _, line in lines]))
-    results.mkdir()
     clean = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "COLUMNS", "TERM")}
     environment = {**clean, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(work / "cache")}
-    command = [sys.executable, "-m", "tests.hostile.child", str(spec), str(results)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    halves = [lines[: len(lines) // 2], lines[len(lines) // 2 :]]
+    children = []
+    for number, half in enumerate(halves):
+        spec, results = work / f"spec-{number}.json", work / f"results-{number}"
+        spec.write_text(json.dumps([line for _, _, line in half]))
+        results.mkdir()
+        command = [sys.executable, "-m", "tests.hostile.child", str(spec), str(results)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+        children.append((half, results, child))
     found: dict[str, dict[str, Ran]] = {}
-    for number, ((name, command_name, _), outcome) in enumerate(zip(lines, json.loads(done.stdout), strict=True)):
-        out, err, events = ((results / str(number) / part).read_bytes() for part in ("stdout", "stderr", "events"))
-        seen = json.loads(events) if events else ["it ended early"]
-        ran = Ran(outcome["code"], out.decode(), err.decode(), seen, outcome["seconds"], outcome["peak"])
-        found.setdefault(name, {})[command_name] = ran
+    for half, results, child in children:
+        printed, errors = child.communicate(timeout=900)
+        assert child.returncode == 0, errors
+        for number, ((name, command_name, _), outcome) in enumerate(zip(half, json.loads(printed), strict=True)):
+            out, err, events = ((results / str(number) / part).read_bytes() for part in ("stdout", "stderr", "events"))
+            seen = json.loads(events) if events else ["it ended early"]
+            ran = Ran(outcome["code"], out.decode(), err.decode(), seen, outcome["seconds"], outcome["peak"])
+            found.setdefault(name, {})[command_name] = ran
     return found
 
 

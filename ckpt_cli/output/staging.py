@@ -153,7 +153,13 @@ class Staging:
     def note(self, name: str, receipt: bytes) -> None:
         """Note that a file is finished."""
         if self._receipts is not None:
-            write_bytes(self._receipts / name, receipt)
+            try:
+                write_bytes(self._receipts / name, receipt)
+            except BaseException:
+                # Half a receipt must not pass for a file that the next run can keep.
+                with contextlib.suppress(OSError):
+                    (self._receipts / name).unlink()
+                raise
 
     def forget(self, name: str) -> None:
         """Remove a file that was finished, to be written again."""

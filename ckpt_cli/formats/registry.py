@@ -26,6 +26,7 @@ from ckpt_cli.errors import CkptError, Inconsistent, PartOfSet
 from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.ages import origins_of, unversioned_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.deepspeed.reader import DeepSpeed
@@ -108,7 +109,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error
     refuse_placeholders(component)
-    return component
+    return replace(component, notes=(*component.notes, *unversioned_notes(origins_of(component.tensors.values()))))
 
 
 def _alone(match: Match) -> Path | None:

@@ -120,6 +120,13 @@ def unfinished_error(folder: Path, there: Folders) -> IncompleteError | None:
     )
 
 
+def refuse_unfinished(folder: Path, there: Folders | None = None) -> None:
+    """Raise IncompleteError for a folder that `PUBLISHING` marks."""
+    error = unfinished_error(folder, there or Folders())
+    if error is not None:
+        raise error
+
+
 def _unfinished(folder: Path) -> dict[str, Any]:
     content = _content(folder / PUBLISHING)
     return content if isinstance(content, dict) and content.get("tool") == "ckpt" else {}

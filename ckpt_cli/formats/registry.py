@@ -25,6 +25,7 @@ from typing import Protocol
 from ckpt_cli.errors import CkptError, Inconsistent, PartOfSet
 from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.manifest import unfinished_error
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.ages import origins_of, unversioned_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions
@@ -67,6 +68,8 @@ def recognise(path: Path, there: Folders | None = None) -> list[Match]:
     """
     there = there or Folders()
     found = [_doubted(match, there) for known in FORMATS for match in known.recognise(path, there)]
+    if found and there.is_folder(path) and (error := unfinished_error(path, there)) is not None:
+        return [replace(match, trouble=error) for match in found]
     unsure = {match.component for match in found if format_of(match).is_unsure}
     read = {
         match.component for match in found if _is_sure(match) and not (match.component in unsure and isinstance(match.trouble, PartOfSet))

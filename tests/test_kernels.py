@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
-from ckpt_cli.files.source import Identity
+from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.tensors import reading as kernels
 from ckpt_cli.tensors.casting import cast
 from ckpt_cli.tensors.reading import is_run, read_tile, stored_bytes, tiles

@@ -19,7 +19,8 @@ import ckpt_cli
 from ckpt_cli.boxes import Box, contiguous_strides
 from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, Undecidable
-from ckpt_cli.files.source import Files, Identity
+from ckpt_cli.files.descriptors import Identity
+from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.tensors.equality import TRUSTED, same_values, unequal_copies

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckpt_cli.boxes import Box, Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, TABLE
 from ckpt_cli.errors import Unsupported, UsageError
-from ckpt_cli.files.source import Identity
+from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.output import plan as planning
 from ckpt_cli.output.plan import CopyWork, Plan, TileWork, make_plan, output_dtype, work_of
 from ckpt_cli.tensors.casting import cast, view_as

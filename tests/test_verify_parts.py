@@ -17,7 +17,7 @@ import ckpt_cli
 from ckpt_cli.cli import _run
 from ckpt_cli.commands.verify import verify_part
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, UsageError
-from ckpt_cli.files.source import Identity
+from ckpt_cli.files.descriptors import Identity
 from tests.cli import ROOT, Outcome
 
 RUN = ROOT / "examples" / "tiny-run"

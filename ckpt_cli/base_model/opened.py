@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, NotFound
-from ckpt_cli.files.manifest import Manifest, read_manifest
+from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
@@ -48,7 +48,11 @@ class Base:
 
 
 def open_base(folder: Path, files: Files, *, needed: bool) -> Base:
-    """The base model, with its weights if it has any. Raises NotFound if it has none and they are ``needed``, or their own trouble."""
+    """The base model, with its weights if it has any. Raises NotFound if it has none and they are ``needed``, or their own trouble.
+
+    Raises IncompleteError for a folder that a run is still writing, or has left half written.
+    """
+    refuse_unfinished(folder)
     config = find_assets((folder,)).config
     match = _weights_match(folder)
     if match is None:

@@ -24,6 +24,7 @@ from ckpt_cli.discover.steps import ambiguous, newest_notes
 from ckpt_cli.errors import CkptError, Inconsistent, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
+from ckpt_cli.formats.ages import unversioned_notes
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.trainers import trainer_of
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
@@ -98,7 +99,8 @@ def extract_state(
         if optimizer is not None:
             side[OPTIMIZER] = json_bytes(optimizer.content)
             whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
-        notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ())]
+        watched = state_sources(state, files)
+        notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ()), *unversioned_notes([*watched, *whole.sources])]
         if chosen.strict:
             refuse_warnings(notes)
         order = Order(
@@ -106,7 +108,7 @@ def extract_state(
             side,
             OutputFolder(target, chosen.overwrite),
             lambda written: _manifest(found, place, state, whole, side, written, chosen),
-            watched=state_sources(state, files),
+            watched=watched,
         )
         (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress, write=chosen.write)
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]

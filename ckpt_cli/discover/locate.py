@@ -33,6 +33,7 @@ from ckpt_cli.discover.steps import (
 )
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, entries_in, same_file, status_of
+from ckpt_cli.files.manifest import refuse_unfinished
 from ckpt_cli.formats.foreign import foreign_error
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
@@ -135,6 +136,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     cached = repository_in(given, there)
     if cached is not None:
         return _locate(cached, step, steps_meant, there)
+    refuse_unfinished(given, there)
     near, more = _nearest(given, there)
     foreign = foreign_error(given, there, 0) or (None if near else foreign_error(given, there))
     raise foreign or NotRecognised(

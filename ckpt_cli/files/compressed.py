@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ckpt_cli.errors import CorruptFile, Unsupported, install
-from ckpt_cli.files.source import Identity, Source
+from ckpt_cli.files.descriptors import Identity
+from ckpt_cli.files.source import Source
 
 CHUNK = 1 << 20
 MAX_SIZE = 1 << 46
@@ -102,7 +104,7 @@ class InflatedSource:
     @property
     def identity(self) -> Identity:
         inner = self._source.identity
-        return Identity(f"{inner.path}#{self._start}", self.size, inner.mtime_ns, inner.device, inner.inode, inner.ctime_ns, self._start)
+        return replace(inner, path=f"{inner.path}#{self._start}", size=self.size, start=self._start)
 
     def read(self, offset: int, length: int) -> bytes:
         """``length`` inflated bytes from ``offset`` on."""

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import threading
+from dataclasses import dataclass
 
 from ckpt_cli.errors import LfsPointer, NotFound, Unreadable
 
@@ -28,9 +29,54 @@ LFS_START = b"version https://git-lfs.github.com/spec/"
 LFS_SIZE = 1024
 """A pointer is smaller than this (docs/spec.md of git-lfs)."""
 
+STORE = -1
+"""In place of the device of a file that lies in a store."""
+
 MOST = 4096
 SEEKING = threading.Lock()
 """Where the system has no positioned reads (Windows), one thread at a time seeks and reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What must stay the same while a file is read: path, size in bytes, mtime and ctime in ns, device, inode, ``start`` of an item in it.
+
+    ctime notices what keeps the mtime, and is the server's: all machines see the same. Permissions change it, so plans leave it out.
+    ``tag`` is what a store says of the content: an entity tag, a version, or both.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    device: int
+    inode: int
+    ctime_ns: int = 0
+    start: int = 0
+    tag: str = ""
+
+    @property
+    def text(self) -> str:
+        """For digests that other processes make too: path, size, mtime and tag."""
+        return f"{self.path}:{self.size}:{self.mtime_ns}{self.tag and f':{self.tag}'}"
+
+    @property
+    def stamp(self) -> tuple[int, int, str]:
+        """What changes with the content of a file: size, mtime and tag."""
+        return self.size, self.mtime_ns, self.tag
+
+    @property
+    def is_unversioned(self) -> bool:
+        """Whether nothing but the size of a file in a store tells it from another: its server has no tags and no times."""
+        return self.device == STORE and not self.tag and not self.mtime_ns
+
+    @property
+    def file(self) -> tuple[object, ...]:
+        """Equal for all names of one file, links included. What lies on no disk (device 0) has only its path."""
+        return (self.device, self.inode) if self.device else (self.path,)
+
+    @classmethod
+    def of(cls, path: str, status: os.stat_result) -> Identity:
+        return cls(path, status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
 def pread(fd: int, buffer: memoryview, offset: int) -> int:
@@ -64,8 +110,8 @@ def descriptor_budget() -> int:
     return max(8, min(soft // 2, MOST))
 
 
-def opened(name: str) -> tuple[int, os.stat_result]:
-    """A descriptor of a regular file, and its status. Raises NotFound, Unreadable, LfsPointer."""
+def opened(name: str) -> tuple[int, Identity]:
+    """A descriptor of a regular file, and what it is. Raises NotFound, Unreadable, LfsPointer."""
     try:
         fd = os.open(name, OPEN_FLAGS)
     except ABSENT as error:
@@ -86,7 +132,7 @@ def opened(name: str) -> tuple[int, os.stat_result]:
     except (Unreadable, LfsPointer):
         os.close(fd)
         raise
-    return fd, status
+    return fd, Identity.of(name, status)
 
 
 def refuse_pointer(start: bytes, name: str) -> None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from ckpt_cli.errors import CkptError, CorruptFile, Unreadable, reading
-from ckpt_cli.files.folders import entries_in, is_file
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Unreadable, reading
+from ckpt_cli.files.folders import Folders, entries_in, is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 
 NAME = "ckpt-manifest.json"
 PUBLISHING = ".ckpt-publishing"
-"""Where files appear one by one: this one names them until the manifest is there. What it names is an output that is not whole."""
+"""Where files appear one by one: this one names them until all are there. What it names is an output that is not whole."""
 
 SCHEMA = 1
 LEFT_OUT, FUSED = "left_out", "fused_adapters"
@@ -86,9 +86,9 @@ def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:
     return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
 
 
-def publishing(names: Iterable[str]) -> dict[str, Any]:
-    """The content of `PUBLISHING` for the files with these names."""
-    return {"tool": "ckpt", "schema": SCHEMA, "publishing": sorted(names)}
+def publishing(names: Iterable[str], run: str) -> dict[str, Any]:
+    """The content of `PUBLISHING` for the files with these names, which a run is writing."""
+    return {"tool": "ckpt", "schema": SCHEMA, "run": run, "publishing": sorted(set(names))}
 
 
 def foreign_entries(folder: Path) -> list[str] | None:
@@ -96,7 +96,7 @@ def foreign_entries(folder: Path) -> list[str] | None:
 
     Raises Unreadable if that cannot be told.
     """
-    listed = _names_listed(_content(folder / NAME)) or _listed(_unfinished(folder).get("publishing"))
+    listed = [*_names_listed(_content(folder / NAME)), *_listed(_unfinished(folder).get("publishing"))]
     if not listed:
         return None
     known = {NAME, PUBLISHING, *listed}
@@ -104,8 +104,27 @@ def foreign_entries(folder: Path) -> list[str] | None:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder is what is left of an output whose publication was killed. Raises Unreadable if that cannot be told."""
-    return not is_file(folder / NAME) and bool(_unfinished(folder))
+    """Whether a folder is an output that is not whole: being published, killed at that, or written by two runs. Raises Unreadable."""
+    return bool(_unfinished(folder))
+
+
+def unfinished_error(folder: Path, there: Folders) -> IncompleteError | None:
+    """Why a folder that `PUBLISHING` marks is not read; None if it is not marked. ``there``: what was seen of folders before."""
+    if not there.is_file(folder / PUBLISHING):
+        return None
+    return IncompleteError(
+        "this output is not whole: a run is writing it, was interrupted while its files got their names, or met another run there",
+        path=folder,
+        expected=f"no {PUBLISHING} in the folder",
+        hint="wait for the run that writes it, or run its command again",
+    )
+
+
+def refuse_unfinished(folder: Path, there: Folders | None = None) -> None:
+    """Raise IncompleteError for a folder that `PUBLISHING` marks."""
+    error = unfinished_error(folder, there or Folders())
+    if error is not None:
+        raise error
 
 
 def _unfinished(folder: Path) -> dict[str, Any]:

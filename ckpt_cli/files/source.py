@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ckpt_cli.errors import CorruptFile, SourceChanged
-from ckpt_cli.files.descriptors import ABSENT, beginning, descriptor_budget, opened, pread, unreadable
+from ckpt_cli.files.descriptors import ABSENT, Identity, beginning, descriptor_budget, opened, pread, unreadable
 from ckpt_cli.files.pickle_template import Templates
 from ckpt_cli.progress import Progress, shown_on, stages
 from ckpt_cli.urls import Address, address_of, is_remote
@@ -30,31 +30,6 @@ if TYPE_CHECKING:
 Parsed = TypeVar("Parsed")
 MAX_PARSED = 2
 """Files that are kept as they were parsed: a pickle of many tensors takes some memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What must stay the same while a file is read: path, size in bytes, mtime and ctime in ns, device, inode, ``start`` of an item in it.
-
-    ctime notices what keeps the mtime, and is the server's: all machines see the same. Permissions change it, so plans leave it out.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    device: int
-    inode: int
-    ctime_ns: int = 0
-    start: int = 0
-
-    @property
-    def file(self) -> tuple[object, ...]:
-        """Equal for all names of one file, links included. What lies on no disk (device 0) has only its path."""
-        return (self.device, self.inode) if self.device else (self.path,)
-
-    @classmethod
-    def of(cls, path: str, status: os.stat_result) -> Identity:
-        return cls(path, status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
 class Source(Protocol):
@@ -242,7 +217,7 @@ class Files:
     def _new(self, name: str, address: Address | None) -> FileSource:
         if address is not None:
             return self._remote_files().source(self, address)
-        fd, identity = _open(name)
+        fd, identity = opened(name)
         self._idle[name] = fd
         self._trim()
         return FileSource(self, identity)
@@ -288,7 +263,7 @@ class Files:
             if entry is None:
                 fd = self._idle.pop(name, None)
                 if fd is None:
-                    fd, identity = _open(name)
+                    fd, identity = opened(name)
                     if identity != source.identity:
                         os.close(fd)
                         raise SourceChanged("a source file changed while it was being read", path=name)
@@ -344,7 +319,7 @@ def size_of(path: str | os.PathLike[str]) -> int:
         from ckpt_cli.files.remote.tree import remote_size
 
         return remote_size(path)
-    fd, identity = _open(os.fspath(path))
+    fd, identity = opened(os.fspath(path))
     os.close(fd)
     return identity.size
 
@@ -358,7 +333,7 @@ def read_small(path: Path, limit: int = 64 << 20) -> bytes:
         from ckpt_cli.files.remote.tree import remote_content
 
         return remote_content(path, limit)
-    fd, identity = _open(os.fspath(path))
+    fd, identity = opened(os.fspath(path))
     with os.fdopen(fd, "rb") as file:
         check_small(identity.size, limit, path)
         try:
@@ -386,15 +361,10 @@ def begins_with(path: Path, start: bytes) -> bool:
         from ckpt_cli.files.remote.tree import remote_beginning
 
         return remote_beginning(path, len(start)) == start
-    fd, _ = _open(os.fspath(path))
+    fd, _ = opened(os.fspath(path))
     try:
         return beginning(fd, len(start)) == start
     except OSError as error:
         raise unreadable(error, path, "reading failed") from error
     finally:
         os.close(fd)
-
-
-def _open(name: str) -> tuple[int, Identity]:
-    fd, status = opened(name)
-    return fd, Identity.of(name, status)

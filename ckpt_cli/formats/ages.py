@@ -1,11 +1,15 @@
-"""When the files of one save were written: if hours apart, they may be from different steps."""
+"""When the files of one save were written: if hours apart, they may be from different steps; and servers that do not tell."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 
+from ckpt_cli.errors import Unsupported
 from ckpt_cli.files.source import Source
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 
 MAX_HOURS = 1
 """No save takes as long."""
@@ -20,3 +24,37 @@ def age_notes(sources: Sequence[Source]) -> list[Note]:
     oldest, newest = (path.rsplit("/", 1)[-1] for path in (times[0][1], times[-1][1]))
     text = f"{oldest} is {hours:.0f} hours older than {newest}: if they are from different steps, the result mixes them"
     return [Note("warning", "written-apart", text)]
+
+
+def origins_of(tensors: Iterable[Tensor]) -> list[Source]:
+    """The files that tensors and their replicas are read from, each once."""
+    read = {id(piece.source): piece.source for tensor in tensors for piece in (*tensor.pieces, *tensor.copies)}
+    return list({origin.path: origin for source in read.values() for origin in source.origins}.values())
+
+
+def unversioned(sources: Iterable[Source]) -> list[str]:
+    """The files that may be replaced by others of their size without a trace, sorted by path."""
+    return sorted({source.path for source in sources if source.identity.is_unversioned})
+
+
+def unversioned_notes(sources: Iterable[Source]) -> list[Note]:
+    """A warning about files whose server has neither entity tags nor times."""
+    paths = unversioned(sources)
+    if not paths:
+        return []
+    names = few([os.path.basename(path) for path in paths], 3)
+    text = (
+        f"the server gives neither an ETag nor a Last-Modified time for {names}: if a file is replaced during the run, ckpt cannot notice"
+    )
+    return [Note("warning", "unversioned", text)]
+
+
+def refuse_unversioned(sources: Iterable[Source]) -> None:
+    """Raise Unsupported if several processes could read different versions of a file without noticing."""
+    paths = unversioned(sources)
+    if paths:
+        raise Unsupported(
+            "the server gives neither an ETag nor a Last-Modified time, so nothing would show that the parts read the same file",
+            path=paths[0],
+            hint="run it as one process, without parts, or download the files first",
+        )

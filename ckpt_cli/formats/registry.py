@@ -25,7 +25,9 @@ from typing import Protocol
 from ckpt_cli.errors import Inconsistent, InputError, PartOfSet
 from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.manifest import unfinished_error
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.ages import origins_of, unversioned_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.deepspeed.reader import DeepSpeed
@@ -66,6 +68,8 @@ def recognise(path: Path, there: Folders | None = None) -> list[Match]:
     """
     there = there or Folders()
     found = [_doubted(match, there) for known in FORMATS for match in known.recognise(path, there)]
+    if found and there.is_folder(path) and (error := unfinished_error(path, there)) is not None:
+        return [replace(match, trouble=error) for match in found]
     unsure = {match.component for match in found if format_of(match).is_unsure}
     read = {
         match.component for match in found if _is_sure(match) and not (match.component in unsure and isinstance(match.trouble, PartOfSet))
@@ -108,7 +112,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error
     refuse_placeholders(component)
-    return component
+    return replace(component, notes=(*component.notes, *unversioned_notes(origins_of(component.tensors.values()))))
 
 
 def _alone(match: Match) -> Path | None:

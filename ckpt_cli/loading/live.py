@@ -11,7 +11,8 @@ from typing import Any
 from ckpt_cli.boxes import Shape, contiguous_strides, whole
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import Unsupported, UsageError
-from ckpt_cli.files.source import Identity, Source
+from ckpt_cli.files.descriptors import Identity
+from ckpt_cli.files.source import Source
 from ckpt_cli.loading.elements import torch_module
 from ckpt_cli.loading.local_boxes import local_boxes
 from ckpt_cli.loading.shared_memory import refuse_read_only, refuse_shared, region

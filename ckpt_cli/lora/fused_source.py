@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ckpt_cli.boxes import contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype, overflow_hint
 from ckpt_cli.errors import CastOverflow, CorruptFile
-from ckpt_cli.files.source import Identity, Source
+from ckpt_cli.files.descriptors import Identity
+from ckpt_cli.files.source import Source
 from ckpt_cli.tensors.casting import cast
 from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.records import Records

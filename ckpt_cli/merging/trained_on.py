@@ -100,4 +100,4 @@ def _was_read(manifest: Manifest, adapter: Component) -> bool:
     read = {(entry.get("path"), entry.get("size"), entry.get("mtime_ns")) for entry in listed if isinstance(entry, Mapping)}
     weights = [path for path in adapter.files if path.suffix != ".json"]
     found = {path: status for path in weights if (status := status_of(path)) is not None}
-    return any((full_name(path), status.st_size, status.st_mtime_ns) in read for path, status in found.items())
+    return any(s.st_mtime_ns and (full_name(path), s.st_size, s.st_mtime_ns) in read for path, s in found.items())

@@ -22,7 +22,7 @@ def build(
     side_checksums: Mapping[str, int],
     facts: Mapping[str, Any],
 ) -> bytes:
-    """The manifest: sources with size (bytes) and mtime (ns), plan digest, versions, options, output files with sizes, side files.
+    """The manifest: sources with size (bytes), mtime (ns) and tag, plan digest, versions, options, output files with sizes, side files.
 
     ``checksums`` is the CRC-32 of tensors, by file and name, ``side_checksums`` that of whole side files.
     """
@@ -35,7 +35,12 @@ def build(
         **facts,
         "plan_digest": plan_digest,
         "sources": [
-            {"path": _text(source.path), "size": source.size, "mtime_ns": source.identity.mtime_ns}
+            {
+                "path": _text(source.path),
+                "size": source.size,
+                "mtime_ns": source.identity.mtime_ns,
+                **({"tag": source.identity.tag} if source.identity.tag else {}),
+            }
             for source in sorted(sources, key=lambda source: source.path)
         ],
         "outputs": dict(outputs),

@@ -18,6 +18,7 @@ from ckpt_cli.errors import CastOverflow, CkptError, NotWritable, OutputExists, 
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.remote.source import MEMORY
 from ckpt_cli.files.source import Source, size_of
+from ckpt_cli.formats.ages import unversioned
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.hub.config_text import config_with, config_with_dtype
@@ -212,13 +213,15 @@ def _stage(
 ) -> None:
     """Add where the outputs are built to ``outputs``, and the parent folders that were made to ``created``.
 
-    Where there are several files of weights, a run that is interrupted can go on with those that are finished.
+    Where there are several files of weights, and a change of the sources would show, a run that is interrupted can go on with those
+    that are finished.
     """
     several = sum(len(order.plan.files) for order in orders) > 1
     for order in orders:
         folder = order.target.folder
         created += make_parents(folder)
-        key = _key(order.plan, checksum=checksum) if several else None
+        resumable = several and not unversioned(order.plan.sources)
+        key = _key(order.plan, checksum=checksum) if resumable else None
         output: Output = FolderInStore(folder) if is_remote(folder) else Staging(folder, write, key)
         outputs.append(output)
         stack.enter_context(output)

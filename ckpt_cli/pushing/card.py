@@ -146,7 +146,8 @@ def _sources(manifest: Manifest) -> str:
     sources = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     names = [below(_text(item.get("path")), manifest) for item in sources]
     sizes = [size if isinstance(size := item.get("size"), int) else 0 for item in sources]
-    identity = "\n".join(f"{name} {item.get('size')} {item.get('mtime_ns')}" for name, item in zip(names, sources, strict=True))
+    stamps = (f"{item.get('size')} {item.get('mtime_ns')}{item.get('tag', '')}" for item in sources)
+    identity = "\n".join(f"{name} {stamp}" for name, stamp in zip(names, stamps, strict=True))
     lines = [f"- {_code(name)}, {size:,} bytes" for name, size in list(zip(names, sizes, strict=True))[:MOST_SOURCES]]
     more = [f"- and {len(sources) - MOST_SOURCES} more"] if len(sources) > MOST_SOURCES else []
     return "\n".join([f"{len(sources)} files, {sum(sizes):,} bytes, identity `{_digest(identity)}`:", "", *lines, *more])

@@ -60,8 +60,8 @@ class CheckedShare(Frozen):
 class VerifyPart(Frozen):
     """What part ``part`` (from 0) of ``parts`` of a verification read and found. It is no verdict, which comes from all parts.
 
-    ``digest`` is equal for all parts of one verification: it covers the version, what was asked, size and mtime (ns) of all ``files``, and
-    the tensors in them. ``shares`` are by check; ``against`` is the source as it was given, which a result shows.
+    ``digest`` is equal for all parts of one verification: it covers the version, what was asked, size, mtime (ns) and tag of all
+    ``files``, and the tensors in them. ``shares`` are by check; ``against`` is the source as it was given, which a result shows.
     """
 
     part: Count
@@ -69,7 +69,7 @@ class VerifyPart(Frozen):
     version: str
     digest: str
     question: Question
-    files: dict[str, tuple[Count, int]]
+    files: dict[str, tuple[Count, int, str]]
     shares: dict[str, CheckedShare]
     against: Place | None = None
     seconds: float = 0.0

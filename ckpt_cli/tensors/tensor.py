@@ -63,10 +63,7 @@ class Piece:
     def text(self) -> str:
         """Which bytes of which file it is, and how they are read: for digests that other processes make too."""
         identity, box = self.source.identity, self.box
-        return (
-            f"{identity.path}:{identity.size}:{identity.mtime_ns}:{self.offset}:{self.strides}:{box.offset}:{box.extent}"
-            f":{self.swapped}:{self.conj}:{self.neg}:{self.crc}"
-        )
+        return f"{identity.text}:{self.offset}:{self.strides}:{box.offset}:{box.extent}:{self.swapped}:{self.conj}:{self.neg}:{self.crc}"
 
 
 def places_of(tensors: Iterable[Tensor]) -> frozenset[tuple[object, ...]]:

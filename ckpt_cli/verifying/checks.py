@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
+from ckpt_cli.formats.ages import refuse_unversioned
 from ckpt_cli.output.part import Part
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import CheckedShare, Finding, VerifyPart
@@ -55,8 +56,11 @@ class Stage(Generic[Item]):
     nbytes: Callable[[Item], float]
     about: Callable[[Item], object] = lambda _: None
 
-    def digest(self, files: dict[str, tuple[int, int]]) -> str:
-        """SHA-256 of all items: names, where every byte lies, what it is compared with. Adds size and mtime (ns) of each file."""
+    def digest(self, files: dict[str, tuple[int, int, str]]) -> str:
+        """SHA-256 of all items: names, where every byte lies, what it is compared with. Adds what tells each file from others.
+
+        Raises Unsupported for a file that nothing tells from others of its size.
+        """
         state, seen = hashlib.sha256(), set[int]()
         for item in self.items:
             state.update(repr(self.about(item)).encode())
@@ -66,8 +70,8 @@ class Stage(Generic[Item]):
                     state.update(piece.text.encode("utf-8", "surrogateescape"))
                     if id(piece.source) not in seen:
                         seen.add(id(piece.source))
-                        known = (origin.identity for origin in piece.source.origins)
-                        files.update({printed(each.path): (each.size, each.mtime_ns) for each in known})
+                        refuse_unversioned(piece.source.origins)
+                        files.update({printed(each.path): each.identity.stamp for each in piece.source.origins})
         return state.hexdigest()
 
     def share(self, part: Part) -> tuple[int, int]:
@@ -101,7 +105,7 @@ class ChecksOfPart(Checks):
     def __init__(self, part: Part) -> None:
         self.part = part
         self.shares: dict[str, CheckedShare] = {}
-        self.files: dict[str, tuple[int, int]] = {}
+        self.files: dict[str, tuple[int, int, str]] = {}
 
     def outcome(
         self, stage: Stage[Item], work: Callable[[Item, Advance], Outcome], *, jobs: int | None, progress: Progress | None
@@ -109,12 +113,13 @@ class ChecksOfPart(Checks):
         if not stage.items:
             return Outcome()
         first, last = stage.share(self.part)
+        digest = stage.digest(self.files)
         found = _read(stage, stage.items[first:last], work, jobs, progress)
         self.shares[stage.name] = CheckedShare(
             items=len(stage.items),
             first=first,
             last=last,
-            digest=stage.digest(self.files),
+            digest=digest,
             findings=found.findings,
             bytes_read=found.bytes_read,
             compared=found.compared,

@@ -14,7 +14,7 @@ from ckpt_cli.discover.beside.stages import stage_trouble
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
-from ckpt_cli.files.manifest import Manifest, read_manifest
+from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.index import Problem
@@ -55,7 +55,8 @@ def is_model_folder(path: Path) -> bool:
 
 
 def check_folder(folder: Path, files: Files) -> FolderCheck:
-    """Check every weights file of a folder by its header, and all that lists files: index and manifest."""
+    """Check every weights file of a folder by its header, and all that lists files. Raises IncompleteError for half an output."""
+    refuse_unfinished(folder)
     found: list[Finding] = []
     manifest = _manifest(folder, found)
     written = None if manifest is None else (*manifest.outputs, *manifest.side_files)

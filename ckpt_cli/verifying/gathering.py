@@ -81,7 +81,7 @@ def result_of(checks: ChecksOfPart, asked: Asked, seconds: float) -> VerifyPart:
 def read_parts(paths: Sequence[Path]) -> list[VerifyPart]:
     """The parts of one verification, in order. Raises MissingParts, Inconsistent for doubles and for what is not of one, CorruptFile."""
     parts: list[VerifyPart] = []
-    files: dict[str, dict[str, tuple[int, int]]] = {}
+    files: dict[str, dict[str, tuple[int, int, str]]] = {}
     for path in paths:
         part = _part(path)
         # All list the same files: once is enough.
@@ -193,7 +193,7 @@ class GatheredChecks(Checks):
     ) -> Outcome:
         if not stage.items:
             return Outcome()
-        files: dict[str, tuple[int, int]] = {}
+        files: dict[str, tuple[int, int, str]] = {}
         digest = stage.digest(files)
         shares = list(self._shares(stage.name, files))
         for number, share in enumerate(shares):
@@ -209,13 +209,13 @@ class GatheredChecks(Checks):
         if self._asked != set(self._parts[0].shares):
             raise self._stale({})
 
-    def _shares(self, name: str, files: dict[str, tuple[int, int]]) -> Iterator[CheckedShare]:
+    def _shares(self, name: str, files: dict[str, tuple[int, int, str]]) -> Iterator[CheckedShare]:
         for part in self._parts:
             if name not in part.shares:
                 raise self._stale(files)
             yield part.shares[name]
 
-    def _stale(self, files: dict[str, tuple[int, int]]) -> Inconsistent:
+    def _stale(self, files: dict[str, tuple[int, int, str]]) -> Inconsistent:
         """The error for parts that checked something else; ``files`` are those of now."""
         known = self._parts[0].files
         changed = [path for path, now in files.items() if known.get(path) != now]

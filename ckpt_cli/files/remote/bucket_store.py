@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, TypeVar
 
-from ckpt_cli.errors import CkptError, CorruptFile, NotFound
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, SourceChanged
 from ckpt_cli.files.remote.failures import failure
 from ckpt_cli.files.remote.store import Buffer, Entry, Listing
 from ckpt_cli.urls import WEB, Address
@@ -89,6 +89,9 @@ class BucketStore:
             result, data = self._got(key, options)
         except Exception as error:  # noqa: BLE001
             raise self.failed(error, key, "reading failed") from None
+        # Not every server minds what it is asked for.
+        if not entry.is_same(_entry(result.meta)):
+            raise SourceChanged("a source file changed while it was being read", path=self._at(key).url)
         if tuple(result.range) != (start, stop) or len(data) != stop - start:
             expected = f"{entry.size} bytes"
             raise CorruptFile(f"the file ends at byte {result.range[0] + len(data)}", path=self._at(key).url, expected=expected)

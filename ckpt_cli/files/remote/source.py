@@ -7,7 +7,7 @@ A disk answers in microseconds and a store in tens of milliseconds, so nothing m
   while these are used;
 - what is fetched is kept until something else needs its room (`MEMORY` in all); what was read goes first.
 
-Every request asks for the version of the file that was opened (If-Match) where the store can tell versions apart.
+Where the store can tell versions apart, every request asks for the version that was opened (If-Match), and every answer must be of it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ckpt_cli.errors import CorruptFile, NotFound, SourceChanged
-from ckpt_cli.files.descriptors import LFS_SIZE, refuse_pointer
+from ckpt_cli.files.descriptors import LFS_SIZE, STORE, Identity, refuse_pointer
 from ckpt_cli.files.remote.ranges import Extent, Extents, extents_of
 from ckpt_cli.files.remote.store import Buffer, Entry, Store, store_of
 from ckpt_cli.files.remote.tree import number_of
-from ckpt_cli.files.source import FileSource, Identity
+from ckpt_cli.files.source import FileSource
 from ckpt_cli.urls import Address
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RemoteSource(FileSource):
 
     def __init__(self, files: Files, pool: RemoteFiles, address: Address, store: Store, entry: Entry) -> None:
         path = str(address.path)
-        super().__init__(files, Identity(path, entry.size, entry.modified_ns, -1, number_of(path)))
+        super().__init__(files, Identity(path, entry.size, entry.modified_ns, STORE, number_of(path), tag=entry.stamp))
         self._pool, self._store, self._key, self._entry = pool, store, address.key, entry
         self._blocks: dict[int, Block] = {}
         self._starts: list[int] = []
@@ -106,13 +106,13 @@ class RemoteSource(FileSource):
             insort(self._checks, (place, start, length, check), key=lambda each: each[0])
 
     def check_unchanged(self) -> None:
-        """Raise SourceChanged unless the file is the one that was opened. Where every request named its version, that is known."""
+        """Raise SourceChanged unless the file is the one that was opened. Where every answer names its version, that is known."""
         if self._entry.version is not None or (self._entry.tag is not None and self._store.door == "obstore"):
             return
         now = self._store.status(self._key)
         if now is None:
             raise SourceChanged("a source file vanished while it was being read", path=self.path)
-        if now != self._entry:
+        if not self._entry.is_same(now):
             raise SourceChanged(
                 "a source file changed while it was being read", path=self.path, expected=f"{self.size} bytes, as at the start"
             )

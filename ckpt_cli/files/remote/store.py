@@ -34,6 +34,25 @@ class Entry:
     version: str | None = None
     modified_ns: int = 0
 
+    @property
+    def stamp(self) -> str:
+        """Its version and its tag, as far as there are any. Whether a tag is weak depends on who answers."""
+        return " ".join(each for each in (self.version, _strong(self.tag)) if each)
+
+    def is_same(self, now: Entry) -> bool:
+        """Whether a later answer is of the same content, as far as the store tells: some leave out tags or times in some answers."""
+        told = ((self.version, now.version), (_strong(self.tag), _strong(now.tag)))
+        known = [first == second for first, second in told if first and second]
+        if known:
+            return self.size == now.size and all(known)
+        if self.stamp and not self.modified_ns:
+            return False
+        return self.size == now.size and self.modified_ns in (0, now.modified_ns)
+
+
+def _strong(tag: str | None) -> str | None:
+    return tag.removeprefix("W/") if tag else None
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:

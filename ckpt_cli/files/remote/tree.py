@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ckpt_cli.errors import NotFound, SourceChanged, Unreadable
-from ckpt_cli.files.descriptors import LFS_SIZE, refuse_pointer
+from ckpt_cli.files.descriptors import LFS_SIZE, STORE, refuse_pointer
 from ckpt_cli.files.remote.store import Entry, Listing, Store, store_of
 from ckpt_cli.files.remote.web import listing_of_web, names_on_page
 from ckpt_cli.files.source import check_small
@@ -227,10 +227,10 @@ def remote_status(path: str | os.PathLike[str]) -> os.stat_result | None:
         return None
     inode = number_of(os.path.abspath(path))
     if not isinstance(found, Entry):
-        return os.stat_result((stat.S_IFDIR | 0o555, inode, -1, 1, 0, 0, 0, 0, 0, 0))
+        return os.stat_result((stat.S_IFDIR | 0o555, inode, STORE, 1, 0, 0, 0, 0, 0, 0))
     seconds = found.modified_ns // 10**9
     times = {"st_mtime_ns": found.modified_ns}
-    return os.stat_result((stat.S_IFREG | 0o444, inode, -1, 1, 0, 0, max(found.size, 0), seconds, seconds, seconds), times)
+    return os.stat_result((stat.S_IFREG | 0o444, inode, STORE, 1, 0, 0, max(found.size, 0), seconds, seconds, seconds), times)
 
 
 def remote_size(path: str | os.PathLike[str]) -> int:

@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 from urllib.parse import quote, unquote
 
 from ckpt_cli.errors import Unreadable
+from ckpt_cli.files.manifest import PUBLISHING
 from ckpt_cli.files.remote.store import Entry, Listing, Store
 from ckpt_cli.urls import Address
 
 INDEX = "model.safetensors.index.json"
 USUAL = (
+    PUBLISHING,
     INDEX,
     "model.safetensors",
     "pytorch_model.bin",

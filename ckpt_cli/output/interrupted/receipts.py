@@ -122,5 +122,5 @@ def _sources(file: OutputFile) -> str:
     """A digest of what the sources of a file are: also of what a change leaves behind that keeps size and mtime."""
     pieces = (piece for output in file.tensors for tensor in output.origins for piece in tensor.pieces)
     identities = {origin.identity for piece in pieces for origin in piece.source.origins}
-    told = sorted(f"{each.path}:{each.size}:{each.mtime_ns}:{each.inode}:{each.ctime_ns}" for each in identities)
+    told = sorted(f"{each.text}:{each.inode}:{each.ctime_ns}" for each in identities)
     return hashlib.sha256("\n".join(told).encode("utf-8", "surrogateescape")).hexdigest()

@@ -36,10 +36,14 @@ SMALL = 256 << 10
 """Bytes of a file that is kept until it is completed, which then takes one request."""
 
 
-class Upload(FrontToBack):
-    """A file of ``size`` bytes. Leaving its context before `finish` gives it up."""
+RUN = "ckptrun"
+"""The name under which the store keeps beside a file which run wrote it; on Azure such names are of letters and digits."""
 
-    def __init__(self, store: Store, key: str, size: int, stop: Stop | None = None) -> None:
+
+class Upload(FrontToBack):
+    """A file of ``size`` bytes; ``run`` is noted beside it. Leaving its context before `finish` gives it up."""
+
+    def __init__(self, store: Store, key: str, size: int, stop: Stop | None = None, *, run: str = "") -> None:
         super().__init__(stop)
         import obstore
 
@@ -49,8 +53,9 @@ class Upload(FrontToBack):
         self._at_once = part * max(1, round(BATCH / part)) if self._in_parts else SMALL
         self._rest = size % part if self._in_parts else 0
         self._batch, self._filled, self._sent = memoryview(b""), 0, 0
-        self._finished = self._ended = False
-        self._writer: Any = obstore.open_writer(store.raw, key, buffer_size=part if self._in_parts else SMALL + 1, max_concurrency=1)
+        self._finished = self._ended = self.is_completed = False
+        buffer, attributes = part if self._in_parts else SMALL + 1, {RUN: run} if run else None
+        self._writer: Any = obstore.open_writer(store.raw, key, buffer_size=buffer, max_concurrency=1, attributes=attributes)
 
     def append(self, data: memoryview) -> None:
         while data:
@@ -78,6 +83,7 @@ class Upload(FrontToBack):
         self._ended = True
         try:
             self._tried(self._writer.close, "the file cannot be completed")
+            self.is_completed = True
         except NotWritable as error:
             if self._rest:
                 error.hint = f"{error.hint}; an unfinished upload of it may stay in the store"

@@ -51,6 +51,7 @@ class WrittenFolder(Frozen):
     """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are.
 
     ``compared`` is what the names were compared with, None where nothing is known to compare them with (``naming`` says why).
+    ``side_checksums`` are the CRC-32 of the files beside the weights.
     ``carried`` are tensors that were taken from the base. ``part``: only this part of it was written. ``verified`` is what was found
     when it was verified, one per component.
     """
@@ -76,6 +77,7 @@ class WrittenFolder(Frozen):
     disk_free: int | None
     peak_memory: int
     plan_digest: str
+    side_checksums: dict[str, int]
     part: PartDone | None = None
     verified: tuple[VerifyResult, ...] = ()
     notes: tuple[NoteInfo, ...] = ()

@@ -111,7 +111,7 @@ class PushInfo(Frozen):
 
     ``asked`` is the repository as it was given, ``repo`` the same with its namespace. ``commit`` is None if nothing was pushed: in a dry
     run, or because of ``error``. ``card``: README.md was "written", or the one of the repository was "kept", since people wrote it.
-    ``removed`` are weights of an older output that loaders would have taken for these.
+    ``removed`` are files there that ckpt wrote before and this output does not have, and parts of weights that it replaces.
     """
 
     asked: str
@@ -123,6 +123,7 @@ class PushInfo(Frozen):
     bytes: int = 0
     card: Literal["written", "kept"] | None = None
     removed: tuple[str, ...] = ()
+    notes: tuple[NoteInfo, ...] = ()
     seconds: float = 0.0
     error: ErrorInfo | None = None
 

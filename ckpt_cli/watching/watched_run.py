@@ -210,7 +210,8 @@ class WatchedRun:
         self._verified.add(step)
         error = pushed.error
         if error is None:
-            self._tell("pushed", step, Path(made.output), pushed.seconds, push=pushed)
+            warned = tuple(note.text for note in pushed.notes)
+            self._tell("pushed", step, Path(made.output), pushed.seconds, push=pushed, warnings=warned)
         elif self._unpushed.get(step) != error.message:
             self._unpushed[step] = error.message
             text = ": ".join((error.message, *error.details[:1]))

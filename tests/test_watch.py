@@ -325,6 +325,14 @@ class TestWhatAnOutputWasMadeFrom:
         ckpt_cli.merge(run, tmp_path / "right", step=100, type="model")
         assert contents(tmp_path / "out" / "step-100") == contents(tmp_path / "right")
 
+    def test_the_last_line_names_no_output_that_was_removed(self, run: Path, tmp_path: Path) -> None:
+        command = ["watch", run, "-o", tmp_path / "out", "--once", "--keep", "1"]
+        ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1)
+        age(run / "checkpoint-100", 40000)
+        done = ckpt(*command)
+        assert happened(tmp_path / "out")[-2:] == [("made", 100), ("removed", 100)]
+        assert "next:" not in done.err
+
     def test_an_average_is_made_again_if_an_older_step_of_it_was(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")
         shutil.rmtree(run / "checkpoint-100")
@@ -459,6 +467,14 @@ class TestTheCommand:
         assert done.code == 1
         assert [event.get("exit_code") for event in journal(tmp_path / "out") if event["event"] == "ran"] == [137, 0]
         assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "--exec", "false {output}").code == 0
+
+    @pytest.mark.parametrize("options", [["--average", "last=2"], ["--type", "both"]], ids=str)
+    def test_the_last_line_of_the_screen_verifies_what_was_made(self, run: Path, tmp_path: Path, options: list[str]) -> None:
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", *options)
+        assert done.code == 0
+        (line,) = [line for line in done.err.splitlines() if line.startswith("next: ckpt verify ")]
+        verified = ckpt(*shlex.split(line)[2:])
+        assert (verified.code, "error" in verified.err) == (0, False), verified
 
     def test_json_is_one_document(self, run: Path, tmp_path: Path) -> None:
         document = json.loads(ckpt("watch", run, "-o", tmp_path / "out", "--once", "--json", "--exec", "echo {output}").out)

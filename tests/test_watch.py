@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._extension import ZStandard
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputInsideSource, UsageError, Watched
@@ -342,6 +345,15 @@ class TestWhatAnOutputWasMadeFrom:
         assert (event.event, event.step) == ("made", 200)
         ckpt_cli.average(run, tmp_path / "right", steps=(100, 200), type="model")
         assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "right")
+
+    def test_compressed_files_that_stay_as_they_are_are_no_reason(self, tmp_path: Path) -> None:
+        for step in (100, 200, 300):
+            folder = tmp_path / "run" / f"checkpoint-{step}" / "pytorch_model_fsdp_0"
+            writer = dcp.FileSystemWriter(folder, _extensions=[ZStandard()])
+            dcp.save({"model": {"w": torch.arange(1000.0)}}, storage_writer=writer, no_dist=True)
+        age(tmp_path / "run", 86400)
+        assert [event.event for event in ckpt_cli.watch(tmp_path / "run", tmp_path / "out", once=True).events] == ["made"] * 3
+        assert ckpt_cli.watch(tmp_path / "run", tmp_path / "out", once=True).events == ()
 
     def test_files_of_a_step_that_are_removed_are_no_reason(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")

@@ -59,9 +59,12 @@ def sources_of(output: Path) -> tuple[FileState, ...]:
 
 
 def is_other(file: FileState) -> bool:
-    """Whether another file has its place now; one that was removed says nothing."""
+    """Whether it was written again, or another file has its place; one that was removed says nothing.
+
+    The time alone tells: of a compressed file, manifests have the size of what is in it.
+    """
     status = status_of(file.path)
-    return status is not None and (status.st_size, status.st_mtime_ns) != (file.size, file.changed)
+    return status is not None and status.st_mtime_ns != file.changed
 
 
 def is_saved_again(found: Found, saved: int, *, in_full: bool) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -177,6 +178,74 @@ class TestPush:
         left = set(hub.files("me/model"))
         assert {name for name in left if ".safetensors" in name} == {WEIGHTS, "adapter/model.safetensors", "ema.safetensors"}
         assert "notes.txt" in left
+
+    def test_what_ckpt_wrote_there_before_does_not_stay(self, hub: Hub, tmp_path: Path) -> None:
+        """Weights under another name, and a tokenizer that this output does not have."""
+        merge(tmp_path / "a", weights_name="weights.safetensors")
+        run = tmp_path / "run"
+        shutil.copytree(EXAMPLE, run)
+        for path in [*run.rglob("tokenizer*"), *run.rglob("special_tokens_map.json")]:
+            path.unlink()
+        result = ckpt_cli.merge(run, tmp_path / "b", push_to_hub="me/model")
+        assert result.push is not None
+        assert {"weights.safetensors", "tokenizer.json"} <= set(result.push.removed)
+        assert set(hub.files("me/model")) == {path.name for path in (tmp_path / "b").iterdir()} | {".gitattributes"}
+
+    def test_an_adapter_that_ckpt_pushed_makes_way_for_the_whole_model(self, hub: Hub, out: Path) -> None:
+        hub.repos["me/model"] = Repo()
+        listed = {"adapter_model.safetensors": 1}
+        manifest = {"tool": "ckpt", "schema": 1, "options": {}, "outputs": listed, "side_files": ["adapter_config.json"]}
+        there = {"ckpt-manifest.json": json.dumps(manifest).encode(), "adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}
+        hub.files("me/model").update(there)
+        result = merge(out)
+        assert result.push is not None
+        assert result.push.removed == ("adapter_config.json", "adapter_model.safetensors")
+        assert set(hub.files("me/model")) == {path.name for path in out.iterdir()} | {".gitattributes"}
+
+    @pytest.mark.parametrize(
+        ("names", "options"),
+        [
+            (["adapter_config.json", "adapter_model.safetensors"], {}),
+            (["consolidated.00.pth"], {}),
+            (["vocab.json", "merges.txt"], {}),
+            ([WEIGHTS], {"weights_name": "weights.safetensors"}),
+            (["pytorch_model-00001-of-00002.bin"], {"weights_name": "weights.safetensors"}),
+        ],
+        ids=str,
+    )
+    def test_files_of_others_that_would_be_loaded_are_refused_before_anything_is_uploaded(
+        self, hub: Hub, out: Path, names: list[str], options: dict[str, Any]
+    ) -> None:
+        hub.repos["me/model"] = Repo()
+        hub.files("me/model").update(dict.fromkeys(names, b"theirs"))
+        before = dict(hub.files("me/model"))
+        result = merge(out, **options)
+        assert result.exit_code == 5
+        assert result.error is not None
+        assert all(name in result.error.message for name in names)
+        assert (hub.files("me/model"), hub.uploaded, hub.repos["me/model"].commits) == (before, [], [])
+        for name in names:
+            del hub.files("me/model")[name]
+        command = shlex.split((result.error.hint or "").partition("then run: ")[2])
+        assert command == ["ckpt", "publish", str(out), "--push-to-hub", "me/model"]
+        assert ckpt_cli.publish(out, push_to_hub="me/model").exit_code == 0
+
+    def test_other_files_of_a_model_are_a_warning(self, hub: Hub, out: Path, tmp_path: Path) -> None:
+        hub.repos["me/model"] = Repo()
+        theirs = ("ema.safetensors", "pytorch_model.bin", "preprocessor_config.json", "LICENSE", "notes.txt", "onnx/model.onnx")
+        hub.files("me/model").update(dict.fromkeys(theirs, b"{}"))
+        done = ckpt("merge", EXAMPLE, "-o", out, "--push-to-hub", "me/model")
+        assert done.code == 0
+        said = "me/model also has files of a model that are not of this output, and they stay: "
+        assert f"warning: {said}ema.safetensors, preprocessor_config.json, pytorch_model.bin\n" in done.err.replace("\n  ", " ")
+        assert set(theirs) < set(hub.files("me/model"))
+        refused = ckpt_cli.publish(out, push_to_hub="me/model")
+        assert refused.push is not None
+        assert [note.code for note in refused.push.notes] == ["left-in-repository"]
+        strict = merge(tmp_path / "strict", strict=True)
+        assert strict.exit_code == 5
+        assert strict.error is not None
+        assert "ema.safetensors" in strict.error.message
 
     def test_on_the_command_line(self, hub: Hub, out: Path) -> None:
         done = ckpt("merge", EXAMPLE, "-o", out, "--push-to-hub", "me/model", "--branch", "step{step}")
@@ -640,6 +709,13 @@ class TestWatch:
         assert self.events(out)[2:] == [("pushed", 100, 5), ("pushed", 200, 0)]
         assert "step100" not in hub.repos["me/model"].branches
         assert b"every value of 24 tensors read" in hub.files("me/model", "step200")["README.md"]
+
+    def test_what_stays_in_a_repository_is_noted(self, hub: Hub, run: Path, out: Path) -> None:
+        hub.repos["me/model"] = Repo()
+        hub.files("me/model")["old.safetensors"] = b"theirs"
+        result = self.watch(run, out, since=200, branch=None)
+        assert [event.event for event in result.events] == ["made", "pushed"]
+        assert "old.safetensors" in result.events[1].warnings[0]
 
     def test_another_destination_is_another_push(self, hub: Hub, run: Path, out: Path) -> None:
         self.watch(run, out, since=200)

@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import MissingParts, UsageError
+from ckpt_cli.errors import CastOverflow, MissingParts, UsageError
 from ckpt_cli.output.parts_folder import MARK
 from tests.cli import ROOT, ckpt
 
@@ -209,3 +211,62 @@ def test_killed_at_any_time_and_run_again(tmp_path: Path) -> None:
         assert ckpt("publish", tmp_path / "out").code == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
     assert [name for name in leftovers(tmp_path) if MARK in name] == []
+
+
+class TestWhatOnlyOnePartWasAllowed:
+    """The first part has nothing to be allowed: what the second one wrote is said when they are published, and in the manifest."""
+
+    def checkpoint(self, folder: Path, last: float) -> Path:
+        folder.mkdir(parents=True)
+        save_file(
+            {"a": torch.ones(64, 64), "z": torch.full((64, 64), 1.0).index_fill(0, torch.tensor([63]), last)}, folder / "model.safetensors"
+        )
+        return folder
+
+    def options(self, out: Path) -> dict[str, object]:
+        return dict(json.loads((out / "ckpt-manifest.json").read_text())["options"])
+
+    def test_values_that_overflow(self, tmp_path: Path) -> None:
+        path, out = self.checkpoint(tmp_path / "run", 1e30), tmp_path / "out"
+        ckpt_cli.merge(path, out, dtype="fp16", part="0/2")
+        with pytest.raises(CastOverflow):
+            ckpt_cli.merge(path, out, dtype="fp16", part="1/2")
+        ckpt_cli.merge(path, out, dtype="fp16", part="1/2", allow_overflow=True)
+        done = ckpt("publish", out)
+        assert done.code == 0
+        assert "warning: 64 finite values became infinite" in done.err
+        assert self.options(out)["allow_overflow"] is True
+        ckpt_cli.merge(path, tmp_path / "one", dtype="fp16", allow_overflow=True)
+        assert contents(out) == contents(tmp_path / "one")
+
+    def test_values_of_an_average_that_are_not_finite(self, tmp_path: Path) -> None:
+        paths, out = (
+            [self.checkpoint(tmp_path / f"run/checkpoint-{step}", last) for step, last in ((10, 1.0), (20, float("nan")))],
+            tmp_path / "out",
+        )
+        ckpt_cli.average(paths, out, part="1/2", allow_non_finite=True)
+        ckpt_cli.average(paths, out, part="0/2")
+        notes = ckpt_cli.publish(out).notes
+        assert [(note.code, note.level) for note in notes] == [("non-finite", "warning")]
+        assert "in 1 tensors: z" in notes[0].text
+        assert self.options(out)["allow_non_finite"] is True
+        assert self.options(out)["allow_overflow"] is False
+
+    def test_nothing_is_said_where_nothing_was_allowed(self, tmp_path: Path) -> None:
+        path, out = self.checkpoint(tmp_path / "run", 1.0), tmp_path / "out"
+        for part in ("0/2", "1/2"):
+            ckpt_cli.merge(path, out, dtype="fp16", part=part)
+        assert ckpt_cli.publish(out).notes == ()
+        assert self.options(out)["allow_overflow"] is False
+
+    def test_the_last_part_of_a_launcher_tells_what_all_counted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path, out = self.checkpoint(tmp_path / "run", 1.0), tmp_path / "out"
+        save_file({"a": torch.full((64, 64), 1e30), "z": torch.ones(64, 64)}, path / "model.safetensors")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        said = []
+        for rank in ("0", "1"):
+            monkeypatch.setenv("RANK", rank)
+            notes = ckpt_cli.merge(path, out, dtype="fp16", part="auto", allow_overflow=True).outputs[0].notes
+            said.append([note.text for note in notes if note.code == "cast-overflow"])
+        assert out.is_dir()
+        assert said == [["4096 finite values became infinite"]] * 2

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._extension import ZStandard
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputInsideSource, UsageError, Watched
@@ -259,6 +262,121 @@ class TestAgain:
         assert ckpt("watch", run, "-o", tmp_path / "out", "--once").code == 0
 
 
+class TestAHomeBelongsToOneRunAndOneSetOfOptions:
+    @pytest.mark.parametrize(
+        ("first", "then", "said"),
+        [
+            ({}, {"dtype": "bf16"}, 'dtype "bf16"'),
+            ({"type": "model"}, {"type": "ema"}, 'type "ema"'),
+            ({"average": "last=2"}, {}, "without options"),
+            ({"average": "last=2"}, {"average": "last=2,method=ema,decay=0.5"}, '"decay": 0.5'),
+            ({}, {"key_map": "model.layers=model.blocks"}, "key-map"),
+        ],
+        ids=str,
+    )
+    def test_other_options_are_refused(self, run: Path, tmp_path: Path, first: Any, then: Any, said: str) -> None:
+        home = tmp_path / "out"
+        ckpt_cli.watch(run, home, once=True, since=200, **first)
+        before, noted = contents(home / "step-200"), journal(home)
+        with pytest.raises(UsageError, match="the outputs here are of") as caught:
+            ckpt_cli.watch(run, home, once=True, execute=f"touch {tmp_path}/ran {{output}}", **then)
+        assert said in caught.value.message
+        assert caught.value.hint == "choose another folder with -o"
+        assert (contents(home / "step-200"), journal(home)) == (before, noted)
+        assert not (tmp_path / "ran").exists()
+
+    def test_another_run_is_refused_on_the_command_line_too(self, run: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        shutil.copytree(run, other)
+        age(other, 2 * 86400)
+        assert ckpt("watch", run, "-o", tmp_path / "out", "--once").code == 0
+        done = ckpt("watch", other, "-o", tmp_path / "out", "--once")
+        assert done.code == 2
+        assert str(run) in done.err
+        assert str(other) in done.err
+        assert ckpt("watch", other, "-o", tmp_path / "elsewhere", "--once").code == 0
+
+    def test_what_decides_nothing_may_differ(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True, dtype="bf16", type="model")
+        (tmp_path / "link").symlink_to(run)
+        more: dict[str, Any] = {"jobs": 1, "keep": 5, "every": 100, "since": 100, "interval": 1, "settle": 1, "verify": True}
+        again = ckpt_cli.watch(tmp_path / "link", tmp_path / "out", once=True, dtype="bfloat16", type="model", **more)
+        assert again.events == ()
+
+    def test_a_journal_of_an_older_version_goes_on(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True, dtype="bf16")
+        path = tmp_path / "out" / "watch.jsonl"
+        lines = [{name: value for name, value in event.items() if name != "options"} for event in journal(tmp_path / "out")]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, dtype="bf16").events == ()
+
+
+class TestWhatAnOutputWasMadeFrom:
+    def test_weights_that_were_repaired_are_seen_whatever_their_time(self, run: Path, tmp_path: Path) -> None:
+        """The newest file of the step is newer than all weights, as a tracker or a state file may be, and stays so."""
+        shard = next((run / "checkpoint-100" / "pytorch_model_fsdp_0").glob("*rank_2*"))
+        (run / "checkpoint-100" / "late.json").write_text("{}")
+        os.utime(run / "checkpoint-100" / "late.json", (time.time() - 43200,) * 2)
+        for step in (300, 400):
+            shutil.copytree(run / "checkpoint-200", run / f"checkpoint-{step}")
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        other = run / "checkpoint-200" / "pytorch_model_fsdp_0" / shard.name
+        shard.write_bytes(other.read_bytes())
+        os.utime(shard, (time.time() - 50000,) * 2)
+        (event, *more) = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events
+        assert (event.event, event.step, more) == ("made", 100, [])
+        ckpt_cli.merge(run, tmp_path / "right", step=100, type="model")
+        assert contents(tmp_path / "out" / "step-100") == contents(tmp_path / "right")
+
+    def test_the_last_line_names_no_output_that_was_removed(self, run: Path, tmp_path: Path) -> None:
+        command = ["watch", run, "-o", tmp_path / "out", "--once", "--keep", "1"]
+        ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1)
+        age(run / "checkpoint-100", 40000)
+        done = ckpt(*command)
+        assert happened(tmp_path / "out")[-2:] == [("made", 100), ("removed", 100)]
+        assert "next:" not in done.err
+
+    def test_an_average_is_made_again_if_an_older_step_of_it_was(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")
+        shutil.rmtree(run / "checkpoint-100")
+        shutil.copytree(run / "checkpoint-200", run / "checkpoint-100")
+        age(run / "checkpoint-100", 43200)
+        (event,) = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model").events
+        assert (event.event, event.step) == ("made", 200)
+        ckpt_cli.average(run, tmp_path / "right", steps=(100, 200), type="model")
+        assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "right")
+
+    def test_compressed_files_that_stay_as_they_are_are_no_reason(self, tmp_path: Path) -> None:
+        for step in (100, 200, 300):
+            folder = tmp_path / "run" / f"checkpoint-{step}" / "pytorch_model_fsdp_0"
+            writer = dcp.FileSystemWriter(folder, _extensions=[ZStandard()])
+            dcp.save({"model": {"w": torch.arange(1000.0)}}, storage_writer=writer, no_dist=True)
+        age(tmp_path / "run", 86400)
+        assert [event.event for event in ckpt_cli.watch(tmp_path / "run", tmp_path / "out", once=True).events] == ["made"] * 3
+        assert ckpt_cli.watch(tmp_path / "run", tmp_path / "out", once=True).events == ()
+
+    def test_files_of_a_step_that_are_removed_are_no_reason(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        shutil.rmtree(run / "checkpoint-100" / "pytorch_model_fsdp_0")
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events == ()
+
+    @pytest.mark.parametrize("changed", ["config.json", "tokenizer.json", "weights"])
+    def test_an_output_that_is_not_noted_is_taken_only_if_it_is_right(self, run: Path, tmp_path: Path, changed: str) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        (tmp_path / "out" / "watch.jsonl").unlink()
+        pattern = "pytorch_model_fsdp_0/*rank_1*" if changed == "weights" else changed
+        found = next((run / "checkpoint-200").rglob(pattern))
+        if changed == "weights":
+            found.write_bytes((run / "checkpoint-100" / found.relative_to(run / "checkpoint-200")).read_bytes())
+        else:
+            found.write_text(json.dumps(json.loads(found.read_text()) | {"note": "changed"}))
+        os.utime(found, (time.time() - 80000,) * 2)
+        before = contents(tmp_path / "out" / "step-200")
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        assert ("failed", 200, "output-exists") in [(event.event, event.step, event.error) for event in result.events]
+        assert contents(tmp_path / "out" / "step-200") == before
+
+
 def alive(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -361,6 +479,14 @@ class TestTheCommand:
         assert done.code == 1
         assert [event.get("exit_code") for event in journal(tmp_path / "out") if event["event"] == "ran"] == [137, 0]
         assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "--exec", "false {output}").code == 0
+
+    @pytest.mark.parametrize("options", [["--average", "last=2"], ["--type", "both"]], ids=str)
+    def test_the_last_line_of_the_screen_verifies_what_was_made(self, run: Path, tmp_path: Path, options: list[str]) -> None:
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", *options)
+        assert done.code == 0
+        (line,) = [line for line in done.err.splitlines() if line.startswith("next: ckpt verify ")]
+        verified = ckpt(*shlex.split(line)[2:])
+        assert (verified.code, "error" in verified.err) == (0, False), verified
 
     def test_json_is_one_document(self, run: Path, tmp_path: Path) -> None:
         document = json.loads(ckpt("watch", run, "-o", tmp_path / "out", "--once", "--json", "--exec", "echo {output}").out)

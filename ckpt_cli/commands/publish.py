@@ -11,8 +11,11 @@ from typing_extensions import Unpack
 from ckpt_cli.commands.verify import verify
 from ckpt_cli.errors import UsageError, within_memory
 from ckpt_cli.given import PathLike, boundary, options_of, paths_of, progress_of
+from ckpt_cli.names import few
 from ckpt_cli.output.options import PublishKeywords, PublishOptions
-from ckpt_cli.output.parts import publish_parts
+from ckpt_cli.output.parts import Published, publish_parts
+from ckpt_cli.output.publish import overflow_notes
+from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
 from ckpt_cli.pushing.card import run_of, steps_of
 from ckpt_cli.pushing.destination import Destination, refuse_several
@@ -58,10 +61,23 @@ def publish(
             )
             for each in done
         ),
-        notes=tuple(
-            NoteInfo(level="warning", code="no-parts", text=f"no parts of {each.folder} are waiting: it was there before")
-            for each in done
-            if not each.parts and to is None
+        notes=(
+            *(note for each in done for note in _counted(each)),
+            *(
+                NoteInfo(level="warning", code="no-parts", text=f"no parts of {each.folder} are waiting: it was there before")
+                for each in done
+                if not each.parts and to is None
+            ),
         ),
         push=push,
     )
+
+
+def _counted(done: Published) -> list[NoteInfo]:
+    """What the parts counted while they wrote, and were allowed to."""
+    written = Written(dict(done.files), done.overflows, done.non_finite)
+    notes = [NoteInfo.of(note) for note in overflow_notes(written)]
+    if done.non_finite:
+        text = f"NaN or infinite values of the checkpoints are in {len(done.non_finite)} tensors: {few(sorted(done.non_finite))}"
+        notes.append(NoteInfo(level="warning", code="non-finite", text=text))
+    return notes

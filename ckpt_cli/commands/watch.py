@@ -17,6 +17,7 @@ from ckpt_cli.commands.verify import verify
 from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.errors import CkptError, InputError, NotFound, OutputInsideSource, UsageError, within_memory
 from ckpt_cli.given import PathLike, boundary, optional_path, options_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.output.target import make_parents
 from ckpt_cli.progress import Progress
 from ckpt_cli.pushing.destination import Destination, refuse_several
@@ -58,6 +59,7 @@ def watch(
     chosen.check(home)
     if chosen.execute is not None:
         check_command(chosen.execute)
+    deciding = chosen.deciding(component, resolve_base(home) if home is not None else None)
     to = chosen.destination([run.name for run in given])
     make = _maker(chosen, component, home, progress_of(progress), to)
     events: list[WatchEvent] = []
@@ -72,8 +74,9 @@ def watch(
             make_parents(folder / "step")
             stack.enter_context(only_watch(folder))
             journal = Journal.of(folder)
+            journal.refuse_other(run, deciding)
             shown, ready = replace(told, event=tell), Readiness(chosen.settle)
-            watched.append(WatchedRun(run, folder, chosen, journal, make, shown, ready, to, _pusher(progress)))
+            watched.append(WatchedRun(run, folder, chosen, deciding, journal, make, shown, ready, to, _pusher(progress)))
         while True:
             due = [seconds for run in watched if (seconds := _looked(run, once=chosen.once)) is not None]
             if chosen.once and not due:

@@ -11,8 +11,9 @@ from typing_extensions import Self
 
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
+from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.manifest import FUSED, LEFT_OUT
-from ckpt_cli.files.source import Source
+from ckpt_cli.files.source import Files, Source
 from ckpt_cli.hub.assets import lacking_notes
 from ckpt_cli.hub.classes.claims import refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
@@ -130,9 +131,15 @@ class Job:
         """The fields of a `WrittenFolder`."""
         first = self.drafts[0]
         notes = dict.fromkeys((*self.notes, *self.met(published.written), *published.notes))
+        beside = published.written.side_files
+        if options.dry_run:
+            with Files() as files:
+                copied = {name: content for name, content in published.side_files.items() if name not in self.state_files}
+                beside = {name: crc_of_content(content, files) for name, content in copied.items()}
         return {
             **written_facts(self.plan, self.output, published, options.jobs, not_assets=self.state_files),
             "component": self.name,
+            "side_checksums": dict(beside),
             "output": str(self.output),
             "naming": first.claim.text,
             "compared": class_comparison(first.claim),

@@ -7,8 +7,8 @@ and the manifest, without the checksums that only the others know. `publish_part
 1. `write_part`: `share_of` says what belongs to the part, `writer.write_share` writes it, the record comes last.
 2. `publish_parts`: the records are those of one plan, one division and all parts; all parts found the same files beside the weights, and
    sources that did not change in between; their bytes add up to the files; the files have the sizes and headers of the plan, the side
-   files the bytes that part 0 wrote. Weights are not read again, which is for `verify`. The manifest is completed, the folder claimed
-   (`PartsFolder.claim`), renamed, and the records removed.
+   files the bytes that part 0 wrote. Weights are not read again, which is for `verify`. The manifest is completed, with the checksums of
+   all parts and what any of them allowed, the folder claimed (`PartsFolder.claim`), renamed, and the records removed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from ckpt_cli.output.writer import Written, output_errors, write_share
 from ckpt_cli.progress import Progress
 
 MAX_RECORD = 1 << 30
+ALLOWING = "allow_"
+"""How the options begin that permit values, which one part may have needed and another not."""
+
 AGAIN = "remove it and run the part again"
 
 
@@ -85,6 +88,7 @@ def write_part(
             whole = _whole(plan, {name: crcs[name] for name in side_files}, manifest, overwrite=overwrite)
         else:
             crcs, whole = _crcs(beside), None
+        options = json.loads(manifest(done.written))["options"]
         sync_folder(shared.output)
         record = Record(
             schema_version=SCHEMA,
@@ -97,6 +101,7 @@ def write_part(
             overflows=done.written.overflows,
             non_finite=done.written.non_finite,
             side_files=crcs,
+            allowed=sorted(name for name, value in options.items() if name.startswith(ALLOWING) and value is True),
             changed=[source.identity.ctime_ns for source in sorted(plan.sources, key=lambda source: source.path)],
             whole=whole,
         )
@@ -175,6 +180,7 @@ def _completed(shared: PartsFolder, *, overwrite: bool) -> Published:
         try:
             known = manifest["checksums"]
             manifest["checksums"] = {**known, "files": _checksums(known["files"], records)}
+            manifest["options"] = {**manifest["options"], **{name: True for record in records for name in record.allowed}}
         except (KeyError, TypeError, AttributeError):
             raise CorruptFile("the manifest in the record of part 0 is damaged", hint="run part 0 again") from None
     shared.replace(shared.output / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())

@@ -21,7 +21,7 @@ from ckpt_cli.output.writer import copy_side_file, write_bytes
 from ckpt_cli.results.checkpoint import Frozen
 
 MARK = ".ckpt-parts-"
-SCHEMA: Literal[1] = 1
+SCHEMA: Literal[2] = 2
 DIGITS = 16
 
 
@@ -40,9 +40,10 @@ class Record(Frozen):
     ``cutting`` is the rule by which the plan was cut into parts; ``overflows`` and ``non_finite`` are as in `Written`. ``side_files`` are
     the CRC-32 of the files beside the weights, the index among them, as this part found them; ``changed`` says when each source of the
     plan last changed (ctime in ns, sorted by path): a file system shows all machines the same, and nobody can set it.
+    ``allowed`` names the options (``allow_...``) that this part was given.
     """
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     plan_digest: str
     part: int
     parts: int
@@ -53,6 +54,7 @@ class Record(Frozen):
     non_finite: dict[str, dict[int, int]]
     side_files: dict[str, int]
     changed: list[int]
+    allowed: list[str]
     whole: Whole | None = None
 
 

@@ -181,7 +181,12 @@ def _parts(orders: Sequence[Order], part: Part, jobs: int | None, progress: Prog
     ]
     complete = part.launched and all(len(done) == part.count for _, done in written)
     if complete:
-        publish_parts([order.target.folder for order in orders], digests=[order.plan.digest for order in orders])
+        found = publish_parts([order.target.folder for order in orders], digests=[order.plan.digest for order in orders])
+        # What all parts counted, and not only this one.
+        written = [
+            (replace(made, overflows=whole.overflows, non_finite=whole.non_finite), done)
+            for (made, done), whole in zip(written, found, strict=True)
+        ]
     return [
         Publication(
             made,

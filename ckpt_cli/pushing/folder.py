@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,6 @@ from ckpt_cli.output.writer import output_errors, write_bytes
 from ckpt_cli.pushing import card
 from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.urls import URL
-
-OF_SET = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?")
-"""The end of the name of a weights file, also of one of several, and of their index."""
-
 
 OF_BASE = ("carry_from_base", "match_base", "fill_missing_from_base", "drop_extra")
 """Options by which a base becomes a part of the output."""
@@ -78,13 +73,6 @@ def add_card(folder: Path, manifest: Manifest, verified: Sequence[VerifyResult])
             os.replace(temporary, path)
         sync_folder(folder)
     return manifest_of(folder)
-
-
-def weights_in_place_of(manifest: Manifest) -> Callable[[str], bool]:
-    """Whether a file of a repository, by its name, is weights that loaders would take together with, or instead of, those of an output."""
-    stems = {OF_SET.sub("", name) for name in manifest.outputs}
-    own = {*manifest.outputs, *manifest.side_files}
-    return lambda name: name not in own and OF_SET.search(name) is not None and OF_SET.sub("", name) in stems
 
 
 def public_manifest(folder: Path, manifest: Manifest) -> bytes:

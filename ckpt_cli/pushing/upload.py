@@ -17,12 +17,16 @@ from typing import Any
 from ckpt_cli import __version__
 from ckpt_cli.errors import CkptError, PushFailed
 from ckpt_cli.files.manifest import NAME as MANIFEST
+from ckpt_cli.files.manifest import Manifest, read_manifest
 from ckpt_cli.files.source import size_of
+from ckpt_cli.names import few
 from ckpt_cli.progress import Progress, stages
 from ckpt_cli.pushing import card
+from ckpt_cli.pushing.beside import Beside
 from ckpt_cli.pushing.destination import MAIN, Destination, check_ready, imported
 from ckpt_cli.pushing.failures import explained
-from ckpt_cli.pushing.folder import add_card, files_of, manifest_of, public_manifest, weights_in_place_of
+from ckpt_cli.pushing.folder import add_card, files_of, manifest_of, public_manifest
+from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.results.written import PushInfo
@@ -45,7 +49,7 @@ def delivered(
         manifest = manifest_of(folder)
         _refuse_wrong(folder, verified, strict=strict)
         add_card(folder, manifest, verified)
-        pushed = push(folder, to, progress)
+        pushed = push(folder, to, progress, strict=strict)
     except CkptError as error:
         return not_delivered(folder, to, error, time.monotonic() - started)
     return pushed.model_copy(update={"seconds": time.monotonic() - started})
@@ -68,11 +72,12 @@ def not_delivered(folder: Path, to: Destination, error: CkptError, seconds: floa
     return planned(to).model_copy(update={"error": ErrorInfo.of(error), "seconds": seconds})
 
 
-def push(folder: Path, to: Destination, progress: Progress | None = None) -> PushInfo:
+def push(folder: Path, to: Destination, progress: Progress | None = None, *, strict: bool = False) -> PushInfo:
     """Push the files of an output to a repository, which is made if there is none, as one commit.
 
-    Weights of an older output that loaders would mix up with these are removed in the same commit; a card that people wrote stays.
-    Raises PushFailed, and what reading the output raises.
+    What ckpt wrote there before and this output does not have is removed in the same commit; a card that people wrote stays. Raises
+    PushFailed, also for other files there that loaders would take instead of these or on top of them (with ``strict`` for any that
+    belong to a model), and what reading the output raises.
     """
     check_ready()
     hub, manifest = imported(), manifest_of(folder)
@@ -86,13 +91,14 @@ def push(folder: Path, to: Destination, progress: Progress | None = None) -> Pus
         if to.branch != MAIN:
             api.create_branch(repo, branch=to.branch, exist_ok=True)
         there = list(api.list_repo_files(repo, revision=to.branch))
+        beside = Beside.of(there, manifest, _manifest_there(api, repo, to.branch) if MANIFEST in there else None)
+        _refuse_taken(repo, [*beside.taken, *(beside.left if strict else ())], to.again(folder))
         keeps_card = card.NAME in there and not card.is_own(_card_there(api, repo, to.branch))
         names = [name for name in names if not (name == card.NAME and keeps_card)]
         content: dict[str, str | bytes] = {name: str(folder / name) for name in names}
         content[MANIFEST] = public_manifest(folder, manifest)
-        stale = sorted(filter(weights_in_place_of(manifest), there))
         operations = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=data) for name, data in content.items()]
-        operations += [hub.CommitOperationDelete(path_in_repo=name) for name in stale]
+        operations += [hub.CommitOperationDelete(path_in_repo=name) for name in beside.stale]
         done = api.create_commit(repo, operations, commit_message=_summary(manifest), revision=to.branch)
     return PushInfo(
         asked=to.repo,
@@ -103,8 +109,29 @@ def push(folder: Path, to: Destination, progress: Progress | None = None) -> Pus
         files=len(content),
         bytes=total,
         card=("kept" if keeps_card else "written" if card.NAME in content else None),
-        removed=tuple(stale),
+        removed=beside.stale,
+        notes=(NoteInfo(level="warning", code="left-in-repository", text=_left(repo, beside.left)),) if beside.left else (),
     )
+
+
+def _refuse_taken(repo: str, names: Sequence[str], again: str) -> None:
+    """Raise PushFailed if a repository has files that would be loaded with what is pushed, and that ckpt did not write."""
+    if names:
+        hint = f"remove them there, or choose another repository, then run: {again}"
+        raise PushFailed(f"{repo} has files that loaders would take instead of this output, or with it: {few(names)}", hint=hint)
+
+
+def _left(repo: str, names: Sequence[str]) -> str:
+    return f"{repo} also has files of a model that are not of this output, and they stay: {few(names)}"
+
+
+def _manifest_there(api: Any, repo: str, branch: str) -> Manifest | None:
+    """The manifest that the repository has, None if nobody can read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = api.hf_hub_download(repo, MANIFEST, revision=branch, cache_dir=folder)
+        with contextlib.suppress(CkptError):
+            return read_manifest(Path(path).parent)
+    return None
 
 
 def _check_privacy(api: Any, repo: str, to: Destination, folder: Path) -> None:

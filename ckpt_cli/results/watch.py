@@ -12,7 +12,8 @@ class WatchEvent(Frozen):
     """One thing that happened to a step; also a line of ``watch.jsonl``.
 
     ``made``: merged or averaged into ``output`` (``outputs`` if there are several components) from the checkpoint ``source``, which was
-    ``saved`` at this time (newest mtime of its files, ns); ``steps`` are those of an average, ``warnings`` what was said.
+    ``saved`` at this time (newest mtime of its files, ns); ``steps`` are those of an average, ``options`` those that decide what is
+    written, as far as they were given (None in journals of older versions), ``warnings`` what was said.
     ``pushed``: the output is in a repository of the Hub, or (``exit_code``) could not be pushed, with the code and text of the error.
     ``ran``: the command for it ended with ``exit_code``, and its last JSON line is ``metrics``. ``failed``: nothing was written, with
     the code and text of the error. ``removed``: ``--keep`` removed the output. ``time`` is in ISO 8601, UTC.
@@ -30,6 +31,7 @@ class WatchEvent(Frozen):
     saved: int | None = None
     bytes: int | None = None
     steps: tuple[int, ...] = ()
+    options: dict[str, Any] | None = None
     push: PushInfo | None = None
     metrics: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()

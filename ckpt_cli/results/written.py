@@ -51,6 +51,7 @@ class WrittenFolder(Frozen):
     """One folder that was, or would be, written. Sizes are in bytes, ``dtypes`` counts elements, ``naming`` says whose names these are.
 
     ``compared`` is what the names were compared with, None where nothing is known to compare them with (``naming`` says why).
+    ``side_checksums`` are the CRC-32 of the files beside the weights.
     ``carried`` are tensors that were taken from the base. ``part``: only this part of it was written. ``verified`` is what was found
     when it was verified, one per component.
     """
@@ -76,6 +77,7 @@ class WrittenFolder(Frozen):
     disk_free: int | None
     peak_memory: int
     plan_digest: str
+    side_checksums: dict[str, int]
     part: PartDone | None = None
     verified: tuple[VerifyResult, ...] = ()
     notes: tuple[NoteInfo, ...] = ()
@@ -109,7 +111,7 @@ class PushInfo(Frozen):
 
     ``asked`` is the repository as it was given, ``repo`` the same with its namespace. ``commit`` is None if nothing was pushed: in a dry
     run, or because of ``error``. ``card``: README.md was "written", or the one of the repository was "kept", since people wrote it.
-    ``removed`` are weights of an older output that loaders would have taken for these.
+    ``removed`` are files there that ckpt wrote before and this output does not have, and parts of weights that it replaces.
     """
 
     asked: str
@@ -121,6 +123,7 @@ class PushInfo(Frozen):
     bytes: int = 0
     card: Literal["written", "kept"] | None = None
     removed: tuple[str, ...] = ()
+    notes: tuple[NoteInfo, ...] = ()
     seconds: float = 0.0
     error: ErrorInfo | None = None
 

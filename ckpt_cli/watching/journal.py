@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from ckpt_cli.errors import CorruptFile, NotWritable
+from ckpt_cli.errors import CorruptFile, NotWritable, UsageError
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import read_small
 from ckpt_cli.output.staging import sync_folder
@@ -38,6 +39,15 @@ class Journal:
         for event in _events(journal.path):
             journal._take(event)
         return journal
+
+    def refuse_other(self, run: Path, options: Mapping[str, Any]) -> None:
+        """Raise UsageError if the outputs here are those of another run, or were made with other options: steps are told by number."""
+        for event in self.made.values():
+            same = event.options is None or event.options == options
+            if os.path.realpath(event.run) == os.path.realpath(run) and same:
+                continue
+            before, now = _described(event.run, event.options or {}), _described(str(run), options)
+            raise UsageError(f"the outputs here are of {before}, not of {now}", path=self.path.parent, hint="choose another folder with -o")
 
     def add(self, event: WatchEvent) -> None:
         """Append an event, durably. A line that was cut off by a kill is ended first. Raises NotWritable."""
@@ -72,6 +82,12 @@ class Journal:
             self.pushed.setdefault(event.step, set()).add((event.push.asked, event.push.branch))
         elif event.event == "removed":
             self.removed.add(event.step)
+
+
+def _described(run: str, options: Mapping[str, Any]) -> str:
+    """A run and options in words."""
+    said = ", ".join(f"{name.replace('_', '-')} {json.dumps(value)}" for name, value in sorted(options.items()))
+    return f"{run} with {said}" if said else f"{run} without options"
 
 
 def _events(path: Path) -> Iterator[WatchEvent]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypedDict
 
 from ckpt_cli.averaging.options import AverageOptions
@@ -11,6 +13,7 @@ from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike, options_of
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.names import Naming
+from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.pushing.destination import Destination
 
 AVERAGED_BY = ("last", "method", "decay", "half_life", "decay_shape")
@@ -18,6 +21,9 @@ AVERAGED_BY = ("last", "method", "decay", "half_life", "decay_shape")
 
 WRITTEN = ("dtype", "names", "key_map", "include", "exclude", "max_shard_size", "carry_from_base", "allow_missing", "jobs", "strict")
 """Options that are handed to `merge` and `average` as they are."""
+
+PASSING = ("jobs", "strict")
+"""Those of them that do not change what is written."""
 
 MANY_SECONDS = 7 * 24 * 3600
 
@@ -76,6 +82,16 @@ class WatchOptions:
     def handed_on(self) -> dict[str, Any]:
         """The options for `merge` and `average`."""
         return {name: getattr(self, name) for name in WRITTEN}
+
+    def deciding(self, component: str | None, base: Path | None) -> dict[str, Any]:
+        """What decides the content of the outputs, as far as it was given: a folder of outputs has one set of it. Fit for JSON."""
+        usual = {field.name: field.default for field in fields(self)}
+        said = {name: value for name, value in self.handed_on.items() if name not in PASSING and value != usual[name]}
+        more = {"type": component, "base": str(base) if base is not None else None, "average": self.averaging}
+        said |= {name: value for name, value in more.items() if value is not None}
+        if self.key_map:
+            said["key_map"] = [[rule.match.pattern, rule.to] for rule in read_key_map(self.key_map)]
+        return dict(json.loads(json.dumps(said)))
 
     def destination(self, runs: Sequence[str]) -> Destination | None:
         """Where the outputs of these runs, by their names, are pushed to; None for nowhere. Raises what `Destination.of` raises."""

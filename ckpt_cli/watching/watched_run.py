@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,15 +15,17 @@ from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, NotRecognised, OutputExists, SourceChanged, UsageError
+from ckpt_cli.files.folders import FileState
 from ckpt_cli.files.manifest import foreign_entries, read_manifest
 from ckpt_cli.output.interrupted.place import temporary_name
+from ckpt_cli.pushing import card
 from ckpt_cli.pushing.destination import Destination
 from ckpt_cli.results.watch import WatchEvent
 from ckpt_cli.results.written import AverageResult, MergeResult, PushInfo
 from ckpt_cli.watching.evaluation import run_command
 from ckpt_cli.watching.journal import Journal
 from ckpt_cli.watching.options import WatchOptions
-from ckpt_cli.watching.readiness import Readiness, is_saved_again, saved_at
+from ckpt_cli.watching.readiness import Readiness, is_other, is_saved_again, saved_at, sources_of
 
 UNFINISHED = (IncompleteError, CorruptFile, NotFound, SourceChanged)
 """Errors of a step that may be gone once it is written to its end."""
@@ -32,7 +34,7 @@ OF_OTHER_STEPS = ("step-skipped", "older-steps", "tracker", "step-folders")
 """Codes of notes about the choice of a step, which a watch does not leave to anything."""
 
 STILL_WRITTEN = 2
-"""The newest steps, to which files may still be added; of older ones only the weights are looked at."""
+"""The newest steps, to which files may still be added; of older ones only the weights are looked at, of one of them at each look all."""
 
 YOUNG = "its files may still change"
 
@@ -62,11 +64,15 @@ class Listener:
 
 @dataclass(slots=True)
 class WatchedRun:
-    """A run and the ``home`` of its outputs. ``waiting``: why steps are not made yet; ``kept``: outputs that stay, and why."""
+    """A run and the ``home`` of its outputs, which were all made with options that say ``deciding``.
+
+    ``waiting``: why steps are not made yet; ``kept``: outputs that stay, and why.
+    """
 
     path: Path
     home: Path
     options: WatchOptions
+    deciding: Mapping[str, Any]
     journal: Journal
     make: Maker
     listener: Listener
@@ -79,6 +85,8 @@ class WatchedRun:
     _unpushed: dict[int, str] = field(default_factory=dict)
     _unfinished: set[int] = field(default_factory=set)
     _verified: set[int] = field(default_factory=set)
+    _sources: dict[int, tuple[FileState, ...]] = field(default_factory=dict)
+    _looks: int = 0
 
     def look(self) -> float | None:
         """Do what is due. Returns the seconds after which a step that may still change could be; None if there is none.
@@ -95,8 +103,11 @@ class WatchedRun:
         for blocked in target.blocked:
             self._wait(blocked.step, blocked.error.message)
         newest = sorted(found.step for found in target.checkpoints if found.step is not None)[-STILL_WRITTEN:]
-        for found, step in _steps_of(target, self.options):
-            if self._is_done(found, step, in_full=step in newest):
+        wanted = list(_steps_of(target, self.options))
+        turn = self._looks % len(wanted) if wanted else 0
+        for number, (found, step) in enumerate(wanted):
+            is_new = step in newest
+            if self._is_done(found, step, in_full=is_new, sources=is_new or not self._looks or number == turn):
                 self._after(step)
                 continue
             left = self.readiness.seconds_left(target, found)
@@ -105,8 +116,14 @@ class WatchedRun:
                 due.append(left)
                 continue
             steps = self._averaged(target, step)
-            if steps and self._made(found, step, steps):
+            parts = [other for other in target.checkpoints if other.step in steps]
+            left = max((self.readiness.seconds_left(target, other) for other in parts), default=0.0)
+            if left:
+                self._wait(step, YOUNG)
+                due.append(left)
+            elif steps and self._made(found, step, steps):
                 self._after(step)
+        self._looks += 1
         return min(due, default=None)
 
     def _after(self, step: int) -> None:
@@ -115,10 +132,15 @@ class WatchedRun:
         self._run_command(step)
         self._remove_old()
 
-    def _is_done(self, found: Found, step: int, *, in_full: bool) -> bool:
-        """Whether a step was made from the files that it has now."""
+    def _is_done(self, found: Found, step: int, *, in_full: bool, sources: bool) -> bool:
+        """Whether a step was made from the files that it has now; ``sources``: all that its output was read from are looked at."""
         made = self.journal.made.get(step)
-        return made is not None and (made.saved is None or not is_saved_again(found, made.saved, in_full=in_full))
+        if made is None or (made.saved is not None and is_saved_again(found, made.saved, in_full=in_full)):
+            return False
+        if sources and step not in self._sources:
+            folders = map(Path, made.outputs or (made.output,))
+            self._sources[step] = tuple(source for folder in folders for source in sources_of(folder))
+        return not (sources and any(map(is_other, self._sources[step])))
 
     def _averaged(self, target: Target, step: int) -> tuple[int, ...]:
         """The steps that make the output of a step: itself, or the newest ones up to it; none while there are too few."""
@@ -143,7 +165,7 @@ class WatchedRun:
                 # A watch that was killed between publishing and noting it.
                 result = self.make(self.path, steps, output, overwrite=True, dry_run=True)
                 if not _is_output_of(result, output):
-                    raise
+                    raise OutputExists("something else than would be written now has this name: move it away", path=output) from None
         except UNFINISHED as error:
             self._unfinished.add(step)
             self._wait(step, short_reason(error))
@@ -159,6 +181,7 @@ class WatchedRun:
         self.waiting.pop(step, None)
         self._failed.pop(step, None)
         self._unfinished.discard(step)
+        self._sources.pop(step, None)
         outputs = tuple(each.output for each in result.outputs)
         size = sum(each.bytes_written for each in result.outputs)
         self._tell(
@@ -171,6 +194,7 @@ class WatchedRun:
             saved=saved,
             bytes=size,
             steps=steps if len(steps) > 1 else (),
+            options=dict(self.deciding),
             exit_code=result.exit_code,
             warnings=_warnings(result),
         )
@@ -186,7 +210,8 @@ class WatchedRun:
         self._verified.add(step)
         error = pushed.error
         if error is None:
-            self._tell("pushed", step, Path(made.output), pushed.seconds, push=pushed)
+            warned = tuple(note.text for note in pushed.notes)
+            self._tell("pushed", step, Path(made.output), pushed.seconds, push=pushed, warnings=warned)
         elif self._unpushed.get(step) != error.message:
             self._unpushed[step] = error.message
             text = ": ".join((error.message, *error.details[:1]))
@@ -257,10 +282,14 @@ def _steps_of(target: Target, options: WatchOptions) -> Iterator[tuple[Found, in
 
 
 def _is_output_of(result: MergeResult | AverageResult, output: Path) -> bool:
-    """Whether a folder was written by the plan of a dry run."""
+    """Whether a folder is what a dry run would write: the same plan, read from files as they are, with the same files beside it."""
     for each in result.outputs:
         made = read_manifest(Path(each.output))
-        if made is None or made.facts.get("plan_digest") != each.plan_digest:
+        if made is None or made.facts.get("plan_digest") != each.plan_digest or any(map(is_other, sources_of(Path(each.output)))):
+            return False
+        # A card that was written for the Hub says where the weights come from.
+        beside = {name: crc for name, crc in made.side_checksums.items() if name != card.NAME}
+        if beside != {name: crc for name, crc in each.side_checksums.items() if name != card.NAME}:
             return False
     return os.path.isdir(output)
 

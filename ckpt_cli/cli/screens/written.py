@@ -91,7 +91,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
                 console.print()
                 console.print(drift_table(output.comparison.groups, console.width))
         console.print()
-    _print_notes(session, [*(note for output in result.outputs for note in output.notes), *checkpoint.notes])
+    _print_notes(session, [*(note for output in result.outputs for note in output.notes), *checkpoint.notes, *_push_notes(result.push)])
     if _push_failed(session, result.push):
         return
     if result.dry_run:
@@ -144,7 +144,10 @@ def average_result(result: AverageResult, session: Session) -> None:
         for verified in output.verified:
             print_findings(console, verified.findings, everything=session.verbose)
         console.print()
-    _print_notes(session, [*(note for output in result.outputs for note in output.notes), *result.notes, *checkpoint.notes])
+    _print_notes(
+        session,
+        [*(note for output in result.outputs for note in output.notes), *result.notes, *checkpoint.notes, *_push_notes(result.push)],
+    )
     if _push_failed(session, result.push):
         return
     if result.dry_run:
@@ -171,7 +174,7 @@ def publish_result(result: PublishResult, session: Session) -> None:
         for verified in output.verified:
             print_findings(console, verified.findings, everything=session.verbose)
     console.print()
-    print_notes(session, result.notes)
+    print_notes(session, [*result.notes, *_push_notes(result.push)])
     if _push_failed(session, result.push):
         return
     next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
@@ -249,7 +252,11 @@ def _pushed(push: PushInfo | None, dry_run: bool = False) -> list[tuple[str, str
     size = f"{text.plural(push.files, 'file')}, {text.size(push.bytes)} in {text.duration(push.seconds)}"
     facts: list[tuple[str, str | Text]] = [("pushed", here(push.url, size))]
     facts += [("card", "README.md of the repository was kept")] if push.card == "kept" else []
-    return [*facts, *([("removed", f"weights of an older output there: {few(push.removed, 3)}")] if push.removed else [])]
+    return [*facts, *([("removed", f"files of an older output there: {few(push.removed, 3)}")] if push.removed else [])]
+
+
+def _push_notes(push: PushInfo | None) -> tuple[NoteInfo, ...]:
+    return push.notes if push is not None else ()
 
 
 def _push_failed(session: Session, push: PushInfo | None) -> bool:

@@ -69,11 +69,15 @@ def watch_result(result: WatchResult, session: Session) -> None:
     """What `ckpt watch --once` prints at its end: what to do next."""
     if session.quiet:
         return
-    made = [event for event in result.events if event.event == "made"]
+    removed = {(event.run, event.step) for event in result.events if event.event == "removed"}
+    made = [event for event in result.events if event.event == "made" and (event.run, event.step) not in removed]
     if not result.events and not result.waiting:
         session.out().print("nothing is due", soft_wrap=True)
     if made:
-        next_line(session, f"ckpt verify {text.argument(made[-1].output)} --against {text.argument(made[-1].source)}")
+        last = made[-1]
+        output = text.argument((last.outputs or (last.output,))[0])
+        # An average is like none of its checkpoints.
+        next_line(session, f"ckpt verify {output} --full" if last.steps else f"ckpt verify {output} --against {text.argument(last.source)}")
 
 
 def _said(event: WatchEvent) -> Text:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
+from ckpt_cli.files.source import Identity
 from ckpt_cli.output.part import Part
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import CheckedShare, Finding, VerifyPart
@@ -55,8 +56,8 @@ class Stage(Generic[Item]):
     nbytes: Callable[[Item], float]
     about: Callable[[Item], object] = lambda _: None
 
-    def digest(self, files: dict[str, tuple[int, int]]) -> str:
-        """SHA-256 of all items: names, where every byte lies, what it is compared with. Adds size and mtime (ns) of each file."""
+    def digest(self, files: dict[str, Identity]) -> str:
+        """SHA-256 of all items: names, where every byte lies, what it is compared with. Adds what each file is."""
         state, seen = hashlib.sha256(), set[int]()
         for item in self.items:
             state.update(repr(self.about(item)).encode())
@@ -66,8 +67,7 @@ class Stage(Generic[Item]):
                     state.update(piece.text.encode("utf-8", "surrogateescape"))
                     if id(piece.source) not in seen:
                         seen.add(id(piece.source))
-                        known = (origin.identity for origin in piece.source.origins)
-                        files.update({printed(each.path): (each.size, each.mtime_ns) for each in known})
+                        files.update({printed(origin.identity.path): origin.identity for origin in piece.source.origins})
         return state.hexdigest()
 
     def share(self, part: Part) -> tuple[int, int]:
@@ -101,7 +101,7 @@ class ChecksOfPart(Checks):
     def __init__(self, part: Part) -> None:
         self.part = part
         self.shares: dict[str, CheckedShare] = {}
-        self.files: dict[str, tuple[int, int]] = {}
+        self.files: dict[str, Identity] = {}
 
     def outcome(
         self, stage: Stage[Item], work: Callable[[Item, Advance], Outcome], *, jobs: int | None, progress: Progress | None

@@ -24,6 +24,8 @@ def check_average(name: str, mine: Mapping[str, Tensor], model_name: str, model:
     own, others, modules = _aligned(mine, model)
     common = [each for each in own if each in others]
     hint = f"save the average whole, gathered from all ranks and with the model's names; --type {model_name} reads the model itself"
+    if not common and len(own) > len(others):
+        return  # more than the model has is no part of it, so that this is not what it is the average of
     if not common:
         raise Undecidable(
             f"no tensor of {name} has a name of {model_name}, the model beside it",

@@ -70,7 +70,7 @@ def test_what_is_freed_is_needed_neither_to_merge_nor_to_go_on(run: Path) -> Non
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     result = ckpt_cli.report(run)
     # What was not recognised (75) may be anything.
-    expected = {50: size(run / "checkpoint-50"), 150: size(run / "checkpoint-150" / "optimizer")}
+    expected = {50: size(run / "checkpoint-50" / "pytorch_model_fsdp_0"), 150: size(run / "checkpoint-150" / "optimizer")}
     assert {row.step: row.freeable for row in result.steps if row.freeable} == expected
     assert result.freeable == sum(expected.values())
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
@@ -82,6 +82,69 @@ def test_nothing_is_freed_where_no_step_can_be_merged(run: Path, tmp_path: Path)
         shutil.copytree(run / f"checkpoint-{step}", tmp_path / "run" / f"checkpoint-{step}")
     result = ckpt_cli.report(tmp_path / "run")
     assert (result.newest, result.freeable) == (None, 0)
+
+
+def verl_run(run: Path) -> Path:
+    """Two steps of an actor and a critic, each with an optimizer."""
+    for step in (5, 10):
+        for name in ("actor", "critic"):
+            place = run / f"global_step_{step}" / name
+            place.mkdir(parents=True)
+            torch.save({"a.weight": torch.ones(64)}, place / "model_world_size_1_rank_0.pt")
+            torch.save({"state": {0: {"exp_avg": torch.ones(64)}}, "param_groups": []}, place / "optim_world_size_1_rank_0.pt")
+    return run
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def freed(run: Path) -> dict[int | None, int]:
+    return {row.step: row.freeable for row in ckpt_cli.report(run).steps}
+
+
+def optimizers(run: Path, step: int) -> list[Path]:
+    return sorted((run / f"global_step_{step}").rglob("optim_*.pt"))
+
+
+class TestWhatIsNeededStill:
+    def test_an_optimizer_that_a_later_step_replaces_is_not(self, tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        assert freed(run) == {5: sum(path.stat().st_size for path in optimizers(run, 5)), 10: 0}
+
+    @pytest.mark.parametrize("happens", [Path.unlink, cut, lambda path: path.write_bytes(bytes(path.stat().st_size))])
+    def test_an_optimizer_that_the_newest_step_lacks_is(self, happens, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+        run = verl_run(tmp_path / "run")
+        happens(optimizers(run, 10)[1])
+        assert freed(run) == {5: 0, 10: 0}
+
+    def test_the_last_whole_optimizer_of_several_is(self, tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        shutil.copytree(run / "global_step_10", run / "global_step_20")
+        cut(optimizers(run, 20)[0])
+        assert freed(run) == {5: sum(path.stat().st_size for path in optimizers(run, 5)), 10: 0, 20: 0}
+
+    def test_so_is_what_is_whole_beside_a_damaged_actor(self, tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        weights = run / "global_step_5" / "actor" / "model_world_size_1_rank_0.pt"
+        cut(weights)
+        assert freed(run)[5] == sum(path.stat().st_size for path in (weights, *optimizers(run, 5)))
+        cut(run / "global_step_5" / "critic" / "model_world_size_1_rank_0.pt")
+        assert freed(run)[5] == size(run / "global_step_5")
+
+    def test_so_is_the_only_optimizer_beside_damaged_weights(self, tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        for path in (run / "global_step_5").rglob("model_*.pt"):
+            cut(path)
+        for path in optimizers(run, 10):
+            path.unlink()
+        assert freed(run)[5] == size(run / "global_step_5") - sum(path.stat().st_size for path in optimizers(run, 5))
+
+    def test_so_are_ranks_the_rest_of_which_may_be_on_another_node(self, tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        for path in (run / "global_step_5").rglob("*_world_size_1_*"):
+            path.rename(path.with_name(path.name.replace("size_1", "size_2")))
+        assert freed(run) == {5: 0, 10: 0}
 
 
 def test_files_with_weights_and_optimizer_are_told_apart_by_headers(tmp_path: Path) -> None:
@@ -225,5 +288,5 @@ def test_a_damaged_file_is_a_reason_and_one_that_is_refused_is_none_to_remove(ru
     flat = tmp_path / "run" / "checkpoint-150" / SHARD
     flat.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
     rows = by_step(ckpt_cli.report(tmp_path / "run"))
-    assert (rows[100].mergeable, rows[100].freeable) == (False, size(tmp_path / "run" / "checkpoint-100"))
+    assert (rows[100].mergeable, rows[100].freeable) == (False, size(tmp_path / "run" / "checkpoint-100" / "pytorch_model_fsdp_0"))
     assert (rows[150].mergeable, rows[150].freeable) == (False, 0)

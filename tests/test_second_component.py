@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import ckpt_cli
-from ckpt_cli.errors import MissingTensors
+from ckpt_cli.errors import MissingTensors, Undecidable
 from tests.cli import ckpt
 from tests.tensors import Tensors, load
 
@@ -74,6 +75,86 @@ class TestAnAverage:
         assert [item.tensor for item in checked.findings if item.code == "less-than-model"] == ["layers.3.w"]
         for command in ("detect", "inspect"):
             assert "ema lacks 1 of the 5 tensors of the model beside it: layers.3.w" in ckpt(command, path, "--type", "ema").err
+
+
+def half(tensors: Tensors) -> Tensors:
+    """What one of two ranks holds of each matrix under tensor parallelism."""
+    return {name: tensor[: len(tensor) // 2].clone() for name, tensor in tensors.items()}
+
+
+def flat(tensors: Tensors) -> Tensors:
+    """What one of two ranks holds under ZeRO-3."""
+    return {name: tensor.flatten()[: tensor.numel() // 2].clone() for name, tensor in tensors.items()}
+
+
+def of_layer(tensors: Tensors) -> Tensors:
+    """What a stage that does not know its place calls its layer."""
+    return {name.removeprefix("layers.3."): tensor for name, tensor in tensors.items() if ".3." in name}
+
+
+def renamed(tensors: Tensors) -> Tensors:
+    return {f"p{number}": tensor for number, tensor in enumerate(tensors.values())}
+
+
+class TestWhatOneRankHolds:
+    """Nothing in a file says how the parts of several ranks are put together, so that they are no average."""
+
+    @pytest.mark.parametrize("layout", [in_one_file, in_dcp, in_folders])
+    @pytest.mark.parametrize("part", [half, flat])
+    def test_is_refused_by_its_shapes(self, layout, part, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+        path = layout(tmp_path / "run", model(), part(model()))
+        with pytest.raises(Undecidable, match="5 of 5 have another shape") as caught:
+            ckpt_cli.merge(path, tmp_path / "out", type="ema")
+        assert caught.value.tensor == "embed.weight"
+        assert not (tmp_path / "out").exists()
+        assert "--type model reads the model itself" in str(caught.value.hint)
+        ckpt_cli.merge(path, tmp_path / "out", type="model")
+        assert load(tmp_path / "out").keys() == model().keys()
+
+    @pytest.mark.parametrize(("part", "why"), [(of_layer, "the names fit several"), (renamed, "has a name of model")])
+    def test_is_refused_by_its_names(self, part, why: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+        path = in_one_file(tmp_path / "run", model(), part(model()))
+        with pytest.raises(Undecidable, match=why):
+            ckpt_cli.merge(path, tmp_path / "out", type="both")
+
+    def test_is_refused_by_every_command(self, tmp_path: Path) -> None:
+        path = in_one_file(tmp_path / "run", model(), half(model()))
+        for command in ("inspect", "verify", "detect"):
+            shown = ckpt(command, path, "--type", "ema")
+            assert (shown.code, "have another shape" in shown.err) == (4, True)
+        with pytest.raises(Undecidable):
+            ckpt_cli.open(path, type="ema")
+        with pytest.raises(Undecidable):
+            ckpt_cli.diff(path, type="model,ema")
+
+    def test_is_refused_in_the_state_of_deepspeed(self, data: Path, tmp_path: Path) -> None:
+        shutil.copytree(data / "deepspeed" / "tp2-z1-w2" / "run", tmp_path / "run")
+        (first,) = (tmp_path / "run").rglob("mp_rank_00_model_states.pt")
+        states = torch.load(first, weights_only=False)
+        torch.save({**states, "ema": {name: tensor.float() for name, tensor in states["module"].items()}}, first)
+        with pytest.raises(Undecidable, match="have another shape"):
+            ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="ema")
+
+
+@pytest.mark.parametrize("key", ["net.{}", "net.inner.{}"])
+def test_an_average_of_one_module_of_several(key: str, tmp_path: Path) -> None:
+    weights = {**{key.format(name): tensor for name, tensor in model().items()}, "teacher.head": torch.ones(3, 2)}
+    ckpt_cli.merge(in_one_file(tmp_path / "run", weights, model()), tmp_path / "out", type="ema")
+    for number, (part, error) in enumerate(((without(model(), ".3."), MissingTensors), (half(model()), Undecidable))):
+        with pytest.raises(error):
+            ckpt_cli.merge(in_one_file(tmp_path / f"run{number}", weights, part), tmp_path / "none", type="ema")
+
+
+def test_an_average_without_dots_in_its_names(tmp_path: Path) -> None:
+    average = {name.replace(".", ""): tensor for name, tensor in model().items()}
+    ckpt_cli.merge(in_one_file(tmp_path / "run", model(), average), tmp_path / "out", type="ema")
+
+
+@pytest.mark.parametrize("layout", [in_one_file, in_dcp])
+def test_what_is_written_too_is_not_left_out(layout, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = layout(tmp_path / "run", model(), model())
+    assert "also holds ema" in ckpt("merge", path, "-o", tmp_path / "one").out
+    assert "also holds" not in ckpt("merge", path, "--type", "both", "-o", tmp_path / "two").out
 
 
 def test_averages_of_partial_averages_are_refused(tmp_path: Path) -> None:

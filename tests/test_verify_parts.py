@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -394,6 +395,31 @@ class TestRefused:
             ckpt_cli.verify(out, gather=[after[0], before[1], after[2]])
         assert caught.value.path == str(before[1])
         assert ckpt_cli.verify(out, gather=after).exit_code == 0
+
+    @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "on another machine"])
+    @pytest.mark.parametrize("how", ["in place", "replaced"])
+    def test_files_that_changed_with_their_size_and_mtime_kept(
+        self, out: Path, tmp_path: Path, how: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On another machine the same file system has another device number."""
+        run = Path(shutil.copytree(RUN, tmp_path / "run"))
+        of, name = Identity.of, platform.node
+        with monkeypatch.context() as there:
+            if elsewhere:
+                there.setattr(Identity, "of", lambda path, status: replace(of(path, status), device=of(path, status).device + 5))
+                there.setattr(platform, "node", lambda: f"not-{name()}")
+            parts = parts_of(out, 2, tmp_path / "parts", against=str(run))
+        assert ckpt_cli.verify(out, gather=parts).exit_code == 0
+        path = run / "checkpoint-200" / "pytorch_model_fsdp_0" / "model_world_size_4_rank_2.pt"
+        before = path.stat()
+        if how == "replaced":
+            shutil.copy(path, tmp_path / "new")
+            os.replace(tmp_path / "new", path)
+        flipped(path, before.st_size // 2)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises(Inconsistent, match="changed since, although size and mtime are the same") as caught:
+            ckpt_cli.verify(out, gather=parts)
+        assert caught.value.path == str(path)
 
     def test_a_manifest_with_other_checksums(self, out: Path, parts: list[Path]) -> None:
         """What the parts compared with is no longer what there is to compare with."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.beside.outputs import partial_notes
-from ckpt_cli.discover.components import component_names
+from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of, stray_notes
 from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, UsageError, within_memory
@@ -54,7 +54,8 @@ def detect(
             checkpoint = describe_checkpoint(opened, _partial_notes(opened))
     except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
         target = locate(path, step, nodes)
-        found = target.checkpoints[-1]
+        with Files(progress=progress, values=False) as files:
+            found = expanded(target.checkpoints[-1], files)
         names = component_names(found, component)
         components = [listed_component(place) for place in found.places]
         # Which of several folders is meant is no trouble of the files in them.

@@ -38,7 +38,7 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.megatron.config import config_from
-from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model
+from ckpt_cli.hub.second_component import check_average, lacking_notes, lacking_of_model
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import few, unnumbered
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
@@ -140,7 +140,9 @@ def open_checkpoint(
             notes += newest_notes(target, found, lambda other: _is_whole(other, type, files, base, shard_order))
         else:
             notes += told_by_trackers(target, found)
-        notes += [note for opened in components for note in opened.component.notes]
+        opened = {(one.place.match.number, one.place.match.component) for one in components}
+        notes += [note for one in components for note in one.component.notes
+                  if not (note.others and opened.issuperset((one.place.match.number, other) for other in note.others))]  # fmt: skip
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
     first = why_none(target, passed.errors, type, files)
@@ -257,6 +259,8 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     live = cache(lambda: _live_tensors(found, model, files, base, shard_order)) if model is not None else None
     lacking: tuple[str, ...] = ()
     if live is not None and (tensors := live()) is not None:
+        if average:
+            check_average(name, component.tensors, str(model), tensors)
         lacking = lacking_of_model(component.tensors, tensors, assets.config, average=average)
         notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
     component = replace(component, name=name, notes=notes)

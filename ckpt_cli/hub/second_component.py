@@ -1,15 +1,58 @@
-"""What a second component of a checkpoint lacks that the model beside it has: the only comparison where no class is known."""
+"""A second component of a checkpoint, compared with the model beside it: the only comparison where no class is known."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ckpt_cli.boxes import shape_text
+from ckpt_cli.errors import Undecidable
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import few, stripped_names
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
+
+
+def check_average(name: str, mine: Mapping[str, Tensor], model_name: str, model: Mapping[str, Tensor]) -> None:
+    """Raise Undecidable unless an average can be one of the model: whole tensors under its names, or those of a module of it.
+
+    Trainers put into a file whatever a rank holds: slices of tensor parallelism, flat shards of ZeRO-3, the layers of one pipeline stage
+    by local numbers. Nothing in the file says how these are put together.
+    """
+    own, others, modules = _aligned(mine, model)
+    common = [each for each in own if each in others]
+    hint = f"save the average whole, gathered from all ranks and with the model's names; --type {model_name} reads the model itself"
+    if not common and len(own) > len(others):
+        return  # more than the model has is no part of it, so that this is not what it is the average of
+    if not common:
+        raise Undecidable(
+            f"no tensor of {name} has a name of {model_name}, the model beside it",
+            tensor=next(iter(mine)),
+            expected=f"names as in {model_name}: {few(list(model), 3)}",
+            hint=hint,
+        )
+    if len(modules) > len({pattern_of(f".{start}")[0] for start in modules}):
+        fitting = few([start.rstrip(".") for start in modules], 3)
+        raise Undecidable(
+            f"nothing says which layer of {model_name} {name} is of: the names fit several",
+            tensor=own[common[0]].name,
+            expected=f"names with the layer; these would fit {fitting}",
+            hint=hint,
+        )
+    reshaped = [
+        each for each in common if own[each].dtype.kind == others[each].dtype.kind == "float" and own[each].shape != others[each].shape
+    ]
+    if reshaped:
+        shapes = [f"{own[each].name}: {shape_text(own[each].shape)}, in {model_name} {shape_text(others[each].shape)}" for each in reshaped]
+        raise Undecidable(
+            f"{name} does not hold whole tensors of {model_name}, the model beside it: {len(reshaped)} of {len(common)} have another shape",
+            tensor=own[reshaped[0]].name,
+            expected=f"the shape {shape_text(others[reshaped[0]].shape)}, not {shape_text(own[reshaped[0]].shape)}",
+            details=shapes if len(shapes) > 1 else [],
+            hint=hint,
+        )
 
 
 def lacking_of_model(mine: Mapping[str, Tensor], model: Mapping[str, Tensor], config: Config, *, average: bool) -> tuple[str, ...]:
@@ -19,9 +62,7 @@ def lacking_of_model(mine: Mapping[str, Tensor], model: Mapping[str, Tensor], co
     of that, only what it has elsewhere (the same module of another layer) counts, and only if it has the shapes of the model. Empty if
     fewer than half of the names are alike, as then the two cannot be compared.
     """
-    own, others = _named(mine), _named(model)
-    if not own.keys() & others.keys():
-        own, others = _without_prefix(own), _without_prefix(others)
+    own, others, _ = _aligned(mine, model)
     common = own.keys() & others.keys()
     if 2 * len(common) < len(own):
         return ()
@@ -48,6 +89,36 @@ def lacking_notes(component: str, lacking: Sequence[str], total: int) -> list[No
         return []
     text = f"{component} lacks {len(lacking)} of the {total} tensors of the model beside it: {few(grouped(lacking))}"
     return [Note("warning", "lacks-tensors", text)]
+
+
+def _aligned(mine: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """The tensors of both under the names by which most are alike, and the modules of the model that fit if it is one of these.
+
+    An average may be of a module that holds the model, of one module of it, or leave the dots out of its names (LitEma).
+    """
+    own, others = _named(mine), _named(model)
+    if 2 * len(own.keys() & others.keys()) >= len(own):
+        return own, others, []
+    starts = _modules(own, others)
+    ways = [
+        (own, others, []),
+        (_without_prefix(own), _without_prefix(others), []),
+        *((own, {other.removeprefix(start): others[other] for other in others if other.startswith(start)}, starts) for start in starts[:1]),
+        (own, {other.replace(".", ""): tensor for other, tensor in others.items()}, []),
+    ]
+    return max(ways, key=lambda way: len(way[0].keys() & way[1].keys()))
+
+
+def _modules(own: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
+    """The beginnings of names, each with its dot, after which most names (and shapes) are those of ``own``: several if they fit alike."""
+    alike, shaped = Counter[str](), Counter[str]()
+    for other, tensor in others.items():
+        for place in [place for place, char in enumerate(other, 1) if char == "."]:
+            if (same := own.get(other[place:])) is not None:
+                alike[other[:place]] += 1
+                shaped[other[:place]] += same.shape == tensor.shape
+    best = max(((alike[start], shaped[start]) for start in alike), default=None)
+    return [start for start in alike if (alike[start], shaped[start]) == best]
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

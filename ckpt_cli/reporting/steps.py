@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from ckpt_cli.discover.components import component_names, expanded
-from ckpt_cli.discover.found import Found, Target
+from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.discover.open import describe_place
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Undecidable, Unsupported
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, PartOfSet, Undecidable, Unsupported
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few
@@ -23,11 +24,23 @@ UNFINISHED = "its name says that the save did not finish"
 NO_WEIGHTS = "no weights were recognised in it"
 
 
+State = Literal["whole", "damaged", "lacks-ranks", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A component of a step: its files prove that it is damaged, or ranks are missing that other machines may have."""
+
+    state: State
+    files: frozenset[Path]
+    world_size: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A step: the error that a merge of it would end with, and the shape and dtype of each tensor that a merge would read.
 
-    ``broken``: its files prove that parts of it are missing or damaged; what cannot be read, or is not known, may be whole.
+    ``unfinished``: its save did not finish; what cannot be read, or is not known, may be whole.
     """
 
     path: Path
@@ -36,7 +49,8 @@ class Row:
     sizes: Sizes = field(default_factory=Sizes)
     problem: str | None = None
     complete: bool = False
-    broken: bool = False
+    unfinished: bool = False
+    parts: Mapping[str, Part] = field(default_factory=dict)
     tensors: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
 
@@ -48,7 +62,7 @@ def rows_of(target: Target, type: str | None, progress: Progress | None) -> list
     rows = [_row(found, target, type, progress) for found in target.checkpoints]
     rows += [Row(blocked.path, blocked.step, problem=blocked.error.message) for blocked in target.blocked]
     rows += [Row(path, step_of(path), sizes=folder_size(path), problem=NO_WEIGHTS) for path in target.bare]
-    rows += [Row(path, step_of(path), sizes=folder_size(path), problem=UNFINISHED, broken=True) for path in target.partial]
+    rows += [Row(path, step_of(path), sizes=folder_size(path), problem=UNFINISHED, unfinished=True) for path in target.partial]
     return sorted(rows, key=lambda row: (row.step is None, row.step or 0, row.path))
 
 
@@ -76,9 +90,43 @@ def _row(listed: Found, target: Target, type: str | None, progress: Progress | N
             sizes_of(found, list(described.values()), files),
             None if trouble is None else short_reason(trouble, found.path),
             trouble is None or isinstance(trouble, (Unsupported, Undecidable)),
-            isinstance(trouble, (IncompleteError, CorruptFile)) and not isinstance(trouble, Undecidable),
-            tensors,
+            parts={place.name: _part(place, described.get(place.name), errors.get(place.name)) for place in found.places},
+            tensors=tensors,
         )
+
+
+def _part(place: Place, component: Component | None, error: CkptError | None) -> Part:
+    state: State = "whole" if error is None else "unknown"
+    if isinstance(error, (MissingShard, PartOfSet)):
+        state = "lacks-ranks"
+    elif isinstance(error, (IncompleteError, CorruptFile)) and not isinstance(error, Undecidable):
+        state = "damaged"
+    return Part(state, frozenset((*place.match.files, *(component.files if component is not None else ()))), place.match.world_size)
+
+
+def freeable(row: Row, newest: Row, rows: Sequence[Row]) -> int:
+    """Bytes of an older step that are needed neither to merge what is whole in it nor to go on from a step after it.
+
+    Ranks are missing for good if the newest step has as many, all of them here: then no other machine writes any.
+    """
+    after = [other for other in rows if other.problem is None and (other.step or 0) > (row.step or 0)]
+    replaced = any(other.sizes.replaces_optimizer_of(row.sizes) for other in after)
+    separate = sum(row.sizes.separate.values())
+    if row.unfinished:
+        return row.sizes.total
+    lost = {name: part for name, part in row.parts.items() if part.state == "damaged" or _is_lost(part, newest.parts.get(name))}
+    if lost and len(lost) == len(row.parts):
+        return row.sizes.total - (0 if replaced else separate)
+    needed = {path for name, part in row.parts.items() if name not in lost for path in part.files}
+    gone = {path for part in lost.values() for path in part.files} - needed
+    optimizer = separate if replaced and (row.complete or lost) else 0
+    return optimizer + sum(row.sizes.files.get(path, 0) for path in gone)
+
+
+def _is_lost(part: Part, newest: Part | None) -> bool:
+    return (
+        newest is not None and (part.state, newest.state) == ("lacks-ranks", "whole") and part.world_size == newest.world_size is not None
+    )
 
 
 def reported(rows: Sequence[Row], drifts: Mapping[Path, float | None]) -> tuple[StepReport, ...]:
@@ -87,7 +135,6 @@ def reported(rows: Sequence[Row], drifts: Mapping[Path, float | None]) -> tuple[
     made, before = [], None
     for row in rows:
         is_older = newest is not None and row.step is not None and row.step < (newest.step or 0)
-        unneeded = row.sizes.total if row.broken else row.sizes.separate if row.complete else 0
         made.append(
             StepReport(
                 step=row.step,
@@ -99,7 +146,7 @@ def reported(rows: Sequence[Row], drifts: Mapping[Path, float | None]) -> tuple[
                 weights=row.sizes.weights,
                 optimizer=row.sizes.optimizer,
                 other=row.sizes.other,
-                freeable=unneeded if is_older else 0,
+                freeable=freeable(row, newest, rows) if newest is not None and is_older else 0,
                 differs=_difference(before, row) if before is not None and row.problem is None else None,
                 drift=drifts.get(row.path),
             )

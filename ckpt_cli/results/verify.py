@@ -61,7 +61,8 @@ class VerifyPart(Frozen):
     """What part ``part`` (from 0) of ``parts`` of a verification read and found. It is no verdict, which comes from all parts.
 
     ``digest`` is equal for all parts of one verification: it covers the version, what was asked, size, mtime (ns) and tag of all
-    ``files``, and the tensors in them. ``shares`` are by check; ``against`` is the source as it was given, which a result shows.
+    ``files``, and the tensors in them. ``seen`` has device, inode and ctime (ns) of each file as ``machine`` (a digest of its name)
+    saw it. ``shares`` are by check; ``against`` is the source as it was given, which a result shows.
     """
 
     part: Count
@@ -70,6 +71,8 @@ class VerifyPart(Frozen):
     digest: str
     question: Question
     files: dict[str, tuple[Count, int, str]]
+    machine: str
+    seen: dict[str, tuple[int, int, int]]
     shares: dict[str, CheckedShare]
     against: Place | None = None
     seconds: float = 0.0

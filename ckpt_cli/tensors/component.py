@@ -27,11 +27,15 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the user should know: ``level`` "info" (in verbose output) or "warning" (always shown)."""
+    """Something that the user should know: ``level`` "info" (in verbose output) or "warning" (always shown).
+
+    ``others`` are components of the same files that it tells of: it is left out where all of these are opened too.
+    """
 
     level: Literal["info", "warning"]
     code: str
     text: str
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
+from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.formats.ages import refuse_unversioned
 from ckpt_cli.output.part import Part
 from ckpt_cli.progress import Progress
@@ -56,8 +57,8 @@ class Stage(Generic[Item]):
     nbytes: Callable[[Item], float]
     about: Callable[[Item], object] = lambda _: None
 
-    def digest(self, files: dict[str, tuple[int, int, str]]) -> str:
-        """SHA-256 of all items: names, where every byte lies, what it is compared with. Adds what tells each file from others.
+    def digest(self, files: dict[str, Identity]) -> str:
+        """SHA-256 of all items: names, where every byte lies, what it is compared with. Adds what each file is.
 
         Raises Unsupported for a file that nothing tells from others of its size.
         """
@@ -71,7 +72,7 @@ class Stage(Generic[Item]):
                     if id(piece.source) not in seen:
                         seen.add(id(piece.source))
                         refuse_unversioned(piece.source.origins)
-                        files.update({printed(each.path): each.identity.stamp for each in piece.source.origins})
+                        files.update({printed(origin.identity.path): origin.identity for origin in piece.source.origins})
         return state.hexdigest()
 
     def share(self, part: Part) -> tuple[int, int]:
@@ -105,7 +106,7 @@ class ChecksOfPart(Checks):
     def __init__(self, part: Part) -> None:
         self.part = part
         self.shares: dict[str, CheckedShare] = {}
-        self.files: dict[str, tuple[int, int, str]] = {}
+        self.files: dict[str, Identity] = {}
 
     def outcome(
         self, stage: Stage[Item], work: Callable[[Item, Advance], Outcome], *, jobs: int | None, progress: Progress | None

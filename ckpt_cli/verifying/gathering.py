@@ -2,13 +2,16 @@
 
 Gathering verifies again, headers and all, but reads no weights: what each part read and found takes the place of that. So it ends with the
 result of one process. The parts are proved to be all there, and to be of one verification: the digest of each covers the version, what was
-asked, size and time of all files, where every tensor lies in them, and what it was compared with. What is there now must give the same.
+asked, size and time of all files, where every tensor lies in them, and what it was compared with. What is there now must give the same,
+and be the same files by inode and ctime where a part saw the same file system.
 """
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from ckpt_cli import __version__
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, UsageError, reading
+from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.files.source import read_small
 from ckpt_cli.given import URL
 from ckpt_cli.names import few
@@ -67,7 +71,9 @@ def result_of(checks: ChecksOfPart, asked: Asked, seconds: float) -> VerifyPart:
         version=__version__,
         digest="",
         question=question_of(asked),
-        files=checks.files,
+        files={path: each.stamp for path, each in checks.files.items()},
+        machine=this_machine(),
+        seen={path: (each.device, each.inode, each.ctime_ns) for path, each in checks.files.items()},
         shares=checks.shares,
         against=printed(asked.against, whole=False) if asked.against is not None else None,
         seconds=seconds,
@@ -84,8 +90,9 @@ def read_parts(paths: Sequence[Path]) -> list[VerifyPart]:
     files: dict[str, dict[str, tuple[int, int, str]]] = {}
     for path in paths:
         part = _part(path)
-        # All list the same files: once is enough.
-        parts.append(part.model_copy(update={"files": files.setdefault(part.digest, part.files)}))
+        # All list the same files, and parts of one machine see the same: once is enough.
+        seen = parts[-1].seen if parts and parts[-1].seen == part.seen else part.seen
+        parts.append(part.model_copy(update={"files": files.setdefault(part.digest, part.files), "seen": seen}))
     usual, _ = Counter(part.digest for part in parts).most_common(1)[0]
     first = next(part for part in parts if part.digest == usual)
     for path, part in zip(paths, parts, strict=True):
@@ -182,6 +189,23 @@ def answered(asked: Asked, part: VerifyPart) -> Asked:
     return Asked.of(asked.path, {**options, "jobs": asked.options.jobs}, type=known.type, step=known.step, **sources)
 
 
+def this_machine() -> str:
+    """The same for all parts of one machine; its name is not to be read from it."""
+    return hashlib.sha256(platform.node().encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def changed_since(part: VerifyPart, files: Mapping[str, Identity]) -> list[str]:
+    """The files that are no longer those which a part read, although they have the same size and mtime: by inode and ctime.
+
+    These mean something only for a file system that the part saw too: a device of this machine, or one with a file of the same inode and
+    ctime. Copies on a disk of another machine have only size and mtime.
+    """
+    known = {path: (part.seen[path], (now.device, now.inode, now.ctime_ns)) for path, now in files.items() if path in part.seen}
+    here = part.machine == this_machine()
+    shared = {then[0] for then, now in known.values() if then[1:] == now[1:] or (here and then[0] == now[0])}
+    return [path for path, (then, now) in known.items() if then[0] in shared and then[1:] != now[1:]]
+
+
 class GatheredChecks(Checks):
     """What all parts found, in the place of reading. Raises Inconsistent where they did not check what is there now."""
 
@@ -193,7 +217,7 @@ class GatheredChecks(Checks):
     ) -> Outcome:
         if not stage.items:
             return Outcome()
-        files: dict[str, tuple[int, int, str]] = {}
+        files: dict[str, Identity] = {}
         digest = stage.digest(files)
         shares = list(self._shares(stage.name, files))
         for number, share in enumerate(shares):
@@ -201,6 +225,16 @@ class GatheredChecks(Checks):
                 raise self._stale(files)
             if (share.items, share.first, share.last) != (len(stage.items), *stage.share(Part(number, len(shares)))):
                 raise CorruptFile(f"part {number} did not check the tensors of part {number}", hint=AGAIN)
+        for part in self._parts:
+            changed = changed_since(part, files)
+            if changed:
+                raise Inconsistent(
+                    f"part {part.part} is out of date: {few(changed, 3)} changed since, although size and mtime are the same",
+                    path=changed[0],
+                    details=changed,
+                    expected="the files that the part read, untouched",
+                    hint="run all parts again",
+                )
         self._asked.add(stage.name)
         return Outcome.joined([Outcome(share.findings, share.bytes_read, share.compared) for share in shares])
 
@@ -209,16 +243,16 @@ class GatheredChecks(Checks):
         if self._asked != set(self._parts[0].shares):
             raise self._stale({})
 
-    def _shares(self, name: str, files: dict[str, tuple[int, int, str]]) -> Iterator[CheckedShare]:
+    def _shares(self, name: str, files: dict[str, Identity]) -> Iterator[CheckedShare]:
         for part in self._parts:
             if name not in part.shares:
                 raise self._stale(files)
             yield part.shares[name]
 
-    def _stale(self, files: dict[str, tuple[int, int, str]]) -> Inconsistent:
+    def _stale(self, files: dict[str, Identity]) -> Inconsistent:
         """The error for parts that checked something else; ``files`` are those of now."""
         known = self._parts[0].files
-        changed = [path for path, now in files.items() if known.get(path) != now]
+        changed = [path for path, now in files.items() if known.get(path) != now.stamp]
         what = f"{few(changed, 3)} changed" if changed else "the tensors that are checked changed"
         count = len(self._parts)
         subject = "the part is" if count == 1 else f"all {count} parts are"

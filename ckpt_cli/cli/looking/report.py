@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ckpt_cli.cli.session import Session
 
-FREED = "optimizers of older steps, and older steps that are not whole"
+FREED = "of older steps, optimizers that a newer one replaces, and what is damaged or incomplete"
 
 
 def report_result(result: ReportResult, session: Session) -> None:

@@ -230,11 +230,11 @@ def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:
     doubtful = [other for other in others if may_be_the_model(other, main)]
     notes = []
     if doubtful:
-        told = few([_told(other) for other in doubtful])
-        notes.append(Note("warning", "other-groups", f"the folder also holds tensors of {told}, which are not in this component"))
-    if len(doubtful) < len(others):
-        told = few([_told(other) for other in others if other not in doubtful])
-        notes.append(Note("info", "other-components", f"the folder also holds {told}"))
+        text = f"the folder also holds tensors of {few([_told(other) for other in doubtful])}, which are not in this component"
+        notes.append(Note("warning", "other-groups", text, tuple(other.name for other in doubtful)))
+    if known := [other for other in others if other not in doubtful]:
+        text = f"the folder also holds {few([_told(other) for other in known])}"
+        notes.append(Note("info", "other-components", text, tuple(other.name for other in known)))
     return notes
 
 

@@ -83,7 +83,9 @@ class HubFolder(Format):
         if split is not None:
             model, average = split
             tensors = model if match.group is None else {name: replace(tensor, name=name) for name, tensor in average.items()}
-            notes = (Note("info", "other-components", f"{first.name} also holds ema (--type ema)"),) if match.group is None else ()
+            notes = (
+                (Note("info", "other-components", f"{first.name} also holds ema (--type ema)", ("ema",)),) if match.group is None else ()
+            )
         paths = weights.files if weights.index is None else (weights.index, *weights.files)
         if not tensors:
             raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)

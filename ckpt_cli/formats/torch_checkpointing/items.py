@@ -76,9 +76,11 @@ def notes_of_others(main: str, others: Sequence[str]) -> list[Note]:
     known = [f"{name} (--type {name})" for name in others if name not in doubtful]
     notes = []
     if told:
-        notes.append(Note("warning", "other-groups", f"the folder also holds weights of {few(told)}, which are not in this component"))
+        text = f"the folder also holds weights of {few(told)}, which are not in this component"
+        notes.append(Note("warning", "other-groups", text, tuple(doubtful)))
     if known:
-        notes.append(Note("info", "other-components", f"the folder also holds {few(known)}"))
+        text = f"the folder also holds {few(known)}"
+        notes.append(Note("info", "other-components", text, tuple(name for name in others if name not in doubtful)))
     return notes
 
 

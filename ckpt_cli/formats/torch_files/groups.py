@@ -121,7 +121,8 @@ def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGrou
     """Notes about a state dict of the file ``name``: what it is, which others there are, and what is left out beside it."""
     notes = [] if group.why is None else [Note("warning", "averaged", group.why)]
     if group is groups[0] and len(groups) > 1:
-        notes.append(Note("info", "other-components", f"{name} also holds {few([other.title for other in groups[1:]])}"))
+        text = f"{name} also holds {few([other.title for other in groups[1:]])}"
+        notes.append(Note("info", "other-components", text, tuple(other.name for other in groups[1:])))
     passed = passed_over(way, groups, group)
     if passed:
         notes.append(Note("warning", "beside-weights", f"left out, since they are beside the state dict: {few(passed)}"))

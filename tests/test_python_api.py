@@ -61,7 +61,7 @@ class TestValues:
         ckpt_cli.merge(run, tmp_path / "out", dtype=dtype)
         assert {tensor.dtype for tensor in written(tmp_path / "out").values()} == {torch.float16}
 
-    @pytest.mark.parametrize("dtype", [torch.int8, numpy.int64, "int8", float, 16, object()], ids=repr)
+    @pytest.mark.parametrize("dtype", [torch.int8, numpy.int64, "int8", float, 16, pytest.param(object(), id="object")], ids=repr)
     def test_a_dtype_that_nothing_is_cast_to(self, dtype: Any, run: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             ckpt_cli.merge(run, tmp_path / "out", dtype=dtype)
@@ -152,7 +152,7 @@ class TestValues:
         with pytest.raises(UsageError, match=r"PATH must be a path, not (None|int|bytes|list)"):
             command(path)
 
-    @pytest.mark.parametrize("odd", [0, -1, 1.5, "x", b"x", "\ud800", "\0", {}, [1], float("nan"), object()], ids=repr)
+    @pytest.mark.parametrize("odd", [0, -1, 1.5, "x", b"x", "\ud800", "\0", {}, [1], float("nan"), pytest.param(object(), id="object")], ids=repr)
     def test_whatever_is_given_where_it_is_an_error_of_ours_or_none(self, odd: Any, run: Path, tmp_path: Path) -> None:
         for _, options, command in PAIRS:
             names = [*(field.name for field in fields(options)), "type", "type", "step", "also", "base", "progress"]

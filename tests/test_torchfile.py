@@ -592,7 +592,7 @@ class TestTensorsThatContradictTheFile:
             Persistent(None),
             None,
             ("storage", Global("torch", "FloatStorage"), "0", "cpu", 4),
-            Call(Global("torch", "FloatStorage"), (4,)),
+            pytest.param(Call(Global("torch", "FloatStorage"), (4,)), id="call"),
         ],
         ids=str,
     )

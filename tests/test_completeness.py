@@ -291,7 +291,7 @@ class TestDcpContents:
         assert "object-with-tensors" in [note.code for note in result.checkpoint.notes]
 
     def test_an_ema_of_another_folder_keeps_its_name(self, tmp_path: Path) -> None:
-        step = save_dcp(tmp_path / "step_1", {"ema": {"w": torch.ones(2)}, "other": {"w": torch.ones(3)}})
+        step = save_dcp(tmp_path / "step_1", {"ema": {"w": torch.ones(2, 3)}, "other": {"w": torch.ones(5)}})
         save_dcp(step / "ema_sharded", {"model": {"w": torch.ones(5)}})
         assert ckpt_cli.merge(step, tmp_path / "out", type="ema").outputs[0].elements == 5
 

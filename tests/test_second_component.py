@@ -190,3 +190,27 @@ class TestAnotherModel:
             path = in_one_file(tmp_path / f"run{number}", model(), other, key="critic")
             result = ckpt_cli.merge(path, tmp_path / f"out{number}", type="critic")
             assert "lacks-tensors" not in {note.code for note in result.checkpoint.notes}
+
+
+class TestAnAverageBesideSeveralModels:
+    """It is of the one that it fits, whatever stands first."""
+
+    def of(self, tmp_path: Path, average: Tensors) -> Path:
+        critic = {"embed.weight": torch.ones(9, 5), "layers.0.w": torch.ones(5, 5), "score.w": torch.ones(1, 5)}
+        dcp.save({"discriminator": critic, "generator": model(), "ema": average}, checkpoint_id=tmp_path / "step-5", no_dist=True)
+        return tmp_path / "step-5"
+
+    def test_is_compared_with_that_one(self, tmp_path: Path) -> None:
+        step = self.of(tmp_path, model())
+        ckpt_cli.merge(step, tmp_path / "out", type="ema")
+        assert load(tmp_path / "out").keys() == model().keys()
+
+    def test_is_refused_if_it_is_of_none(self, tmp_path: Path) -> None:
+        step = self.of(tmp_path, {name: tensor[:1] for name, tensor in model().items()})
+        with pytest.raises(Undecidable, match="discriminator"):
+            ckpt_cli.merge(step, tmp_path / "out", type="ema")
+
+    def test_lacks_what_that_one_has(self, tmp_path: Path) -> None:
+        step = self.of(tmp_path, without(model(), "layers.3"))
+        with pytest.raises(MissingTensors, match=r"layers\.3"):
+            ckpt_cli.merge(step, tmp_path / "out", type="ema")

@@ -238,6 +238,24 @@ class TestAgain:
         assert ckpt("watch", run, "-o", home, "--every", "200", "--once", "--exec", command).code == 0
         assert happened(home) == [("made", 200), ("ran", 200)]
 
+    def test_a_command_that_has_just_begun_is_ended_too(self, tmp_path: Path) -> None:
+        """The signal comes while the process is still being started."""
+        program = (
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from ckpt_cli.watching.evaluation import run_command\n"
+            "for _ in range(20):\n"
+            "    try:\n"
+            "        run_command('echo $$ >> {run}/began; kill -INT $PPID; sleep 600', Path('x'), 1, Path(sys.argv[1]), print)\n"
+            "    except KeyboardInterrupt:\n"
+            "        pass\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        assert subprocess.run([sys.executable, "-c", program, tmp_path], env=environment, timeout=PATIENCE).returncode == 0
+        began = [int(line) for line in (tmp_path / "began").read_text().split()]
+        assert len(began) == 20
+        until(lambda: not any(map(alive, began)), "the end of all commands")
+
     def test_a_line_that_was_cut_off_is_no_event(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.watch(run, tmp_path / "out", once=True)
         path = tmp_path / "out" / "watch.jsonl"

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from ckpt_cli.discover.beside.configs import config_notes
@@ -38,7 +38,7 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.megatron.config import config_from
-from ckpt_cli.hub.second_component import check_average, lacking_notes, lacking_of_model
+from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import few, unnumbered
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
@@ -255,12 +255,12 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *asset_notes(found, place, assets),
     )
     average = is_average_name(unnumbered(name)[0])
-    model = _model_beside(found, place, average)
-    live = cache(lambda: _live_tensors(found, model, files, base, shard_order)) if model is not None else None
+    beside = {
+        other: cache(partial(_live_tensors, found, other, files, base, shard_order)) for other in _models_beside(found, place, average)
+    }
+    live = model_of_average(name, component.tensors, beside) if average else next(iter(beside.values()), None)
     lacking: tuple[str, ...] = ()
     if live is not None and (tensors := live()) is not None:
-        if average:
-            check_average(name, component.tensors, str(model), tensors)
         lacking = lacking_of_model(component.tensors, tensors, assets.config, average=average)
         notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
     component = replace(component, name=name, notes=notes)
@@ -297,13 +297,14 @@ def _folder_name(folder: Path, home: Path) -> str:
     return str(folder.relative_to(home)) + "/" if folder != home and folder.is_relative_to(home) else f"{folder.name}/"
 
 
-def _model_beside(found: Found, place: Place, average: bool) -> str | None:
-    """The model that a second component is compared with: for another one than an average, only if the same files hold it."""
-    alike = (other for other in found.places if not is_average_name(unnumbered(other.name)[0]) and other.match.number == place.match.number)
-    main = next(alike, None)
-    if main is None or main.name == place.name or main.match is place.match:
-        return None
-    return main.name if average or main.match.root == place.match.root else None
+def _models_beside(found: Found, place: Place, average: bool) -> list[str]:
+    """The models that a second component is compared with: for an average all; for another the first, if the same files hold it."""
+    alike = [other for other in found.places if not is_average_name(unnumbered(other.name)[0]) and other.match.number == place.match.number]
+    if not alike or alike[0].name == place.name or alike[0].match is place.match:
+        return []
+    if average:
+        return [other.name for other in alike]
+    return [alike[0].name] if alike[0].match.root == place.match.root else []
 
 
 def _live_tensors(found: Found, model: str, files: Files, base: Path | None, shard_order: ShardOrder) -> Mapping[str, Tensor] | None:

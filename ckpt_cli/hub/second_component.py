@@ -9,10 +9,33 @@ from ckpt_cli.boxes import shape_text
 from ckpt_cli.errors import Undecidable
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
+from ckpt_cli.hub.ties import Live
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import few, stripped_names
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
+
+
+def model_of_average(name: str, mine: Mapping[str, Tensor], models: Mapping[str, Live]) -> Live | None:
+    """The first of the models beside an average, by name, that it can be of; None if there is none.
+
+    Raises Undecidable if all can be read and it is of none of them.
+    """
+    refused: Undecidable | None = None
+    unread: Live | None = None
+    for model, live in models.items():
+        if (tensors := live()) is None:
+            unread = unread or live
+            continue
+        try:
+            check_average(name, mine, model, tensors)
+        except Undecidable as error:
+            refused = refused or error
+            continue
+        return live
+    if refused is not None and unread is None:
+        raise refused
+    return unread
 
 
 def check_average(name: str, mine: Mapping[str, Tensor], model_name: str, model: Mapping[str, Tensor]) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,18 +57,21 @@ def run_command(command: str, output: Path, step: int, run: Path, show: Callable
     if environment.pop(LIMITED, None):
         environment.pop("OPENBLAS_NUM_THREADS", None)
     started = time.monotonic()
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", line], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-    )
+    words, began = ["/bin/sh", "-c", line], list[subprocess.Popen[bytes]]()
+
+    def begin() -> None:
+        began.append(subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment, start_new_session=True))
+
     try:
-        metrics = _metrics(process, show)
-        code = process.wait()
+        # In another thread, so that a signal, which raises in this one, never comes between a process and what holds it.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(begin).result()
+        metrics = _metrics(began[0], show)
+        code = began[0].wait()
     except BaseException:
-        _end(process)
+        for process in began:
+            _end(process)
         raise
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
     return Ran(128 - code if code < 0 else code, time.monotonic() - started, metrics)
 
 
@@ -76,14 +80,15 @@ def _metrics(process: subprocess.Popen[bytes], show: Callable[[str], None]) -> M
     found: Mapping[str, Any] | None = None
     if process.stdout is None:
         return None
-    while line := process.stdout.readline(MOST_LINE):
-        show(line.decode(errors="replace").rstrip("\n"))
-        if line.lstrip().startswith(b"{"):
-            try:
-                parsed = json.loads(line, parse_constant=str)  # NaN is no JSON for most readers
-            except (ValueError, RecursionError):
-                continue
-            found = parsed if isinstance(parsed, dict) else found
+    with process.stdout as lines:
+        while line := lines.readline(MOST_LINE):
+            show(line.decode(errors="replace").rstrip("\n"))
+            if line.lstrip().startswith(b"{"):
+                try:
+                    parsed = json.loads(line, parse_constant=str)  # NaN is no JSON for most readers
+                except (ValueError, RecursionError):
+                    continue
+                found = parsed if isinstance(parsed, dict) else found
     return found
 
 

@@ -152,7 +152,9 @@ class TestValues:
         with pytest.raises(UsageError, match=r"PATH must be a path, not (None|int|bytes|list)"):
             command(path)
 
-    @pytest.mark.parametrize("odd", [0, -1, 1.5, "x", b"x", "\ud800", "\0", {}, [1], float("nan"), pytest.param(object(), id="object")], ids=repr)
+    @pytest.mark.parametrize(
+        "odd", [0, -1, 1.5, "x", b"x", "\ud800", "\0", {}, [1], float("nan"), pytest.param(object(), id="object")], ids=repr
+    )
     def test_whatever_is_given_where_it_is_an_error_of_ours_or_none(self, odd: Any, run: Path, tmp_path: Path) -> None:
         for _, options, command in PAIRS:
             names = [*(field.name for field in fields(options)), "type", "type", "step", "also", "base", "progress"]

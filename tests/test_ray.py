@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +88,28 @@ def raylet(node: Any) -> int:
 
 def writer_of(raylets: list[int], folder: Path) -> tuple[int, int]:
     """A raylet and its worker, which is stopped while it has a file of the output open."""
+    return process_of(raylets, lambda path: MARK in path and path.startswith(str(folder)) and path.endswith(".safetensors"))
+
+
+def process_of(raylets: list[int], opened: Callable[[str], bool]) -> tuple[int, int]:
+    """A raylet and its worker, which is stopped while it has such a file open."""
     for _ in range(20_000):
         for entry in Path("/proc").iterdir():
             try:
                 parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if parent in raylets and _writes(entry, folder):
+                if parent in raylets and _has(entry, opened):
                     os.kill(int(entry.name), signal.SIGSTOP)
-                    if _writes(entry, folder):
+                    if _has(entry, opened):
                         return parent, int(entry.name)
                     os.kill(int(entry.name), signal.SIGCONT)
             except (OSError, ValueError, IndexError):
                 continue
         time.sleep(0.001)
-    raise AssertionError("no worker was seen while it wrote")
+    raise AssertionError("no worker was seen while it worked")
 
 
-def _writes(process: Path, folder: Path) -> bool:
-    opened = [os.readlink(path) for path in (process / "fd").iterdir()]
-    return any(MARK in path and path.startswith(str(folder)) and path.endswith(".safetensors") for path in opened)
+def _has(process: Path, opened: Callable[[str], bool]) -> bool:
+    return any(opened(os.readlink(path)) for path in (process / "fd").iterdir())
 
 
 @pytest.mark.ray
@@ -160,8 +164,9 @@ class TestTheOutput:
         driver = started("merge", big, "-o", tmp_path / "ray", *BIG, *engine)
         _, worker = writer_of([raylet(node) for node in cluster.worker_nodes], tmp_path)
         os.kill(worker, signal.SIGKILL)
-        _, err = driver.communicate(timeout=120)
+        out, err = driver.communicate(timeout=120)
         assert driver.returncode == 0, err
+        assert "raylet" not in out
         assert ckpt("merge", big, "-o", tmp_path / "one", *BIG).code == 0
         assert contents(tmp_path / "ray") == contents(tmp_path / "one")
 
@@ -197,6 +202,8 @@ class TestTheOutput:
     def test_as_the_page_says(self, work: dict[str, str], cluster: Any) -> None:  # noqa: F811
         run(next(script for script in SCRIPTS if "--engine ray" in script), {**work, "RAY_ADDRESS": cluster.address})
         assert is_the_output_of_one_process(work)
+        verify = next(script for script in SCRIPTS if "--engine ray" in script and "ckpt verify" in script)
+        assert "result    ok" in run(verify, {**work, "RAY_ADDRESS": cluster.address})
 
     def test_in_python(self, tmp_path: Path, cluster: Any) -> None:
         """From a program that may be a driver of Ray itself: a process of its own, as Ray leaves threads behind."""
@@ -211,6 +218,79 @@ class TestTheOutput:
         assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
         ckpt_cli.merge(RUN, tmp_path / "one")
         assert contents(tmp_path / "ray") == contents(tmp_path / "one")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+class TestAVerification:
+    """By the nodes of a cluster: the result of one process."""
+
+    def result(self, *words: str | Path) -> dict[str, Any]:
+        """The document without the seconds."""
+        done = ckpt("verify", *words, "--json", "--progress", "off")
+        assert "Traceback" not in done.err
+        document: dict[str, Any] = json.loads(done.out)
+        assert done.code == document["exit_code"]
+        document["data"].pop("seconds", None)
+        for notes in document["data"].get("notes", ()):
+            notes.pop("seconds", None)
+        return document
+
+    @pytest.mark.parametrize(
+        ("options", "damaged"),
+        [(["--full"], True), (["--against", str(RUN), "--ray-parts", "5"], True), (["--full", "--against", str(RUN)], False)],
+    )
+    def test_finds_what_one_process_finds(self, tmp_path: Path, engine: list[str], options: list[str], damaged: bool) -> None:
+        output = tmp_path / "out"
+        assert ckpt("merge", RUN, "-o", output, *SHARDS).code == 0
+        if damaged:
+            file = sorted(output.glob("*.safetensors"))[1]
+            content = bytearray(file.read_bytes())
+            content[-9] ^= 0x40
+            file.write_bytes(content)
+        alone = self.result(output, *[word for word in options if word not in ("--ray-parts", "5")])
+        assert self.result(output, *options, *engine) == alone
+        assert alone["exit_code"] == int(damaged)
+        assert leftovers(tmp_path) == []
+
+    def test_of_a_path_that_is_given_from_where_one_stands(self, tmp_path: Path, engine: list[str]) -> None:
+        assert ckpt("merge", RUN, "-o", tmp_path / "out").code == 0
+        (tmp_path / "run").symlink_to(RUN)
+        done = ckpt("verify", "out", "--against", "./run", *engine, "--progress", "json", cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert done.out == ckpt("verify", "out", "--against", "./run", cwd=tmp_path).out
+
+    def test_a_worker_that_is_killed_while_it_reads(self, tmp_path: Path, big: Path, cluster: Any, engine: list[str]) -> None:
+        assert ckpt("merge", big, "-o", tmp_path / "out", *BIG).code == 0
+        driver = started("verify", tmp_path / "out", "--against", big, "--ray-parts", "6", *engine)
+        _, worker = process_of([raylet(node) for node in cluster.worker_nodes], lambda path: path.startswith(str(tmp_path)))
+        os.kill(worker, signal.SIGKILL)
+        out, err = driver.communicate(timeout=120)
+        assert driver.returncode == 0, err
+        assert "raylet" not in out + err
+        assert "identical" in out
+
+    def test_a_signal_ends_all_tasks(self, tmp_path: Path, big: Path, cluster: Any, engine: list[str]) -> None:
+        assert ckpt("merge", big, "-o", tmp_path / "out", *BIG).code == 0
+        driver = started("verify", tmp_path / "out", "--against", big, "--ray-parts", "6", *engine)
+        _, worker = process_of([raylet(node) for node in cluster.worker_nodes], lambda path: path.startswith(str(tmp_path)))
+        driver.send_signal(signal.SIGTERM)
+        _, err = driver.communicate(timeout=60)
+        assert driver.returncode == 128 + signal.SIGTERM, err
+        assert "error[interrupted]" in err
+        assert "Traceback" not in err
+        for _ in range(100):
+            if not Path(f"/proc/{worker}").exists():
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError("a worker still reads")
+
+    def test_what_a_task_raises_is_raised(self, tmp_path: Path, engine: list[str]) -> None:
+        assert ckpt("merge", RUN, "-o", tmp_path / "out").code == 0
+        done = ckpt("verify", tmp_path / "out", "--against", tmp_path / "nothing", *engine, "--progress", "off")
+        assert (done.code, done.err.split(":")[0]) == (3, "error[not-found]")
+        assert "on node" in done.err
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -285,6 +365,21 @@ class TestOptions:
         assert done.code == 2
         assert said in done.err
         assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--full", "--engine", "ray", "--part", "0/2", "--json"], "--part"),
+            (["--engine", "ray"], "--engine ray shares out what is read"),
+            (["--full", "--ray-parts", "2"], "--engine ray"),
+            (["--full", "--engine", "ray", "--ray-parts", "0"], "--ray-parts"),
+            (["x.json", "--gather", "--engine", "ray"], "--gather"),
+        ],
+    )
+    def test_of_verify_that_do_not_go_together(self, options: list[str], said: str) -> None:
+        done = ckpt("verify", RUN, *options)
+        assert done.code == 2
+        assert said in done.err + done.out
 
     def test_a_cluster_that_does_not_answer(self, tmp_path: Path) -> None:
         pytest.importorskip("ray")

@@ -18,7 +18,7 @@ from ckpt_cli.cli.words import complete, values
 from ckpt_cli.names import LoraMode, Naming
 from ckpt_cli.names import ShardOrder as ShardOrderName
 from ckpt_cli.names import Write as WriteName
-from ckpt_cli.output.options import Engine as EngineName
+from ckpt_cli.output.part import Engine as EngineName
 
 # ruff: noqa: UP045 - Typer evaluates these types on Python 3.10
 
@@ -304,6 +304,9 @@ RayAddress = Annotated[
 ]
 RayParts = Annotated[
     Whole, option("--ray-parts", metavar="N", help="Cut into N parts; default: one for each output file.", panel=PARTS, read=values.whole)
+]
+SourceRayParts = Annotated[
+    Whole, option("--ray-parts", metavar="N", help="Cut into N parts; default: as many as run at once.", panel=PARTS, read=values.whole)
 ]
 Outputs = Annotated[list[str], typer.Argument(metavar="OUTPUT...", help="What the parts were given with -o.", show_default=False)]
 Checksum = Annotated[bool, option("--checksum", help="Compare and store the checksums of all tensors; needs a second read.", panel=CHECKS)]

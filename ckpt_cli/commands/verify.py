@@ -52,7 +52,7 @@ from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import check_folder
 from ckpt_cli.verifying.gathering import GatheredChecks, answered, read_parts, result_of
-from ckpt_cli.verifying.launched import check_beside_of, parts_that_meet
+from ckpt_cli.verifying.launched import check_beside_of, parts_of_nodes, parts_that_meet
 from ckpt_cli.verifying.left_out import left_out, partial_output
 from ckpt_cli.verifying.options import Asked, VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.side_files import different_side_files
@@ -85,16 +85,22 @@ def verify(
 
     Raises InputError and IncompleteError for what cannot be opened at all, UsageError; of parts also MissingParts.
     """
+    documents = paths_of(gather, "--gather")
+    if documents and options.get("engine") == "ray":
+        raise UsageError("--gather reads no weights, so --engine ray does not apply", hint="leave out one of them")
     asked, progress = Asked.of(path, options, type=type, step=step, also=also, against=against), progress_of(progress)
-    picture, documents = optional_path(plot, "--plot", use="local"), paths_of(gather, "--gather")
+    picture = optional_path(plot, "--plot", use="local")
     reference = path_text(base, "--base") if base is not None else None
     if picture is not None:
         if reference is None:
             raise UsageError("--plot draws how far tensors moved from a base", hint="ckpt verify PATH --base DIR --plot FILE")
         check_plot(picture)
-    if not documents:
+    if documents:
+        parts = read_parts(documents)
+    elif asked.options.engine == "ray":
+        parts = parts_of_nodes(verify_part, asked, progress)
+    else:
         return _verified(asked, ALL, progress, reference, picture)
-    parts = read_parts(documents)
     checks = GatheredChecks(parts)
     result = _verified(answered(asked, parts[0]), checks, progress, reference, picture)
     checks.finish()
@@ -118,14 +124,8 @@ def verify_part(
 
     The result is no verdict: `verify` gathers the JSON of all parts. Raises what `verify` raises.
     """
-    asked, progress, started = (
-        Asked.of(path, options, type=type, step=step, also=also, against=against),
-        progress_of(progress),
-        time.monotonic(),
-    )
-    if not (asked.options.full or asked.options.sample is not None or asked.against is not None):
-        raise UsageError("--part shares out what is read, and without --full or --against that is headers alone", hint="leave out --part")
-    chosen = Part.chosen(part)
+    chosen, started, progress = Part.chosen(part), time.monotonic(), progress_of(progress)
+    asked = Asked.of(path, options, type=type, step=step, also=also, against=against, part=chosen)
     if chosen.whole_files:
         raise UsageError(f"{WHOLE_FILES} is for parts that write files", hint=f"pass --part {chosen.number}/{chosen.count}")
     checks = ChecksOfPart(chosen)

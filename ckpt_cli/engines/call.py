@@ -1,4 +1,4 @@
-"""The call that writes a part of the same orders in another process: the command again, with paths that mean the same there."""
+"""The call that does a part of a command in another process: the command again, with paths that mean the same there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpt_cli.given import URL
 from ckpt_cli.output.key_map import lasting_key_map
-from ckpt_cli.output.options import PUSHING, WritingOptions
+from ckpt_cli.output.options import PUSHING
 from ckpt_cli.progress import Progress
 
 AT_HOME = PUSHING | {"engine", "ray_address", "ray_parts", "part", "dry_run", "checksum", "verify", "compare"}
@@ -26,14 +26,12 @@ class PartCall:
     reads: tuple[str, ...]
 
     def __call__(self, part: str, jobs: int, progress: Progress) -> Any:
-        """Write one part with this many threads."""
+        """Do one part with this many threads."""
         return self.function(*self.arguments, **{**self.keywords, "jobs": jobs, "part": part, "progress": progress})
 
 
-def part_call(
-    function: Callable[..., Any], arguments: Sequence[Any], options: WritingOptions, *, reads: Sequence[object], **named: Any
-) -> PartCall:
-    """The call of a command with these options; paths should be `lasting`."""
+def part_call(function: Callable[..., Any], arguments: Sequence[Any], options: Any, *, reads: Sequence[object], **named: Any) -> PartCall:
+    """The call of a command with these options (of `merge`, say); paths should be `lasting`."""
     chosen = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in AT_HOME}
     chosen["key_map"] = tuple(lasting_key_map(options.key_map))
     return PartCall(function, tuple(arguments), {**chosen, **named}, tuple(lasting(path) for path in reads if path is not None))

@@ -1,4 +1,4 @@
-"""What a Ray worker does: it makes sure that it sees the files of the driver, and writes one part."""
+"""What a Ray worker does: it makes sure that it sees the files of the driver, and writes or checks one part."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ckpt_cli import __version__
 from ckpt_cli.engines.call import PartCall
@@ -24,10 +25,11 @@ SHARED = "all nodes need one file system, with the run and the output under the 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The node that did a part, and why it could not. Errors are values here: Ray neither prints nor repeats them."""
+    """The node that did a part, and why it could not or what it found. Errors are values here: Ray neither prints nor repeats them."""
 
     node: str
     error: CkptError | None = None
+    found: Any = None
 
 
 def mark_of(shared: PartsFolder) -> Path:
@@ -64,6 +66,17 @@ def write_part(call: PartCall, part: str, jobs: int, shared: Sequence[PartsFolde
         error.details = (*error.details, f"part {part} on node {node}")
         return Outcome(node, error)
     return Outcome(node)
+
+
+def check_part(call: PartCall, part: str, jobs: int, version: str) -> Outcome:
+    """Check one part of something that is there; what the call returns is found."""
+    node = socket.gethostname()
+    try:
+        _check_node(node, call, (), "", version)
+        return Outcome(node, found=call(part, jobs, Silent()))
+    except CkptError as error:
+        error.details = (*error.details, f"part {part} on node {node}")
+        return Outcome(node, error)
 
 
 def _check_node(node: str, call: PartCall, shared: Sequence[PartsFolder], mark: str, version: str) -> None:

@@ -7,17 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.names import Naming, ShardOrder, Write
-from ckpt_cli.output.part import MAX_PARTS, Part
+from ckpt_cli.output.part import Engine, Part, check_engine
 from ckpt_cli.urls import is_remote
-
-Engine = Literal["local", "ray"]
-"""Who writes: this process, or the machines of a Ray cluster."""
 
 PUSHING = frozenset({"push_to_hub", "private", "branch"})
 """Options that say where an output is pushed to."""
@@ -88,13 +85,7 @@ class WritingOptions:
     def check(self, base: object, needing: Sequence[str] = ("carry_from_base",)) -> None:
         """Raise UsageError for options out of range, and for those ``needing`` a base without one."""
         check_writing(self.weights_name, self.jobs, self.max_shard_size)
-        if self.chosen_part is not None and self.engine == "ray":
-            raise UsageError("--engine ray writes all parts, so --part does not apply", hint="leave out one of them")
-        if self.engine != "ray" and (self.ray_address is not None or self.ray_parts is not None):
-            option = "--ray-address" if self.ray_address is not None else "--ray-parts"
-            raise UsageError(f"{option} is for --engine ray", hint="pass --engine ray as well")
-        if self.ray_parts is not None and not 1 <= self.ray_parts <= MAX_PARTS:
-            raise UsageError("--ray-parts is out of range", expected=f"1 to {MAX_PARTS}")
+        check_engine(self.engine, self.ray_address, self.ray_parts, self.chosen_part)
         if self.in_parts and self.checksum:
             raise UsageError(f"--checksum reads the whole output again, so {self.in_parts} does not apply", hint="leave out --checksum")
         if self.part is not None and self.push_to_hub is not None:

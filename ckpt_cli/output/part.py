@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ckpt_cli.errors import UsageError
 
@@ -14,6 +15,8 @@ WHOLE_FILES = ":files"
 TEXT = re.compile(rf"([0-9]{{1,6}})/([0-9]{{1,6}})({WHOLE_FILES})?", re.ASCII)
 AUTO = ("auto", f"auto{WHOLE_FILES}")
 
+Engine = Literal["local", "ray"]
+"""Who does the parts of a command: this process, or the machines of a Ray cluster."""
 
 LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 """The variables by which torchrun, srun and Open MPI tell a process its number and how many there are."""
@@ -66,3 +69,14 @@ class Part:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}{WHOLE_FILES if self.whole_files else ''}"
+
+
+def check_engine(engine: Engine, address: str | None, count: int | None, part: Part | None) -> None:
+    """Raise UsageError if options of an engine do not go together, or with a part of this process."""
+    if part is not None and engine == "ray":
+        raise UsageError("--engine ray does all parts, so --part does not apply", hint="leave out one of them")
+    if engine != "ray" and (address is not None or count is not None):
+        option = "--ray-address" if address is not None else "--ray-parts"
+        raise UsageError(f"{option} is for --engine ray", hint="pass --engine ray as well")
+    if count is not None and not 1 <= count <= MAX_PARTS:
+        raise UsageError("--ray-parts is out of range", expected=f"1 to {MAX_PARTS}")

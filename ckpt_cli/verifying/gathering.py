@@ -98,7 +98,7 @@ def read_parts(paths: Sequence[Path]) -> list[VerifyPart]:
     for path, part in zip(paths, parts, strict=True):
         if part.digest != usual:
             raise Inconsistent(
-                f"this is a part of another verification: {_unlike(part, first)}", path=path, hint="leave it out, or run this part again"
+                f"this is a part of another verification: {unlike(part, first)}", path=path, hint="leave it out, or run this part again"
             )
     places: dict[int, Path] = {}
     for path, part in zip(paths, parts, strict=True):
@@ -139,7 +139,7 @@ def _part(path: Path) -> VerifyPart:
         return part
 
 
-def _unlike(part: VerifyPart, other: VerifyPart) -> str:
+def unlike(part: VerifyPart, other: VerifyPart) -> str:
     """The first thing in which a part differs from others."""
     if part.parts != other.parts:
         return f"one of {part.parts} parts, not of {other.parts}"

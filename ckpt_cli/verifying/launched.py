@@ -1,20 +1,24 @@
-"""Where the parts of a verification meet that a launcher started: in a folder beside what is verified, as the parts of an output do."""
+"""The parts of a verification that a launcher started, which meet in a folder beside what is verified, or that a Ray cluster does."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ckpt_cli.errors import NotWritable, UsageError
+from ckpt_cli.engines.call import lasting, part_call
+from ckpt_cli.errors import Inconsistent, NotWritable, UsageError
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import alone
 from ckpt_cli.output.parts_folder import DIGITS, PartsFolder
 from ckpt_cli.output.writer import output_errors
+from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import VerifyPart
 from ckpt_cli.urls import is_remote
+from ckpt_cli.verifying.gathering import unlike
+from ckpt_cli.verifying.options import Asked
 
 MARK = ".ckpt-verify-"
 RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
@@ -56,3 +60,24 @@ def parts_that_meet(target: Path, part: VerifyPart) -> Iterator[list[Path]]:
             yield [meeting.record(Part(number, part.parts)) for number in range(part.parts)]
         finally:
             meeting.remove()
+
+
+def parts_of_nodes(function: Callable[..., VerifyPart], asked: Asked, progress: Progress | None) -> list[VerifyPart]:
+    """All parts, each from a task of a Ray cluster that calls ``function`` (`verify_part`).
+
+    Raises what tasks raise, EngineFailed, and Inconsistent for nodes that see other files.
+    """
+    from ckpt_cli.engines.ray_checks import parts_by_ray
+
+    options = asked.options
+    named = {"type": asked.type, "step": asked.step, "also": [*map(lasting, asked.also)]}
+    named["against"] = lasting(asked.against) if asked.against is not None else None
+    call = part_call(function, [lasting(asked.path)], options, reads=(asked.path, asked.against, *asked.also), **named)
+    found = parts_by_ray(call, options.ray_address, options.ray_parts, options.jobs, progress)
+    node, first = found[0]
+    for other, part in found[1:]:
+        if part.digest != first.digest:
+            text = f"node {other} verified something else than node {node}: {unlike(part, first)}"
+            hint = "all nodes need one file system, and nothing may write to what is verified"
+            raise Inconsistent(text, path=asked.path, hint=hint)
+    return [part for _, part in found]

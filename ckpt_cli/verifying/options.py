@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import PathLike, int_of, optional_path, options_of, path_of, paths_of, text_of
 from ckpt_cli.names import Naming, ShardOrder
+from ckpt_cli.output.part import Engine, Part, check_engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class VerifyOptions:
     """The options of `verify`, with the meaning that ``ckpt verify --help`` gives them.
 
     ``sample`` is a share of the values (0 to 1), which is then read instead of all; ``names``, ``key_map``, ``include`` and
-    ``exclude`` say how tensors of ``against`` were named and chosen, where the manifest of the output does not.
+    ``exclude`` say how tensors of ``against`` were named and chosen, where the manifest of the output does not. ``engine`` is who
+    reads: without ``ray_address``, Ray looks for a cluster itself; without ``ray_parts``, there are as many parts as run at once.
     """
 
     full: bool = False
@@ -30,6 +32,14 @@ class VerifyOptions:
     lora_alpha: float | None = None
     shard_order: ShardOrder = "auto"
     jobs: int | None = None
+    engine: Engine = "local"
+    ray_address: str | None = None
+    ray_parts: int | None = None
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether values are read, by these options alone."""
+        return self.full or self.sample is not None
 
     @property
     def said(self) -> dict[str, Any]:
@@ -59,14 +69,21 @@ class Asked:
         step: object = None,
         also: object = (),
         against: object = None,
+        part: Part | None = None,
     ) -> Asked:
-        """Of the arguments of a caller. Raises UsageError."""
+        """Of the arguments of a caller, who may ask for a part. Raises UsageError."""
         chosen, source = options_of(VerifyOptions, options), optional_path(against, "--against")
         if chosen.sample is not None and not 0 < chosen.sample <= 1:
             raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
         if chosen.jobs is not None and not 1 <= chosen.jobs <= 256:
             raise UsageError("--jobs is out of range", expected="1 to 256")
-        return cls(path_of(path), chosen, text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also"), source)
+        check_engine(chosen.engine, chosen.ray_address, chosen.ray_parts, part)
+        asked = cls(path_of(path), chosen, text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also"), source)
+        shares = "--part" if part is not None else "--engine ray" if chosen.engine == "ray" else None
+        if shares is not None and not (chosen.reads_weights or asked.against is not None):
+            what = "shares out what is read, and without --full or --against that is headers alone"
+            raise UsageError(f"{shares} {what}", hint=f"leave out {shares}")
+        return asked
 
 
 class VerifyKeywords(TypedDict, total=False):
@@ -81,6 +98,9 @@ class VerifyKeywords(TypedDict, total=False):
     lora_alpha: float | None
     shard_order: ShardOrder
     jobs: int | None
+    engine: Engine
+    ray_address: str | None
+    ray_parts: int | None
 
 
 @dataclass(frozen=True, slots=True)

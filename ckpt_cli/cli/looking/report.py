@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.heatmap import heatmap
+from ckpt_cli.cli.screens.heatmap import STEPS, heatmap
 from ckpt_cli.cli.screens.widgets import BAD, GOOD, NARROWER, as_cells, good, here, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.results.inspect import ReportResult, StepReport
 from ckpt_cli.verifying.drift.groups import change_text
@@ -42,7 +42,7 @@ def report_result(result: ReportResult, session: Session) -> None:
     console.print(_table(result, console.width))
     if result.drift is not None:
         console.print()
-        for line in heatmap(result.drift, console.width, ascii_only=console.options.ascii_only):
+        for line in heatmap(result.drift, console.width, STEPS, ascii_only=console.options.ascii_only):
             console.print(line, soft_wrap=True)
     console.print()
     print_notes(session, result.notes)
@@ -79,8 +79,8 @@ def _state(step: StepReport, result: ReportResult) -> Text:
     if step.problem is not None:
         return good(step.problem, BAD)
     state = good("complete")
-    if step.differs is not None:
-        state.append(f", {step.differs}", style="yellow")
+    for odd in filter(None, (step.differs, step.partly)):
+        state.append(f", {odd}", style="yellow")
     return state.append("  <- newest", style=GOOD) if step.path == result.newest else state
 
 

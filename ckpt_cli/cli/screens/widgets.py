@@ -85,6 +85,12 @@ def new_table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
     return table
 
 
+def hidden(columns: Sequence[str], width: int) -> list[Text]:
+    """The lines below a table that name the columns for which there was no room, and how to see them; none if all are shown."""
+    said = f"not shown at this width: {', '.join(columns)} (--json has all)"
+    return [good(line, DIM) for line in text.wrapped(said, width, "  ")] if columns else []
+
+
 def as_cells(values: Iterable[str]) -> list[Text]:
     """The cells of a row."""
     return [plain(value) for value in values]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.checkpoint import checkpoint_facts, counted_tensors
-from ckpt_cli.cli.screens.comparison import comparison_facts
-from ckpt_cli.cli.screens.heatmap import drift_table
+from ckpt_cli.cli.screens.comparison import base_facts, print_drift
+from ckpt_cli.cli.screens.heatmap import OUTPUT
 from ckpt_cli.cli.screens.verify import print_findings, source_fact
 from ckpt_cli.cli.screens.widgets import BAD, GOOD, ROWS, as_cells, good, here, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.names import few
@@ -86,10 +86,8 @@ def merge_result(result: MergeResult, session: Session) -> None:
             console.print(table)
         if output.comparison is not None:
             console.print()
-            print_facts(console, comparison_facts(output.comparison))
-            if output.comparison.drifts:
-                console.print()
-                console.print(drift_table(output.comparison.groups, console.width))
+            print_facts(console, base_facts(output.comparison, OUTPUT, console.width))
+            print_drift(output.comparison, console, OUTPUT, with_map=False)
         console.print()
     _print_notes(session, [*(note for output in result.outputs for note in output.notes), *checkpoint.notes, *_push_notes(result.push)])
     if _push_failed(session, result.push):

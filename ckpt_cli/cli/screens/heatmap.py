@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.widgets import DIM, NARROW, NARROWER, ROWS, as_cells, good, hidden, new_table, plain
+from ckpt_cli.cli.screens.widgets import DIM, GAP, NARROW, NARROWER, ROWS, as_cells, good, hidden, new_table, plain
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import DriftGroup, Heatmap, HeatmapBlock
 from ckpt_cli.verifying.drift.groups import Scale, change_text, largest_rows, scale_of
@@ -35,9 +35,6 @@ SHORTEST = 12
 
 WIDEST = 160
 """Columns of a map where the width is not limited."""
-
-GAP = 2
-"""Spaces between columns."""
 
 MAP_ROWS = 40
 DIGITS = 7

@@ -23,7 +23,7 @@ MAX_RANKS = 1 << 20
 WEIGHTS_16 = "weights16"
 """The component that is the model in the dtype of the training, beside one in fp32."""
 
-MEANINGS = {WEIGHTS_16: "the 16-bit weights that training computed with; model holds them in fp32"}
+MEANINGS = {WEIGHTS_16: "weights in the dtype that training computed with; model is the copy of the optimizer, mostly fp32"}
 """What components are whose names are ours: a screen says it beside them."""
 
 

@@ -151,7 +151,7 @@ class TestTwoThings:
         save_file({"a": torch.zeros(3), "b": torch.ones(2, 2), "c": torch.ones(2), "d": torch.ones(1)}, tmp_path / "b.safetensors")
         found = ckpt_cli.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors", html=tmp_path / "page.html")
         assert found.comparison.coverage == Coverage(elements=3, mine=10, base=27)
-        said = "only 3 of 27 elements in A, 10 in B: 2 tensors have other shapes, 1 tensor is on one side only"
+        said = "only 3 of 27 elements in A and of 10 in B: 2 tensors have other shapes, 1 tensor is on one side only"
         assert said in ckpt("diff", "a.safetensors", "b.safetensors", cwd=tmp_path).out
         assert said in (tmp_path / "page.html").read_text()
         whole = ckpt_cli.diff(EXAMPLE, steps=(100, 200)).comparison.coverage

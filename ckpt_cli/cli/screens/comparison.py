@@ -51,7 +51,7 @@ def base_facts(comparison: BaseComparison, sides: Sides, width: int) -> list[tup
     named = f"{text.path(comparison.base)}   {text.plural(comparison.common, 'tensor')} in common, {alike} of the same shape"
     differ = len(comparison.drifts)
     said = "" if comparison.unchanged is None else f"{differ} of {text.plural(differ + comparison.unchanged, 'tensor')} differ"
-    return [("base", named), ("result", said), *comparison_facts(comparison, sides, width)]
+    return [("base", named), ("drift", said), *comparison_facts(comparison, sides, width)]
 
 
 def comparison_facts(comparison: BaseComparison, sides: Sides, width: int) -> list[tuple[str, str | Text]]:

@@ -144,7 +144,7 @@ def _print_components(components: Sequence[ComponentInfo], console: Console, pro
     columns = {head: [row[head] for row in cells] for head in cells[0] if any(row[head].strip(UNKNOWN) for row in cells)}
     room = console.width - GAP - (max(map(len, states)) if console.is_terminal else 0)
     fit = fitted(columns, LEAST_NEEDED, room if room >= LEAST_ROOM else console.width - GAP - LEAST_ROOM)
-    for said in fit.heading("component", console.width):
+    for said in fit.heading("every component" if len(components) > 1 else "the component", console.width):
         console.print(said, soft_wrap=True)
     table = new_table((*fit.shown, "state"), right=[i for i, head in enumerate(fit.shown) if head in NUMBERS])
     for info, row, state in zip(components, cells, states, strict=True):

@@ -56,9 +56,9 @@ class TensorTable:
 
     def facts(self) -> list[tuple[str, str]]:
         """What all rows share, and how many are odd."""
-        layout = f"all {self.layout}" if self.layout else ""
+        same = ", ".join(filter(None, (self.dtype, self.layout)))
         odd = f"{text.plural(self.odd, 'tensor')} unlike the others of {'its' if self.odd == 1 else 'their'} group, marked !"
-        return [("layout", layout), ("odd", odd if self.odd else "")]
+        return [("tensors", f"all {same}" if same else ""), ("odd", odd if self.odd else "")]
 
     def lines(self, width: int, *, ascii_only: bool = False) -> Iterator[Text]:
         """The heads and the rows, none longer than ``width``."""

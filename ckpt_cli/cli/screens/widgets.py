@@ -97,9 +97,9 @@ class Fitted:
     same: Mapping[str, str]
     dropped: tuple[str, ...]
 
-    def heading(self, row: str, width: int) -> list[Text]:
-        """The lines above the table that say what every ``row`` shares."""
-        said = f"every {row}: {', '.join(f'{head} {value}' for head, value in self.same.items())}"
+    def heading(self, rows: str, width: int) -> list[Text]:
+        """The lines above the table that say what all ``rows`` share."""
+        said = f"{rows}: {', '.join(f'{head} {value}' for head, value in self.same.items())}"
         return [plain(line) for line in text.wrapped(said, width, "  ")] if self.same else []
 
 

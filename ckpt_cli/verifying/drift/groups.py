@@ -95,7 +95,7 @@ def covered_text(comparison: BaseComparison, base: str, place: str) -> str:
     if found is None or not found.partial:
         return ""
     of = (
-        f"{found.base:,} elements in {base}, {found.mine:,} {place}"
+        f"{found.base:,} elements in {base} and of {found.mine:,} {place}"
         if found.base != found.mine
         else f"{found.base:,} elements on either side"
     )

@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from ckpt_cli.cli.screens.heatmap import A_AND_B, LEVELS, cosine, drift_table, heatmap, table_legend
+from ckpt_cli.cli.screens.heatmap import A_AND_B, LEVELS, cosines, drift_table, heatmap, table_legend
 from ckpt_cli.results.drift import TensorDrift
 from tests.drifts import MODULES, comparison, drift, layers
 
@@ -195,4 +195,7 @@ class TestTable:
         ],
     )
     def test_a_cosine_near_one_has_the_digits_that_tell_it_from_one(self, distance: float | None, text: str) -> None:
-        assert cosine(distance) == text
+        assert cosines([distance]) == [text]
+
+    def test_cosines_of_a_table_have_as_many_digits(self) -> None:
+        assert cosines([0.002, 2.2e-6, 1e-9, None]) == ["0.9980000", "0.9999978", ">0.9999999", ""]

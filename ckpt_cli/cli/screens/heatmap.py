@@ -105,9 +105,9 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
             "max |d|": _number(group.max_abs),
             "mean |d|": _number(group.mean_abs),
             "rel L2": _number(group.relative_l2),
-            "cosine": cosine(group.cosine_distance),
+            "cosine": angle,
         }
-        for group in changed[:ROWS]
+        for group, angle in zip(changed[:ROWS], cosines(group.cosine_distance for group in changed[:ROWS]), strict=True)
     ]
     numbers = sum(GAP + max(len(row[head]) for row in ({head: head}, *rows)) for head in shown[1:])
     room = max(width - numbers, SHORTEST)
@@ -132,14 +132,19 @@ def _dropped(width: int) -> tuple[str, ...]:
     return () if width >= NARROW else ("tensors", "mean |d|") if width >= NARROWER else ("tensors", "mean |d|", "max |d|")
 
 
-def cosine(distance: float | None) -> str:
-    """A cosine from its distance to 1, with as many digits as tell it from 1, at most `DIGITS`: 0.9871, 0.9999979, >0.9999999."""
-    if distance is None:
-        return ""
-    if distance == 0:
-        return "1"
-    digits = 4 if not 0 < distance < 1e-3 else 1 - math.floor(math.log10(distance))
-    return f"{1 - distance:.{digits}f}" if digits <= DIGITS else f">{1 - 10**-DIGITS:.{DIGITS}f}"
+def cosines(distances: Iterable[float | None]) -> list[str]:
+    """Cosines from their distances to 1, all with the digits that tell the nearest from 1, at most `DIGITS`: 0.9871, >0.9999999."""
+    distances = list(distances)
+    near = [value for value in distances if value is not None and 0 < value < 1e-3]
+    digits = max((min(1 - math.floor(math.log10(value)), DIGITS) for value in near), default=4)
+    least = 10**-digits / 2
+
+    def said(distance: float | None) -> str:
+        if distance is None or distance == 0:
+            return "" if distance is None else "1"
+        return f">{1 - 2 * least:.{digits}f}" if distance < least else f"{1 - distance:.{digits}f}"
+
+    return [said(distance) for distance in distances]
 
 
 class _Signs:

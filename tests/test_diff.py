@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.cli.screens.diff import diff_result
 from ckpt_cli.errors import DifferentTensors, NotFound, OutputExists, UsageError
+from ckpt_cli.reporting.drift import total
+from ckpt_cli.results.drift import Coverage
 from ckpt_cli.verifying.drift.page import MOST_ROWS, drift_page
 from tests.cli import ROOT, ckpt
 from tests.drifts import comparison, drift, layers
@@ -125,6 +127,43 @@ class TestTwoThings:
     def test_a_step_that_is_not_there(self) -> None:
         with pytest.raises(NotFound):
             ckpt_cli.diff(EXAMPLE, steps=(100, 150))
+
+    def test_integers_differ_without_a_distance(self, tmp_path: Path) -> None:
+        """Counters are huge beside weights, and no weights: they are named, and enter no number."""
+        weights = {f"layers.{i}.mlp.weight": torch.ones(2, 2) for i in range(2)}
+        counts = {f"layers.{i}.token_counts": torch.tensor([10**6 * i, 1]) for i in range(2)} | {"seen": torch.tensor([True])}
+        save_file(weights | counts, tmp_path / "a.safetensors")
+        moved = {name: value * 1.5 if value.is_floating_point() else value + 7 for name, value in (weights | counts).items()}
+        save_file(moved | {"seen": torch.tensor([False])}, tmp_path / "b.safetensors")
+        found = ckpt_cli.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").comparison
+        assert {each.name for each in found.drifts if each.kind == "integer" and each.relative_l2 is None} == counts.keys()
+        assert total(found.groups) == 0.5
+        assert found.heatmap is not None
+        assert [row.module for block in found.heatmap.blocks for row in block.rows] == ["mlp"]
+        assert found.heatmap.outside == ()
+        shown = ckpt("diff", "a.safetensors", "b.safetensors", cwd=tmp_path).out
+        assert "5 of 5 tensors differ" in shown
+        assert "integers  3 of 3 tensors differ, without a distance: " in shown
+        assert sum("token_counts" in line for line in shown.splitlines()) == 1
+
+    def test_how_much_of_each_side_was_compared_is_said(self, tmp_path: Path) -> None:
+        save_file({"a": torch.ones(3), "b": torch.ones(4, 2), "c": torch.ones(8, 2)}, tmp_path / "a.safetensors")
+        save_file({"a": torch.zeros(3), "b": torch.ones(2, 2), "c": torch.ones(2), "d": torch.ones(1)}, tmp_path / "b.safetensors")
+        found = ckpt_cli.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors", html=tmp_path / "page.html")
+        assert found.comparison.coverage == Coverage(elements=3, mine=10, base=27)
+        said = "only 3 of 27 elements in A and of 10 in B: 2 tensors have other shapes, 1 tensor is on one side only"
+        assert said in ckpt("diff", "a.safetensors", "b.safetensors", cwd=tmp_path).out
+        assert said in (tmp_path / "page.html").read_text()
+        whole = ckpt_cli.diff(EXAMPLE, steps=(100, 200)).comparison.coverage
+        assert whole is not None
+        assert not whole.partial
+
+    def test_every_unchanged_tensor_is_named_or_counted(self, tmp_path: Path) -> None:
+        same = {f"{name}.weight": torch.ones(2) for name in "abcdef"} | {f"vision.{i}.w": torch.ones(1) for i in range(3)}
+        for name, value in (("a", 1.0), ("b", 2.0)):
+            save_file({**same, "moved": torch.full((1,), value)}, tmp_path / f"{name}.safetensors")
+        shown = ckpt("diff", "a.safetensors", "b.safetensors", cwd=tmp_path).out
+        assert "unchanged  9 tensors: vision.* (3), a.weight, b.weight, c.weight and 3 more\n" in shown
 
     def test_a_sample_reads_less_and_claims_less(self, tmp_path: Path) -> None:
         values = torch.randn(1 << 20)

@@ -8,18 +8,19 @@ import math
 import pytest
 from rich.console import Console
 
-from ckpt_cli.cli.screens.heatmap import LEVELS, UNIT, cosine, drift_table, heatmap
+from ckpt_cli.cli.screens.heatmap import A_AND_B, LEVELS, cosines, drift_table, heatmap, table_legend
 from ckpt_cli.results.drift import TensorDrift
 from tests.drifts import MODULES, comparison, drift, layers
 
 WIDTHS = (80, 120)
+UNIT = A_AND_B.unit
 EDGES = [drift("model.embed_tokens.weight", 3e-5), drift("model.norm.weight", 0.0)]
 
 
 def lines(drifts: list[TensorDrift], width: int, **options: bool) -> list[str]:
     found = comparison(drifts).heatmap
     assert found is not None
-    return [line.plain for line in heatmap(found, width, **options)]
+    return [line.plain for line in heatmap(found, width, A_AND_B, **options)]
 
 
 def row(shown: list[str], module: str) -> str:
@@ -73,7 +74,7 @@ class TestMap:
     @pytest.mark.parametrize("width", [40, 60, 80])
     def test_a_legend_of_several_lines_is_in_columns(self, width: int) -> None:
         shown = lines([*EDGES, *layers(10), drift("a.weight", 1e-12)], width)
-        legend = shown[shown.index(UNIT) + 1 :] if UNIT in shown else []
+        legend = shown[next(i for i, line in enumerate(shown) if line.startswith("relative L2")) + 1 :]
         rows = [line for line in legend if any(level in line for level in LEVELS)]
         assert len(rows) > 1
         assert max(map(len, legend)) <= width
@@ -91,13 +92,12 @@ class TestMap:
         drifts = [drift(f"h.{i}.a.weight", value) for i, value in values.items()] + [drift(f"h.{i}.b.weight", 0.1) for i in range(4)]
         shown = lines(drifts, 80)
         assert row(shown, "a")[::2] == f"·{LEVELS[-1]} !"
-        assert "· unchanged" in shown[-2]
-        assert shown[-1] == "! NaN, or the base is all zero"
+        assert shown[-1].endswith("· unchanged  ! NaN, or A is all zero")
 
     def test_the_legend_says_unit_and_scale(self) -> None:
         shown = lines(layers(10), 120)
         assert UNIT in shown
-        assert UNIT == "relative L2 change, ||new - base|| / ||base||, log scale"
+        assert UNIT == "relative L2 change, ||B - A|| / ||A||, log scale"
         legend = shown[shown.index(UNIT) + 1]
         assert legend.startswith("▁ 1.0e-04  ▂ ")
         assert [legend[legend.index(level) + 2 :].split()[0] for level in LEVELS] == [f"{10 ** (-4 + i / 4):.1e}" for i in range(8)]
@@ -116,7 +116,7 @@ class TestMap:
         assert found is not None
         console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor")
         with console.capture() as capture:
-            for line in heatmap(found, 80):
+            for line in heatmap(found, 80, A_AND_B):
                 console.print(line, soft_wrap=True)
         assert "\x1b[38;2;253;231;37m" in capture.get()
 
@@ -149,6 +149,13 @@ class TestTable:
         assert shown[0].split() == ["tensor", "changed", "max", "|d|", "rel", "L2", "cosine"]
         assert max(map(len, shown)) <= 80
 
+    @pytest.mark.parametrize(("width", "missing"), [(60, "tensors, mean |d|, max |d|"), (80, "tensors, mean |d|"), (120, None)])
+    def test_columns_without_room_are_named_below(self, width: int, missing: str | None) -> None:
+        first, *rest = [line.plain for line in table_legend(width, A_AND_B)]
+        assert first == "d = B - A; rel L2 = ||d|| / ||A||; cosine 1: same direction"
+        assert bool(rest) is (missing is not None)
+        assert " ".join(rest).startswith(f"not shown at this width: {missing} (" if missing else "")
+
     @pytest.mark.parametrize("width", [60, 80, 100, 120])
     def test_a_tensor_has_one_line_however_long_its_name_is(self, width: int) -> None:
         drifts = [*layers(28, "model.language_model.decoder.transformer_stack.layers"), *(drift(f"part{i}x.w", 1e-9) for i in range(25))]
@@ -166,16 +173,29 @@ class TestTable:
     def test_unchanged_groups_are_left_out(self) -> None:
         assert len(table([drift("a.w", 0.5), drift("b.w", 0.0)], 120)) == 2
 
-    def test_packed_tensors_have_a_share_only(self) -> None:
-        shown = table([TensorDrift(name="w", elements=4, compared=4, changed=1)], 120)
-        assert shown[1].split() == ["w", "1", "25.00%"]
+    def test_tensors_without_distances_have_no_row(self) -> None:
+        odd = [TensorDrift(name="w", kind=kind, elements=4, compared=4, changed=1) for kind in ("packed", "integer")]
+        assert len(table([*odd, drift("a.w", 0.5)], 120)) == 2
 
     def test_of_many_groups_the_rest_is_counted(self) -> None:
         shown = table([drift(f"part{i}x.w", 0.1) for i in range(25)], 120)
         assert shown[-1] == "... and 5 more (--json lists all)"
 
     @pytest.mark.parametrize(
-        ("distance", "text"), [(None, ""), (0.0, "1"), (2.1e-6, "1-2.1e-06"), (0.25, "0.7500"), (1.5, "-0.5000"), (math.nan, "nan")]
+        ("distance", "text"),
+        [
+            (None, ""),
+            (0.0, "1"),
+            (5.1e-4, "0.99949"),
+            (2.1e-6, "0.9999979"),
+            (2.1e-9, ">0.9999999"),
+            (0.25, "0.7500"),
+            (1.5, "-0.5000"),
+            (math.nan, "nan"),
+        ],
     )
-    def test_a_cosine_near_one_is_told_by_what_it_lacks(self, distance: float | None, text: str) -> None:
-        assert cosine(distance) == text
+    def test_a_cosine_near_one_has_the_digits_that_tell_it_from_one(self, distance: float | None, text: str) -> None:
+        assert cosines([distance]) == [text]
+
+    def test_cosines_of_a_table_have_as_many_digits(self) -> None:
+        assert cosines([0.002, 2.2e-6, 1e-9, None]) == ["0.9980000", "0.9999978", ">0.9999999", ""]

@@ -140,7 +140,7 @@ def test_a_child_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_terminal_is_told_that_transformers_is_asked(tmp_path: Path) -> None:
     written = on_a_terminal("merge", ROOT / "examples" / "tiny-run", "-o", tmp_path / "out", XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert "asking transformers for Qwen3ForCausalLM" in written
-    assert written.rindex("\x1b[2K") < written.index("covered")
+    assert written.rindex("\x1b[2K") < written.index("complete ")
 
 
 def test_events_of_many_threads_are_whole_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

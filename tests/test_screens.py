@@ -175,6 +175,14 @@ class TestScreens:
         result = inspect("run")
         self.check("inspect", width, screen(monkeypatch, width, lambda s: inspect_result(result, s)))
 
+    def test_no_column_vanishes_without_a_word(self, monkeypatch: pytest.MonkeyPatch, width: int | None) -> None:
+        """What is in the pipe is in the table, in its heading, or named below it."""
+        results = [(detect("run"), detect_result), (inspect("run"), inspect_result)]
+        for result, show in results:
+            heads, said = (screen(monkeypatch, wide, lambda s, show=show, result=result: show(result, s)) for wide in (None, width))  # type: ignore[misc]
+            (head,) = (line for line in heads.splitlines() if line.startswith(("component ", "tensor ")))
+            assert [name for name in re.split("  +", head) if not re.search(rf"\b{name}\b", said)] == []
+
     @pytest.mark.parametrize("model", MODELS)
     def test_inspect_of_a_large_model(self, monkeypatch: pytest.MonkeyPatch, width: int | None, model: str) -> None:
         result = inspected(MODELS[model](), model)
@@ -225,4 +233,6 @@ def test_why_nothing_can_be_merged_is_said_once_on_a_terminal(width: int | None,
     assert result.problem is not None
     said = screen(monkeypatch, width, lambda s: detect_result(result, s))
     assert " ".join(said.split()).count(result.problem.split(":")[0]) == (3 if width is None else 1)  # of model and ema, and in full
-    assert ("cannot be merged" in said.split("warning:")[0]) is (width is not None)
+    table = said.split("warning:")[0].split("component")[-1]
+    assert said.startswith("result  cannot be merged\n")
+    assert ("cannot be merged" in table) is (width is not None)

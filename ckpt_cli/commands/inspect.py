@@ -18,11 +18,11 @@ from ckpt_cli.given import PathLike, boundary, int_of, optional_path, parse_shar
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.progress import Progress
-from ckpt_cli.reporting.drift import run_map, total
+from ckpt_cli.reporting.drift import run_map
 from ckpt_cli.reporting.page import run_page
 from ckpt_cli.reporting.steps import newest_of, reported, rows_of
 from ckpt_cli.results.checkpoint import Checkpoint, NoteInfo, TensorInfo
-from ckpt_cli.results.drift import DriftGroup
+from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, ReportResult, TensorGroup
 from ckpt_cli.results.statistics import StatsResult
@@ -145,7 +145,7 @@ def report(
     started, progress = time.monotonic(), progress_of(progress)
     target = locate(path, None, nodes, steps=True)
     rows = rows_of(target, component, progress)
-    moved: dict[Path, Sequence[DriftGroup]] = {}
+    moved: dict[Path, BaseComparison] = {}
     if drift:
         from ckpt_cli.commands.diff import diff  # starting is to stay fast where no values are read
 
@@ -153,13 +153,13 @@ def report(
         for before, row in itertools.pairwise(whole):
             if before.tensors.keys() & row.tensors.keys():
                 found = diff(before.path, row.path, type=component, sample=sample, progress=progress)
-                moved[row.path] = found.comparison.groups
-    steps = {row.step: moved[row.path] for row in rows if row.path in moved and row.step is not None}
+                moved[row.path] = found.comparison
+    steps = {row.step: moved[row.path].groups for row in rows if row.path in moved and row.step is not None}
     newest = newest_of(rows)
     result = ReportResult(
         path=str(target.run or target.path),
         framework=target.checkpoints[-1].trainer(target.run) if target.checkpoints else "unknown",
-        steps=reported(rows, {place: total(groups) for place, groups in moved.items()}),
+        steps=reported(rows, moved),
         newest=None if newest is None else str(newest.path),
         drift=run_map(steps),
         sample=None if sample is None else parse_share(str(sample)),

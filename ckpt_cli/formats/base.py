@@ -23,6 +23,9 @@ MAX_RANKS = 1 << 20
 WEIGHTS_16 = "weights16"
 """The component that is the model in the dtype of the training, beside one in fp32."""
 
+MEANINGS = {WEIGHTS_16: "weights in the dtype that training computed with; model is the copy of the optimizer, mostly fp32"}
+"""What components are whose names are ours: a screen says it beside them."""
+
 
 def missing_of(world_size: int, there: Container[int]) -> tuple[int, ...]:
     """The missing ranks below a world size; none for an impossible world size, which is a separate error."""

@@ -16,7 +16,8 @@ def total(groups: Sequence[DriftGroup]) -> float | None:
 
 
 def run_map(steps: Mapping[int, Sequence[DriftGroup]]) -> Heatmap | None:
-    """A row for each group of tensors, a column for each step that has one before it; None if there is none."""
+    """A row for each group of tensors with distances, a column for each step that has one before it; None if there is none."""
+    steps = {step: [group for group in groups if group.kind == "floating"] for step, groups in steps.items()}
     if not steps:
         return None
     patterns = dict.fromkeys(group.pattern for groups in steps.values() for group in groups)

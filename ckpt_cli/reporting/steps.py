@@ -16,7 +16,9 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few
 from ckpt_cli.progress import Progress
+from ckpt_cli.reporting.drift import total
 from ckpt_cli.reporting.sizes import Sizes, folder_size, sizes_of
+from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.inspect import StepReport
 from ckpt_cli.tensors.component import Component
 
@@ -129,7 +131,7 @@ def _is_lost(part: Part, newest: Part | None) -> bool:
     )
 
 
-def reported(rows: Sequence[Row], drifts: Mapping[Path, float | None]) -> tuple[StepReport, ...]:
+def reported(rows: Sequence[Row], moved: Mapping[Path, BaseComparison]) -> tuple[StepReport, ...]:
     """The rows as results. What can be freed lies in steps before the newest one that can be merged."""
     newest = newest_of(rows)
     made, before = [], None
@@ -148,7 +150,8 @@ def reported(rows: Sequence[Row], drifts: Mapping[Path, float | None]) -> tuple[
                 other=row.sizes.other,
                 freeable=freeable(row, newest, rows) if newest is not None and is_older else 0,
                 differs=_difference(before, row) if before is not None and row.problem is None else None,
-                drift=drifts.get(row.path),
+                drift=total(moved[row.path].groups) if row.path in moved else None,
+                coverage=moved[row.path].coverage if row.path in moved else None,
             )
         )
         before = row if row.problem is None else before

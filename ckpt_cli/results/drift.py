@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ckpt_cli.results.checkpoint import Frozen, Place
 from ckpt_cli.results.numbers import Number
+
+Kind = Literal["floating", "integer", "packed"]
+"""Of which tensors distances are measured: those of floating-point (or complex) numbers. Integers and booleans count or select, and packed
+elements are no numbers on their own: of these it is only known how many elements differ."""
 
 
 class TensorDrift(Frozen):
     """How far a tensor is from the base, in float64; `ckpt_cli.verifying.drift.distances` says what each number is.
 
     ``changed`` of ``compared`` elements differ (``compared`` is less than ``elements`` for a sample). ``cosine_distance`` is 1 - cosine
-    with all its digits. The numbers are None for packed dtypes, of which only the bytes are compared; the cosine also where a
-    norm is 0.
+    with all its digits. The numbers are None where ``kind`` is not "floating"; the cosine also where a norm is 0.
     """
 
     name: str
+    kind: Kind = "floating"
     elements: int
     compared: int
     changed: int
@@ -28,13 +34,14 @@ class TensorDrift(Frozen):
 
 
 class DriftGroup(Frozen):
-    """The drift of tensors whose names differ in numbers only.
+    """The drift of tensors of one ``kind`` whose names differ in numbers only.
 
     ``mean_abs`` is over all elements, ``l2``, ``base_norm`` and ``relative_l2`` are of all tensors as one vector, ``cosine`` is the
     smallest.
     """
 
     pattern: str
+    kind: Kind = "floating"
     tensors: int
     changed_tensors: int
     elements: int
@@ -82,6 +89,21 @@ class Heatmap(Frozen):
     outside: tuple[HeatmapRow, ...] = ()
 
 
+class Coverage(Frozen):
+    """How much of both sides was compared by value: ``elements`` of the ``mine`` elements here, and of the ``base`` elements there.
+
+    The rest has a name that only one side has, or another shape there.
+    """
+
+    elements: int
+    mine: int
+    base: int
+
+    @property
+    def partial(self) -> bool:
+        return self.elements < max(self.mine, self.base)
+
+
 class FormChange(Frozen):
     """A tensor that has another shape or dtype than in the base."""
 
@@ -104,8 +126,8 @@ class BaseComparison(Frozen):
     """Tensors against a base: names that only one has, tensors of other shape or dtype; values if they were compared.
 
     ``changes`` gives both shapes and dtypes. ``unchanged`` and what follows it is about tensors that both have in one shape:
-    ``drifts`` lists those that changed, ``groups`` all of them, both with the biggest drift first. ``sample`` is the share of the
-    elements that was to be compared, None for all.
+    ``drifts`` lists those that changed, ``groups`` all of them, both with the biggest drift first, and ``coverage`` says how much of each
+    side they are. ``sample`` is the share of their elements that was to be compared, None for all.
     """
 
     base: Place
@@ -117,6 +139,7 @@ class BaseComparison(Frozen):
     changes: tuple[FormChange, ...] = ()
     formats: tuple[FormatFact, ...] = ()
     sample: float | None = None
+    coverage: Coverage | None = None
     unchanged: int | None = None
     drifts: tuple[TensorDrift, ...] = ()
     groups: tuple[DriftGroup, ...] = ()

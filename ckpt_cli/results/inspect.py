@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from ckpt_cli.results.checkpoint import Checkpoint, Frozen, NoteInfo, Place
-from ckpt_cli.results.drift import Heatmap
+from ckpt_cli.results.drift import Coverage, Heatmap
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.numbers import Number
 
@@ -46,7 +46,8 @@ class StepReport(Frozen):
     """One step of a run: whether all of it is there, whether it can be merged (``problem``: why not), and its bytes by kind.
 
     ``freeable`` bytes are no longer needed to merge a step or to go on from the newest. ``differs``: how its tensors differ from those of
-    the step before, by headers; ``drift``: how far their values are from it (relative L2 of all as one vector), if that was asked for.
+    the step before, by headers; ``drift``: how far their values are from it (relative L2 of all floating-point tensors as one vector), if
+    that was asked for, and ``coverage``: how much of both steps that is about.
     """
 
     step: int | None
@@ -61,6 +62,15 @@ class StepReport(Frozen):
     freeable: int
     differs: str | None = None
     drift: Number = None
+    coverage: Coverage | None = None
+
+    @property
+    def partly(self) -> str | None:
+        """How much of both steps the drift is about, if that is not all of it."""
+        found = self.coverage
+        if found is None or not found.partial:
+            return None
+        return f"drift of {found.elements:,} elements only, of {max(found.mine, found.base):,}"
 
 
 class ReportResult(Frozen):

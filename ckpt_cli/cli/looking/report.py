@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.heatmap import heatmap
-from ckpt_cli.cli.screens.widgets import BAD, GOOD, NARROWER, as_cells, good, here, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.screens.heatmap import SHORTEST, STEPS, heatmap
+from ckpt_cli.cli.screens.widgets import (
+    BAD,
+    BOLD,
+    GAP,
+    GOOD,
+    WARNING,
+    fitted,
+    good,
+    here,
+    hidden,
+    next_line,
+    plain,
+    print_facts,
+    print_notes,
+)
+from ckpt_cli.names import printable
 from ckpt_cli.results.inspect import ReportResult, StepReport
 from ckpt_cli.verifying.drift.groups import change_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
     from rich.text import Text
 
     from ckpt_cli.cli.session import Session
 
+COMPLETE, NEWEST = "complete", "  <- newest"
+LEAST_NEEDED = ("components", "other", "optimizer")
 FREED = "of older steps, optimizers that a newer one replaces, and what is damaged or incomplete"
 
 
@@ -39,10 +57,11 @@ def report_result(result: ReportResult, session: Session) -> None:
     ]
     print_facts(console, facts)
     console.print()
-    console.print(_table(result, console.width))
+    for line in _rows(result, console):
+        console.print(line, soft_wrap=True)
     if result.drift is not None:
         console.print()
-        for line in heatmap(result.drift, console.width, ascii_only=console.options.ascii_only):
+        for line in heatmap(result.drift, console.width, STEPS, ascii_only=console.options.ascii_only):
             console.print(line, soft_wrap=True)
     console.print()
     print_notes(session, result.notes)
@@ -55,9 +74,11 @@ def report_result(result: ReportResult, session: Session) -> None:
         next_line(session, f"ckpt merge {path}{session.again} --dry-run")
 
 
-def _table(result: ReportResult, width: int) -> Table:
-    """Columns without a value in any row are left out, and on narrow screens what is least needed."""
-    steps = result.steps
+def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
+    """The table: columns without a value in any row are left out, and a state that its column has no room for stands below its row."""
+    from rich.text import Text
+
+    steps, width = result.steps, console.width
     columns = {
         "step": [str(step.step) for step in steps],
         "components": [", ".join(step.components) for step in steps],
@@ -67,21 +88,36 @@ def _table(result: ReportResult, width: int) -> Table:
         "to free": [_size(step.freeable) for step in steps],
         "drift": ["" if step.drift is None else change_text(step.drift) for step in steps],
     }
-    narrow = ("components", "other") if width < NARROWER else ()
-    shown = [head for head, cells in columns.items() if any(cells) and head not in narrow]
-    table = new_table((*shown, "state"), right=[i for i, head in enumerate(shown) if head != "components"])
-    for i, step in enumerate(steps):
-        table.add_row(*as_cells(columns[head][i] for head in shown), _state(step, result))
-    return table
+    states = [_state(step, result) for step in steps]
+    short = min(len(COMPLETE + NEWEST), max(map(len, states), default=0))
+    fit = fitted({head: cells for head, cells in columns.items() if any(cells)}, LEAST_NEEDED, width - GAP - short)
+    yield from fit.heading("every step" if len(steps) > 1 else "the step", width)
+    wide = {head: max(len(head), *map(len, columns[head])) for head in fit.shown}
+    room = width - sum(each + GAP for each in wide.values())
+
+    def line(cells: Iterable[tuple[str, str]]) -> str:
+        return "".join((cell.ljust if head == "components" else cell.rjust)(wide[head]) + " " * GAP for head, cell in cells)
+
+    yield Text(f"{line((head, head) for head in fit.shown)}state", style=BOLD)
+    for i, state in enumerate(states):
+        row = Text(printable(line((head, columns[head][i]) for head in fit.shown)))
+        if len(state) <= room:
+            yield row.append_text(state)
+            continue
+        row.rstrip()
+        yield row
+        indent = wide.get("step", 0) + GAP
+        yield from (Text(" " * indent).append_text(part) for part in state.wrap(console, max(width - indent, SHORTEST)))
+    yield from hidden(fit.dropped, width)
 
 
 def _state(step: StepReport, result: ReportResult) -> Text:
     if step.problem is not None:
         return good(step.problem, BAD)
-    state = good("complete")
-    if step.differs is not None:
-        state.append(f", {step.differs}", style="yellow")
-    return state.append("  <- newest", style=GOOD) if step.path == result.newest else state
+    state = good(COMPLETE)
+    for odd in filter(None, (step.differs, step.partly)):
+        state.append(f", {odd}", style=WARNING)
+    return state.append(NEWEST, style=GOOD) if step.path == result.newest else state
 
 
 def _size(count: int) -> str:

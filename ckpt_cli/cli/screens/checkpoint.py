@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[str, str | Text]]:
     """What it is, whether it is complete, how much there is, and what lies beside the weights."""
     described = [checkpoint.framework, info.name] if info.name != "model" else [checkpoint.framework]
-    if info.world_size:
-        described.append(text.plural(info.world_size, "rank"))
-    if info.mesh:
-        described.append(f"mesh {info.mesh}")
     if checkpoint.step is not None:
         described.append(f"step {checkpoint.step}")
+    if info.world_size:
+        mesh = f" (device mesh: {info.mesh})" if info.mesh else ""
+        described.append(f"{text.plural(info.world_size, 'rank')}{mesh}")
     one_each = info.world_size is not None and info.files + len(info.missing_ranks) == info.world_size
     files = f"{info.files} of {info.world_size} rank files, " if one_each else f"{text.plural(info.files, 'file')}, "
     dtypes = "   ".join(
@@ -35,7 +34,7 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
         ("checkpoint", here(checkpoint.path, ", ".join(described))),
         (
             "complete",
-            good(f"{files}{counted_tensors(info)}, every element covered once"),
+            good(f"{files}{counted_tensors(info)}, every element found exactly once"),
         ),
         ("size", f"{text.size(info.bytes or 0)}   {text.params(info.elements or 0)} params   {dtypes}"),
         ("assets", ", ".join(filter(None, (assets, *others[:6], f"{len(others) - 6} more" if len(others) > 6 else "", *lacking)))),

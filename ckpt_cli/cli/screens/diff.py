@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.heatmap import SHORTEST, drift_table, heatmap
+from ckpt_cli.cli.screens.comparison import comparison_facts, print_drift
+from ckpt_cli.cli.screens.heatmap import A_AND_B
 from ckpt_cli.cli.screens.widgets import next_line, plain, print_facts, print_notes
-from ckpt_cli.names import few
 from ckpt_cli.results.diff import DiffResult, DiffSide
-from ckpt_cli.results.drift import BaseComparison
 
 if TYPE_CHECKING:
     from ckpt_cli.cli.session import Session
-
-SHOWN = 4
-"""How many names of a list are shown."""
-
-LABELS = 13
-"""Columns of the labels, with the space behind them."""
 
 
 def diff_result(result: DiffResult, session: Session) -> None:
@@ -30,20 +23,14 @@ def diff_result(result: DiffResult, session: Session) -> None:
     print_facts(
         console,
         [
-            ("from", _side(result.before)),
-            ("to", _side(result.after)),
+            ("A", _side(result.before)),
+            ("B", _side(result.after)),
             ("result", _verdict(result)),
-            *_lists(comparison, console.width - LABELS),
+            *comparison_facts(comparison, A_AND_B, console.width),
             ("written", ", ".join(text.path(path) for path in result.written)),
         ],
     )
-    if comparison.drifts:
-        console.print()
-        console.print(drift_table(comparison.groups, console.width))
-        if comparison.heatmap is not None:
-            console.print()
-            for line in heatmap(comparison.heatmap, console.width, ascii_only=console.options.ascii_only):
-                console.print(line, soft_wrap=True)
+    print_drift(comparison, console, A_AND_B)
     console.print()
     print_notes(session, result.notes)
     if comparison.drifts and not result.written:
@@ -66,23 +53,3 @@ def _verdict(result: DiffResult) -> str:
     if not comparison.drifts:
         return f"{text.plural(compared, 'tensor')} compared, all values are equal{share}"
     return f"{len(comparison.drifts)} of {text.plural(compared, 'tensor')} differ{share}"
-
-
-def _lists(comparison: BaseComparison, width: int) -> list[tuple[str, str]]:
-    """What could not be compared, and what has not changed; empty lines are left out. A name of a part has at most one line."""
-    pairs = dict.fromkeys(f"{item.base_dtype} -> {item.dtype}" for item in comparison.changes if item.dtype != item.base_dtype)
-    facts = [
-        ("only in A", _named(comparison.missing)),
-        ("only in B", _named(comparison.extra)),
-        ("other shape", _named(comparison.reshaped)),
-        ("other dtype", f"{', '.join(list(pairs)[:SHOWN])}: {_named(comparison.other_dtype)}" if comparison.other_dtype else ""),
-    ]
-    counts = [(part.part, f": {text.plural(part.tensors, 'tensor')}") for part in comparison.frozen if part.tensors > 1]
-    parts = [f"{text.elided(part, max(width - len(count) - 1, SHORTEST))}{count}" for part, count in counts]
-    if comparison.drifts:
-        facts.append(("unchanged", few(parts, SHOWN)))
-    return facts + [(fact.what, fact.mine if fact.mine == fact.base else f"{fact.base} -> {fact.mine}") for fact in comparison.formats]
-
-
-def _named(names: tuple[str, ...]) -> str:
-    return f"{text.plural(len(names), 'tensor')}: {few(names, SHOWN)}" if names else ""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.widgets import NARROW, NARROWER, ROWS, as_cells, new_table, plain
+from ckpt_cli.cli.screens.widgets import DIM, GAP, NARROW, NARROWER, ROWS, as_cells, good, hidden, new_table, plain
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import DriftGroup, Heatmap, HeatmapBlock
 from ckpt_cli.verifying.drift.groups import Scale, change_text, largest_rows, scale_of
@@ -35,14 +36,33 @@ SHORTEST = 12
 WIDEST = 160
 """Columns of a map where the width is not limited."""
 
-GAP = 2
-"""Spaces between columns."""
-
 MAP_ROWS = 40
-UNIT = "relative L2 change, ||new - base|| / ||base||, log scale"
+DIGITS = 7
+"""Digits that a cosine has at most."""
+
+HEADS = ("tensor", "tensors", "changed", "max |d|", "mean |d|", "rel L2", "cosine")
 
 
-def heatmap(drift: Heatmap, width: int, *, ascii_only: bool = False) -> list[Text]:
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What a screen calls the two that are compared; ``place`` is where the second one's tensors are."""
+
+    base: str
+    mine: str
+    place: str
+
+    @property
+    def unit(self) -> str:
+        return f"relative L2 change, ||{self.mine} - {self.base}|| / ||{self.base}||, log scale"
+
+
+A_AND_B = Sides("A", "B", "in B")
+HERE = Sides("base", "here", "here")
+OUTPUT = Sides("base", "output", "in the output")
+STEPS = Sides("previous", "step", "in the step")
+
+
+def heatmap(drift: Heatmap, width: int, sides: Sides, *, ascii_only: bool = False) -> list[Text]:
     """Lines of at most ``width`` columns: every stack of layers, the tensors outside, and the scale.
 
     If layers do not fit, a column stands for several of them and shows the largest change; the heading says so.
@@ -65,20 +85,18 @@ def heatmap(drift: Heatmap, width: int, *, ascii_only: bool = False) -> list[Tex
             line.append_text(signs.sign(row.values[0]))
             lines.append(line.append(f" {change_text(row.values[0])}"))
         lines += [*_more(len(drift.outside) - ROWS), Text()]
-    return lines + signs.legend([value for row in every for value in row.values], width)
+    return lines + signs.legend([value for row in every for value in row.values], width, sides)
 
 
 def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
-    """One row per group of tensors that changed, the biggest drift first.
+    """One row per group of tensors that changed and have distances, the biggest drift first.
 
-    Narrow screens drop what is needed least: the number of tensors, the mean, and ".weight" at the end of names; then the largest change.
-    A longer name is shortened to one line.
+    Narrow screens drop what is needed least, which `table_legend` says, and ".weight" at the end of names. A longer name is shortened to
+    one line.
     """
-    heads = ("tensor", "tensors", "changed", "max |d|", "mean |d|", "rel L2", "cosine")
-    dropped = () if width >= NARROW else ("tensors", "mean |d|") if width >= NARROWER else ("tensors", "mean |d|", "max |d|")
-    shown = [head for head in heads if head not in dropped]
+    shown = [head for head in HEADS if head not in _dropped(width)]
     made = new_table(shown, right=range(1, len(shown)))
-    changed = [group for group in groups if group.changed]
+    changed = [group for group in groups if group.changed and group.kind == "floating"]
     rows = [
         {
             "tensor": printable(group.pattern),
@@ -87,9 +105,9 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
             "max |d|": _number(group.max_abs),
             "mean |d|": _number(group.mean_abs),
             "rel L2": _number(group.relative_l2),
-            "cosine": cosine(group.cosine_distance),
+            "cosine": angle,
         }
-        for group in changed[:ROWS]
+        for group, angle in zip(changed[:ROWS], cosines(group.cosine_distance for group in changed[:ROWS]), strict=True)
     ]
     numbers = sum(GAP + max(len(row[head]) for row in ({head: head}, *rows)) for head in shown[1:])
     room = max(width - numbers, SHORTEST)
@@ -104,11 +122,29 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
     return made
 
 
-def cosine(distance: float | None) -> str:
-    """A cosine from its distance to 1: 0.9871, and 1-2.1e-06 where four digits would say 1."""
-    if distance is None:
-        return ""
-    return "1" if distance == 0 else f"1-{distance:.1e}" if distance < 1e-3 else f"{1 - distance:.4f}"
+def table_legend(width: int, sides: Sides) -> list[Text]:
+    """What the heads of `drift_table` mean, and which columns it has no room for."""
+    said = f"d = {sides.mine} - {sides.base}; rel L2 = ||d|| / ||{sides.base}||; cosine 1: same direction"
+    return [*(good(line, DIM) for line in text.wrapped(said, min(width, WIDEST), "")), *hidden(_dropped(width), width)]
+
+
+def _dropped(width: int) -> tuple[str, ...]:
+    return () if width >= NARROW else ("tensors", "mean |d|") if width >= NARROWER else ("tensors", "mean |d|", "max |d|")
+
+
+def cosines(distances: Iterable[float | None]) -> list[str]:
+    """Cosines from their distances to 1, all with the digits that tell the nearest from 1, at most `DIGITS`: 0.9871, >0.9999999."""
+    distances = list(distances)
+    near = [value for value in distances if value is not None and 0 < value < 1e-3]
+    digits = max((min(1 - math.floor(math.log10(value)), DIGITS) for value in near), default=4)
+    least = 10**-digits / 2
+
+    def said(distance: float | None) -> str:
+        if distance is None or distance == 0:
+            return "" if distance is None else "1"
+        return f">{1 - 2 * least:.{digits}f}" if distance < least else f"{1 - distance:.{digits}f}"
+
+    return [said(distance) for distance in distances]
 
 
 class _Signs:
@@ -131,7 +167,7 @@ class _Signs:
         level = min(int(self._scale.place(value) * len(LEVELS)), len(LEVELS) - 1)
         return Text(self._levels[level] * count, style=COLOURS[level])
 
-    def legend(self, values: Sequence[float | None], width: int) -> list[Text]:
+    def legend(self, values: Sequence[float | None], width: int, sides: Sides) -> list[Text]:
         """The signs that occur, each with the value from which on it stands, and the unit."""
         from rich.text import Text
 
@@ -140,19 +176,19 @@ class _Signs:
             step = (self._scale.high - self._scale.low) / len(LEVELS)
             for level, sign in enumerate(self._levels):
                 first = "<" if level == 0 and self._scale.more_below else ""
-                text = f"{10 ** (self._scale.low + (level + (1 if first else 0)) * step):.1e}"
-                levels.append(Text(sign, style=COLOURS[level]).append(f" {first}{text}", style="default"))
+                value = f"{10 ** (self._scale.low + (level + (1 if first else 0)) * step):.1e}"
+                levels.append(Text(sign, style=COLOURS[level]).append(f" {first}{value}", style="default"))
         if any(value == 0 for value in values):
             others.append(self.sign(0.0).append(" unchanged", style="default"))
         if any(value is not None and not math.isfinite(value) for value in values):
-            others.append(self.sign(math.nan).append(" NaN, or the base is all zero", style="default"))
+            others.append(self.sign(math.nan).append(f" NaN, or {sides.base} is all zero", style="default"))
         lines = _rows(levels, width)
         for entry in others:
             if lines and len(lines[-1]) + GAP + len(entry) <= width:
                 lines[-1].append(" " * GAP).append_text(entry)
             else:
                 lines.append(entry)
-        return [Text(UNIT), *lines] if levels else lines
+        return [*map(Text, text.wrapped(sides.unit, width, "")), *lines] if levels else lines
 
 
 def _rows(entries: Sequence[Text], width: int) -> list[Text]:

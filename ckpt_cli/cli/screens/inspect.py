@@ -10,18 +10,21 @@ from ckpt_cli.cli.screens.checkpoint import alias_text, checkpoint_facts
 from ckpt_cli.cli.screens.tensor_rows import TensorTable
 from ckpt_cli.cli.screens.widgets import (
     BAD,
+    DIM,
+    GAP,
     GOOD,
-    NARROW,
-    NARROWER,
     as_cells,
+    fitted,
     good,
     here,
+    hidden,
     new_table,
     next_line,
     plain,
     print_facts,
     print_notes,
 )
+from ckpt_cli.formats.base import MEANINGS
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
@@ -31,6 +34,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ckpt_cli.cli.session import Session
+
+COMPLETE = "complete"
+UNKNOWN = "-"
+NUMBERS = ("files", "ranks", "tensors", "params", "size")
+LEAST_NEEDED = ("format", "files", "device mesh", "ranks", "params")
+LEAST_ROOM = 30
+"""Columns that a long state leaves to the others, or has itself."""
+
+WIDEST = 160
+"""Columns of a remark where the width is not limited."""
 
 
 def detect_result(result: DetectResult, session: Session) -> None:
@@ -44,14 +57,15 @@ def detect_result(result: DetectResult, session: Session) -> None:
     main = checkpoint.components[0]
     saver = f", saved by {main.writer}" if format_of(main).tells_writer and main.elements is not None else ""
     kind = "run" if checkpoint.run else "checkpoint"
-    facts = [("found", here(checkpoint.run or checkpoint.path, f"{checkpoint.framework} {kind}{saver}"))]
+    facts = [("result", good("can be merged") if result.problem is None else good("cannot be merged", BAD))]
+    facts.append(("found", here(checkpoint.run or checkpoint.path, f"{checkpoint.framework} {kind}{saver}")))
     if checkpoint.run:
         named = [f"step {checkpoint.step}"] if checkpoint.step is not None else []
         why = ["the newest complete one"] if checkpoint.newest_complete else []
         facts.append(("chosen", here(checkpoint.path, ", ".join(named + why))))
     print_facts(console, facts)
     console.print()
-    console.print(_component_table(checkpoint.components, console, result.problem))
+    _print_components(checkpoint.components, console, result.problem)
     if len(checkpoint.steps) > 1:
         console.print()
         console.print(_step_table(checkpoint))
@@ -109,38 +123,57 @@ def _single_rows(info: ComponentInfo) -> tuple[TensorGroup, ...]:
 
 def _step_table(checkpoint: Checkpoint) -> Table:
     """The steps of a run; which one is taken stands beside its state, however wide the screen is."""
-    steps = new_table(("step", "components", "state"), right=(0,))
+    steps = new_table(("step", "components", "files"), right=(0,))
     for step in checkpoint.steps:
-        state = plain(step.problem or "all files are there")
+        state = plain(step.problem or COMPLETE)
         state.append("  <- chosen" if step.path == checkpoint.path else "", style=GOOD)
         steps.add_row(plain(str(step.step)), plain(", ".join(step.components)), state)
     return steps
 
 
-def _component_table(components: Sequence[ComponentInfo], console: Console, problem: str | None) -> Table:
-    """A row for each component; on a terminal, the ``problem`` that is said below the tables in full is not said in a column too."""
-    heads = ("component", "format", "files", "ranks", "mesh", "tensors", "params", "size", "state")
-    unwanted: tuple[str, ...] = () if console.width >= NARROW else ("format", "files")
-    unwanted += () if console.width >= NARROWER else ("mesh", "params")
-    shown = [head for head in heads if head not in unwanted]
-    table = new_table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("files", "ranks", "tensors", "params", "size")))
+def _print_components(components: Sequence[ComponentInfo], console: Console, problem: str | None) -> None:
+    """A row for each component, and what its cells do not say: columns without room, components that were not opened, odd names.
+
+    On a terminal, the ``problem`` that is said below the tables in full is not said in a column too.
+    """
+    states = []
     for info in components:
-        tensors = sum(count.tensors for count in info.kinds.values())
-        cells = {
-            "component": info.name,
-            "format": info.format,
-            "files": str(info.files),
-            "ranks": str(info.world_size or ""),
-            "mesh": info.mesh or "",
-            "tensors": str(tensors or ""),
-            "params": text.params(info.elements) if info.elements is not None else "",
-            "size": text.size(info.bytes) if info.bytes is not None else "",
-        }
         below = console.is_terminal and info.problem is not None and info.problem == problem
-        state = "cannot be merged" if below else info.problem or ("complete" if info.elements is not None else "all files are there")
-        style = BAD if info.problem else GOOD if info.elements is not None else ""
-        table.add_row(*as_cells(cells[head] for head in shown[:-1]), good(state, style))
-    return table
+        states.append("cannot be merged" if below else info.problem or COMPLETE)
+    cells = [_cells(info) for info in components]
+    columns = {head: [row[head] for row in cells] for head in cells[0] if any(row[head].strip(UNKNOWN) for row in cells)}
+    room = console.width - GAP - (max(map(len, states)) if console.is_terminal else 0)
+    fit = fitted(columns, LEAST_NEEDED, room if room >= LEAST_ROOM else console.width - GAP - LEAST_ROOM)
+    for said in fit.heading("every component" if len(components) > 1 else "the component", console.width):
+        console.print(said, soft_wrap=True)
+    table = new_table((*fit.shown, "state"), right=[i for i, head in enumerate(fit.shown) if head in NUMBERS])
+    for info, row, state in zip(components, cells, states, strict=True):
+        table.add_row(*as_cells(row[head] for head in fit.shown), good(state, BAD if info.problem else GOOD))
+    console.print(table)
+    closed = [info.name for info in components if info.elements is None and not info.problem]
+    remarks = [f"{UNKNOWN}: not opened, only its files were counted; --type {closed[0]} opens it"] if closed else []
+    remarks += [f"{info.name}: {MEANINGS[info.name]}" for info in components if info.name in MEANINGS]
+    for remark in remarks:
+        for line in text.wrapped(remark, min(console.width, WIDEST), "  "):
+            console.print(good(line, DIM), soft_wrap=True)
+    for said in hidden(fit.dropped, console.width):
+        console.print(said, soft_wrap=True)
+
+
+def _cells(info: ComponentInfo) -> dict[str, str]:
+    tensors = sum(count.tensors for count in info.kinds.values())
+    opened = info.elements is not None
+    unknown = UNKNOWN if not info.problem else ""
+    return {
+        "component": info.name,
+        "format": info.format,
+        "files": str(info.files),
+        "ranks": str(info.world_size or ""),
+        "device mesh": (info.mesh or "") if opened else unknown,
+        "tensors": str(tensors) if opened else unknown,
+        "params": text.params(info.elements or 0) if opened else unknown,
+        "size": text.size(info.bytes or 0) if opened else unknown,
+    }
 
 
 def _tensor_table(rows: Sequence[TensorGroup], *, counted: bool) -> Table:

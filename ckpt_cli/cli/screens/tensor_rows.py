@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.widgets import BOLD, DIM, WARNING
+from ckpt_cli.cli.screens.widgets import BOLD, DIM, WARNING, hidden
 from ckpt_cli.names import printable
 from ckpt_cli.results.inspect import TensorGroup
 
@@ -56,9 +56,9 @@ class TensorTable:
 
     def facts(self) -> list[tuple[str, str]]:
         """What all rows share, and how many are odd."""
-        layout = f"all {self.layout}" if self.layout else ""
+        same = ", ".join(filter(None, (self.dtype, self.layout)))
         odd = f"{text.plural(self.odd, 'tensor')} unlike the others of {'its' if self.odd == 1 else 'their'} group, marked !"
-        return [("layout", layout), ("odd", odd if self.odd else "")]
+        return [("tensors", f"all {same}" if same else ""), ("odd", odd if self.odd else "")]
 
     def lines(self, width: int, *, ascii_only: bool = False) -> Iterator[Text]:
         """The heads and the rows, none longer than ``width``."""
@@ -67,7 +67,7 @@ class TensorTable:
         mark = ODD if self.odd else ""
         blocks = list(_blocks(self.rows))
         names = [len(name) for prefix, members in blocks for name, _ in _labels(prefix, members)]
-        columns = self._columns(width - len(mark) - min(LEAST, max(names, default=0)))
+        columns, dropped = self._columns(width - len(mark) - min(LEAST, max(names, default=0)))
         room = width - len(mark) - sum(wide + 2 for wide in columns.values())
         longest = min(max(len("tensor"), *names), room)
         head = Text.assemble((" " * len(mark) + "tensor".ljust(longest), BOLD))
@@ -82,9 +82,10 @@ class TensorTable:
                 if row.layout.startswith(SAME):
                     remark = f"{' ' * (len(mark) + 2 * bool(prefix) + 2)}{printable(row.layout)}"
                     yield Text(text.elided(remark, width, ascii_only=ascii_only), style=DIM)
+        yield from hidden(dropped, width)
 
-    def _columns(self, room: int) -> dict[str, int]:
-        """The width of every column but the names': what is needed least is left out where there is no room for all."""
+    def _columns(self, room: int) -> tuple[dict[str, int], list[str]]:
+        """The width of every column but the names', and what is left out where there is no room for all, the least needed first."""
         cells = [self._cells(row) for row in self.rows]
         shown = ["count"] if self.counted else []
         shown += ["shape", *(["dtype"] if self.dtype is None else []), *(["layout"] if self.layout is None else []), "params"]
@@ -93,7 +94,7 @@ class TensorTable:
         for name in LEAST_NEEDED:
             if sum(wide.values()) + 2 * len(wide) > room:
                 wide.pop(name, None)
-        return wide
+        return wide, [name for name in shown if name not in wide]
 
     def _cells(self, row: TensorGroup) -> dict[str, str]:
         return {

@@ -5,7 +5,8 @@ Names from files only ever become `rich.text.Text`, with control characters esca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
@@ -28,6 +29,9 @@ GOOD, WARNING, BAD = "green", "yellow", "red"
 
 ROWS = 20
 """How many rows a table of differences has."""
+
+GAP = 2
+"""Spaces between columns."""
 
 NARROW, NARROWER = 100, 80
 """Below this many columns the tables drop what is needed least."""
@@ -83,6 +87,46 @@ def new_table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
         flexible = head in ("name", "in", "tensor", "state", "mesh", "layout", "value", "source", "entry that is not a tensor", "")
         table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=not flexible)
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Columns on a screen: those ``shown``, the value of those that are the same in every row, and those without room."""
+
+    shown: tuple[str, ...]
+    same: Mapping[str, str]
+    dropped: tuple[str, ...]
+
+    def heading(self, rows: str, width: int) -> list[Text]:
+        """The lines above the table that say what all ``rows`` share."""
+        said = f"{rows}: {', '.join(f'{head} {value}' for head, value in self.same.items())}"
+        return [plain(line) for line in text.wrapped(said, width, "  ")] if self.same else []
+
+
+def fitted(columns: Mapping[str, Sequence[str]], least_needed: Sequence[str], width: int) -> Fitted:
+    """Which columns fit into ``width``.
+
+    If not all do, those of ``least_needed`` leave, in this order: first what is the same in every row, which is said once, then the others.
+    """
+    taken = {head: max(len(head), *map(len, cells)) + GAP for head, cells in columns.items()}
+    same: dict[str, str] = {}
+    dropped: list[str] = []
+    for once in (True, False):
+        for head in least_needed:
+            if head not in taken or sum(taken.values()) - GAP <= width or (once and len(set(columns[head])) > 1):
+                continue
+            del taken[head]
+            if once:
+                same[head] = columns[head][0]
+            else:
+                dropped.append(head)
+    return Fitted(tuple(taken), same, tuple(dropped))
+
+
+def hidden(columns: Sequence[str], width: int) -> list[Text]:
+    """The lines below a table that name the columns for which there was no room, and how to see them; none if all are shown."""
+    said = f"not shown at this width: {', '.join(columns)} (--json has all)"
+    return [good(line, DIM) for line in text.wrapped(said, width, "  ")] if columns else []
 
 
 def as_cells(values: Iterable[str]) -> list[Text]:

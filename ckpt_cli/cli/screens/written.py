@@ -12,10 +12,23 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.checkpoint import checkpoint_facts, counted_tensors
-from ckpt_cli.cli.screens.comparison import comparison_facts
-from ckpt_cli.cli.screens.heatmap import drift_table
+from ckpt_cli.cli.screens.comparison import base_facts, print_drift
+from ckpt_cli.cli.screens.heatmap import OUTPUT
 from ckpt_cli.cli.screens.verify import print_findings, source_fact
-from ckpt_cli.cli.screens.widgets import BAD, GOOD, ROWS, as_cells, good, here, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.screens.widgets import (
+    BAD,
+    GOOD,
+    ROWS,
+    WARNING,
+    as_cells,
+    good,
+    here,
+    new_table,
+    next_line,
+    plain,
+    print_facts,
+    print_notes,
+)
 from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, LoraInfo, NoteInfo
 from ckpt_cli.results.verify import VerifyResult
@@ -59,7 +72,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
             continue
         info = next(info for info in checkpoint.components if info.name == output.component.split("+")[0])
         facts = checkpoint_facts(checkpoint, info)[:1]
-        facts.append(("covered", _coverage(output, info)))
+        facts.append(_coverage(output, info))
         facts.append(("dtype", _dtypes(output)))
         facts.append(("names", _naming(output)))
         facts.append(("from base", _carried(output)))
@@ -86,10 +99,8 @@ def merge_result(result: MergeResult, session: Session) -> None:
             console.print(table)
         if output.comparison is not None:
             console.print()
-            print_facts(console, comparison_facts(output.comparison))
-            if output.comparison.drifts:
-                console.print()
-                console.print(drift_table(output.comparison.groups, console.width))
+            print_facts(console, base_facts(output.comparison, OUTPUT, console.width))
+            print_drift(output.comparison, console, OUTPUT, with_map=False)
         console.print()
     _print_notes(session, [*(note for output in result.outputs for note in output.notes), *checkpoint.notes, *_push_notes(result.push)])
     if _push_failed(session, result.push):
@@ -340,12 +351,13 @@ def _file_label(names: Sequence[str]) -> str:
     return re.sub(RANK, "R", names[0]) if len(names) > 1 else names[0]
 
 
-def _coverage(output: MergedComponent, info: ComponentInfo) -> Text:
+def _coverage(output: MergedComponent, info: ComponentInfo) -> tuple[str, Text]:
+    """How many elements the files hold of those that the tensors have, and how many of them are written."""
     whole = output.covered_elements == output.source_elements
     of = "all" if whole else f"{text.exact(output.covered_elements)} of"
-    covered = f"{of} {text.exact(output.source_elements)} elements of {counted_tensors(info)}"
-    written = "" if output.elements == output.source_elements else f"; {text.exact(output.elements)} elements are written"
-    return good(f"{covered}{written}")
+    found = f"{of} {text.exact(output.source_elements)} elements of {counted_tensors(info)} found"
+    written = "" if output.elements == output.source_elements else f"; {text.exact(output.elements)} are written"
+    return ("complete", good(f"{found}{written}")) if whole else ("incomplete", good(f"{found}{written}", WARNING))
 
 
 def _dtypes(output: WrittenFolder) -> str:

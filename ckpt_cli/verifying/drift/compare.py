@@ -10,12 +10,12 @@ from ckpt_cli.errors import UsageError, reading
 from ckpt_cli.hub.bagel import bagel_facts
 from ckpt_cli.output.plan import OutputTensor
 from ckpt_cli.progress import Progress
-from ckpt_cli.results.drift import BaseComparison, FormatFact, FormChange, TensorDrift
+from ckpt_cli.results.drift import BaseComparison, Coverage, FormatFact, FormChange, Kind, TensorDrift
 from ckpt_cli.tensors.parallel import Advance, with_progress
 from ckpt_cli.tensors.reading import element_bytes, elements
 from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.verifying.drift.distances import Accumulator, Distances
+from ckpt_cli.verifying.drift.distances import Accumulator, Distances, changed_elements
 from ckpt_cli.verifying.drift.groups import by_drift, frozen_parts, group_drifts, heatmap_of
 
 BLOCK = 128 << 10
@@ -39,6 +39,13 @@ class Compared:
     @property
     def alike(self) -> bool:
         return self.mine.shape == self.base.shape
+
+    @property
+    def kind(self) -> Kind:
+        dtypes = (self.mine.dtype, self.base.dtype)
+        if any(dtype.code in PACKED for dtype in dtypes):
+            return "packed"
+        return "integer" if any(dtype.kind in ("int", "bool") for dtype in dtypes) else "floating"
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +121,11 @@ def _compare(
     return comparison.model_copy(
         update={
             "sample": sample,
+            "coverage": Coverage(
+                elements=sum(drift.elements for drift in drifts),
+                mine=sum(tensor.numel for tensor, _ in mine.values()),
+                base=sum(tensor.numel for tensor in base.values()),
+            ),
             "unchanged": sum(drift.changed == 0 for drift in drifts),
             "drifts": tuple(sorted((drift for drift in drifts if drift.changed), key=by_drift)),
             "groups": group_drifts(drifts),
@@ -148,23 +160,26 @@ def _drifts(pairs: Sequence[Compared], share: float, jobs: int | None, progress:
 
 
 def _drift(pair: Compared, share: float, advance: Advance) -> TensorDrift:
-    apart, numel, records = Accumulator(), pair.base.numel, Records()
-    packed = [dtype.code in PACKED for dtype in (pair.mine.dtype, pair.base.dtype)]
+    apart, numel, records, kind = Accumulator(), pair.base.numel, Records(), pair.kind
     compared = changed = 0
     with reading(tensor=pair.name):
         for start, count in _blocks(numel, share):
-            if any(packed):
+            if kind == "packed":
                 raw = [element_bytes(tensor, start, count, records) for tensor in (pair.mine, pair.base)]
                 changed += count if pair.mine.dtype != pair.base.dtype else _changed_bytes(raw, count)
             else:
                 ours = elements(pair.mine, start, count, pair.dtype, records)
-                apart.add(ours, elements(pair.base, start, count, records=records))
+                theirs = elements(pair.base, start, count, records=records)
+                if kind == "integer":
+                    changed += int(changed_elements(ours, theirs).sum())
+                else:
+                    apart.add(ours, theirs)
             compared += count
             advance(count * pair.nbytes // numel, LABEL)
         if share == 1.0:
             records.check_rest()
-    if any(packed):
-        return TensorDrift(name=pair.name, elements=numel, compared=compared, changed=changed)
+    if kind != "floating":
+        return TensorDrift(name=pair.name, kind=kind, elements=numel, compared=compared, changed=changed)
     return _tensor_drift(pair.name, numel, apart.result())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.name_patterns import pattern_of, ranged
-from ckpt_cli.results.drift import DriftGroup, FrozenPart, Heatmap, HeatmapBlock, HeatmapRow, TensorDrift
+from ckpt_cli.results.drift import BaseComparison, DriftGroup, FrozenPart, Heatmap, HeatmapBlock, HeatmapRow, TensorDrift
 
 LISTS = frozenset({"layers", "layer", "blocks", "block", "h"})
 """What a stack of layers is called, where it has a single layer only."""
@@ -30,12 +30,13 @@ def by_drift(drift: TensorDrift | DriftGroup) -> tuple[int, float]:
 
 def group_drifts(drifts: Iterable[TensorDrift]) -> tuple[DriftGroup, ...]:
     """One group per pattern of names, the biggest drift first; the relative L2 is that of all its tensors as one vector."""
-    patterns: dict[str, list[tuple[TensorDrift, tuple[int, ...]]]] = {}
+    patterns: dict[tuple[str, str], list[tuple[TensorDrift, tuple[int, ...]]]] = {}
     for drift in drifts:
         pattern, numbers = pattern_of(drift.name)
-        patterns.setdefault(pattern, []).append((drift, numbers))
+        patterns.setdefault((pattern, drift.kind), []).append((drift, numbers))
     groups = (
-        _group(ranged(pattern, [numbers for _, numbers in found]), [drift for drift, _ in found]) for pattern, found in patterns.items()
+        _group(ranged(pattern, [numbers for _, numbers in found]), [drift for drift, _ in found])
+        for (pattern, _), found in patterns.items()
     )
     return tuple(sorted(groups, key=by_drift))
 
@@ -47,6 +48,7 @@ def _group(pattern: str, drifts: Sequence[TensorDrift]) -> DriftGroup:
     distance = _largest(drift.cosine_distance for drift in drifts)
     return DriftGroup(
         pattern=pattern,
+        kind=drifts[0].kind,
         tensors=len(drifts),
         changed_tensors=sum(drift.changed > 0 for drift in drifts),
         elements=sum(drift.elements for drift in drifts),
@@ -82,6 +84,27 @@ def _quotient(l2: float | None, base_norm: float | None) -> float | None:
     if not base_norm:
         return math.inf if l2 > 0 else l2
     return math.nan if math.isinf(l2) and math.isinf(base_norm) else l2 / base_norm
+
+
+def covered_text(comparison: BaseComparison, base: str, place: str) -> str:
+    """How much of each side was compared by value, and why not the rest; empty if that is all of both.
+
+    ``base`` is what the base is called, ``place`` where the other tensors are ("in B").
+    """
+    found = comparison.coverage
+    if found is None or not found.partial:
+        return ""
+    of = (
+        f"{found.base:,} elements in {base} and of {found.mine:,} {place}"
+        if found.base != found.mine
+        else f"{found.base:,} elements on either side"
+    )
+    counted = (
+        (len(comparison.reshaped), "has another shape", "have other shapes"),
+        (len(comparison.missing) + len(comparison.extra), "is on one side only", "are on one side only"),
+    )
+    why = ", ".join(f"{count:,} {f'tensor {one}' if count == 1 else f'tensors {several}'}" for count, one, several in counted if count)
+    return f"only {found.elements:,} of {of}: {why}"
 
 
 # -- what was frozen -------------------------------------------------------------------------------------------------
@@ -180,8 +203,10 @@ def heatmap_of(drifts: Sequence[TensorDrift]) -> Heatmap:
     """Relative L2 per layer and module: one block per stack of layers, and everything outside of them.
 
     A stack is a list of modules in a name (``model.layers``, ``visual.blocks``). Its rows are names without the number of the
-    layer; weight and bias of a module share a row, and so do experts of one layer. Their tensors count as one vector.
+    layer; weight and bias of a module share a row, and so do experts of one layer. Their tensors count as one vector. Tensors without
+    distances have no place in it.
     """
+    drifts = [drift for drift in drifts if drift.kind == "floating"]
     split = {drift.name: _split(drift.name) for drift in drifts}
     stacks = _stacks(place for place in split.values() if place is not None)
     blocks: dict[str, dict[str, dict[int, list[TensorDrift]]]] = {}

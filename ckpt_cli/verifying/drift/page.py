@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import BaseComparison, Heatmap, HeatmapRow, TensorDrift
-from ckpt_cli.verifying.drift.groups import Scale, scale_of
+from ckpt_cli.verifying.drift.groups import Scale, covered_text, scale_of
 
 VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 """The colours of matplotlib's map at 0, 1/4, 1/2, 3/4 and 1."""
@@ -27,7 +27,7 @@ TIPS = {
     "changed": "share of elements with other bits",
     "max |d|": "largest absolute difference",
     "mean |d|": "mean absolute difference, over all elements",
-    "relative L2": "||new - base|| / ||base||",
+    "relative L2": "||B - A|| / ||A||",
     "1 - cosine": "0 where both have the same direction",
 }
 
@@ -37,16 +37,18 @@ def drift_page(comparison: BaseComparison, name: str) -> str:
     base = comparison.base
     compared = len(comparison.drifts) + (comparison.unchanged or 0)
     facts = [
-        ("from", base),
-        ("to", name),
+        ("A", base),
+        ("B", name),
         ("compared", f"{compared} tensors: {len(comparison.drifts)} differ, {comparison.unchanged or 0} are unchanged"),
+        ("partly", covered_text(comparison, "A", "in B")),
         ("sample", "" if comparison.sample is None else f"about {100 * comparison.sample:g}% of the elements"),
         ("frozen", ", ".join(f"{part.part} ({part.tensors})" for part in comparison.frozen[:12] if part.tensors > 1)),
-        *((fact.what, f"{fact.base} -> {fact.mine}") for fact in comparison.formats),
+        *((fact.what, f"A {fact.base}, B {fact.mine}") for fact in comparison.formats),
     ]
     lists = [
-        ("Only in the first", comparison.missing),
-        ("Only in the second", comparison.extra),
+        ("Only in A", comparison.missing),
+        ("Only in B", comparison.extra),
+        ("Integers or packed elements differ (no distance)", tuple(d.name for d in comparison.drifts if d.kind != "floating")),
         ("Other shape", tuple(f"{c.name}: {list(c.base_shape)} -> {list(c.shape)}" for c in comparison.changes if c.shape != c.base_shape)),
         ("Other dtype", tuple(f"{c.name}: {c.base_dtype} -> {c.dtype}" for c in comparison.changes if c.dtype != c.base_dtype)),
     ]
@@ -54,7 +56,7 @@ def drift_page(comparison: BaseComparison, name: str) -> str:
         f"Drift from {base} to {name}",
         facts,
         maps("Relative L2 by layer and module", comparison.heatmap) if comparison.heatmap is not None and comparison.drifts else "",
-        _table(comparison.drifts),
+        _table([drift for drift in comparison.drifts if drift.kind == "floating"]),
         "".join(_list(label, names) for label, names in lists if names),
     )
 
@@ -106,7 +108,7 @@ def _cell(module: str, place: str, value: float | None, scale: Scale | None) -> 
 def _said(value: float | None) -> str:
     if value is None:
         return "nothing to compare"
-    return "unchanged" if value == 0 else f"{value:.3g}" if math.isfinite(value) else "NaN, or the base is all zero"
+    return "unchanged" if value == 0 else f"{value:.3g}" if math.isfinite(value) else "NaN, or the base (A) is all zero"
 
 
 def _colour(value: float | None, scale: Scale | None) -> str:

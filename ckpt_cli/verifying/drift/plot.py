@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.errors import UsageError, install
 from ckpt_cli.names import printable
 from ckpt_cli.results.drift import BaseComparison, DriftGroup, Heatmap, HeatmapRow
-from ckpt_cli.verifying.drift.groups import Scale, change_text, largest_rows, scale_of
+from ckpt_cli.verifying.drift.groups import Scale, change_text, covered_text, largest_rows, scale_of
 from ckpt_cli.verifying.drift.single_file import check_place, publish_file
 
 if TYPE_CHECKING:
@@ -200,7 +200,14 @@ def _title(comparison: BaseComparison, name: str) -> list[str]:
     hidden = len(comparison.heatmap.blocks) - STACKS if comparison.heatmap is not None else 0
     if hidden > 0:
         counted += f"; {hidden} more stacks of layers are not drawn"
-    return ["Drift of weights", f"new: {_short(name, 110)}", f"base: {_short(comparison.base, 110)}", counted]
+    partly = covered_text(comparison, "the base", "in the new one")
+    return [
+        "Drift of weights",
+        f"new: {_short(name, 110)}",
+        f"base: {_short(comparison.base, 110)}",
+        counted,
+        *([partly] if partly else []),
+    ]
 
 
 def _cells(axes: Axes, rows: Sequence[Sequence[float | None]], scale: Scale | None) -> None:
@@ -320,7 +327,7 @@ HEADS = ("tensors", "count", "changed", "max |d|", "mean |d|", "relative L2", "1
 
 def _page(comparison: BaseComparison, name: str) -> str:
     picture = _picture(comparison, name, "svg").decode()
-    changed = [group for group in comparison.groups if group.changed]
+    changed = [group for group in comparison.groups if group.changed and group.kind == "floating"]
     rows = "\n".join(_table_row(group) for group in changed[:TABLE_ROWS])
     heads = "".join(f"<th>{html.escape(head)}</th>" for head in HEADS)
     shown = f"the {TABLE_ROWS} with the biggest drift of {len(changed)}" if len(changed) > TABLE_ROWS else "the biggest drift first"

@@ -11,9 +11,13 @@ Everything is loaded on first use. transformers is never imported by these funct
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False
+"""As in typing, which takes longer to load than all of this: until then, a command cannot be interrupted without a traceback."""
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ckpt_cli.commands.average import average as average
     from ckpt_cli.commands.diff import diff as diff
     from ckpt_cli.commands.extract_state import extract_state as extract_state

@@ -40,7 +40,7 @@ class Stages(Protocol):
         ...
 
     def waiting(self, what: str) -> None:
-        """Another process works (``what``: "asking transformers for X", say); called several times a second, before bytes are counted."""
+        """What is done that counts no bytes (``what``: "asking transformers for X", say); called several times a second, by any thread."""
         ...
 
 

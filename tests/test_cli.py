@@ -434,8 +434,12 @@ class TestMergeOptions:
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
             shutil.move(run / "checkpoint-200" / name, base / name)
         lacking = ckpt("merge", run, "--step", "200", "-o", tmp_path / "a")
-        assert "warning: the output has no config.json: pass --base DIR" in lacking.err
-        assert "warning: the output has no tokenizer: pass --base DIR" in lacking.err
+        assert lacking.err.count("the output has no") == 1
+        assert "warning: the output has no config.json and no tokenizer: pass --base DIR" in lacking.err
+        (base / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+        without = ckpt("merge", run, "--step", "200", "-o", tmp_path / "c", "--base", base)
+        assert "warning: the output has no tokenizer: the base has none either; copy it from" in without.err
+        (tmp_path / "tokenizer.json").rename(base / "tokenizer.json")
         supplied = ckpt("merge", run, "--step", "200", "-o", tmp_path / "b", "--base", base)
         assert "the output has no" not in supplied.err
         assert (tmp_path / "b" / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()

@@ -119,3 +119,14 @@ def test_every_extra_that_is_named_exists() -> None:
     project = (root.parent / "pyproject.toml").read_text()
     assert all(f"\n{extra} = [" in project for extra in named)
     assert [path for path, text in texts.items() if "pip install" in text and path.name != "errors.py"] == []
+
+
+def test_a_start_loads_the_command_that_was_asked_for_and_no_other(run: Path, tmp_path: Path) -> None:
+    start = "import contextlib\nfrom ckpt_cli.cli import main\nwith contextlib.suppress(SystemExit): main([{}])"
+    loaded = {words: set(in_a_fresh_process(start.format(words), run, tmp_path)) for words in ("'--help'", "'merge', '--help'")}
+    names = {"merge", "average", "verify", "watching.watch", "looking.diff"}
+    assert {name for name in names if f"ckpt_cli.cli.{name}" in loaded["'--help'"]} == set()
+    assert {name for name in names if f"ckpt_cli.cli.{name}" in loaded["'merge', '--help'"]} == {"merge"}
+    unneeded = ("output", "averaging", "watching", "pushing", "files", "formats", "results", "cli.options", "cli.live")
+    assert [name for name in loaded["'--help'"] if name.startswith(tuple(f"ckpt_cli.{part}" for part in unneeded))] == []
+    assert [name for name in loaded["'merge', '--help'"] if name.startswith(("ckpt_cli.files", "ckpt_cli.pushing"))] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -134,7 +135,22 @@ class TestGoingOn:
         if "write" not in options:
             assert wrote == len(result.outputs[0].files) - 1 - kept
         said = [note.text for note in result.outputs[0].notes if note.code == "resumed"]
-        assert said == ([f"{kept} of {FILES} files are those of an interrupted run"] if kept else [])
+        assert said == ([f"{kept} of {FILES} files from the interrupted run, read and compared"] if kept else [])
+
+    def test_is_said_on_the_screen_and_while_it_takes_long(self, run: Path, stopped: Path) -> None:
+        outcome = ckpt("merge", run, "-o", stopped, "--max-shard-size", SIZE, "--jobs", "1")
+        assert re.search(r"^kept +2 of 3 files from the interrupted run, read and compared$", outcome.out, re.MULTILINE)
+
+        said: set[str] = set()
+
+        class Told(Silent):
+            def waiting(self, what: str) -> None:
+                said.add(what)
+
+        with pytest.raises(KeyboardInterrupt):
+            ckpt_cli.merge(run, stopped, overwrite=True, progress=Interrupting(3_000_000, KeyboardInterrupt()), **PLAIN)
+        ckpt_cli.merge(run, stopped, overwrite=True, progress=Told(), **PLAIN)
+        assert "comparing kept files" in said
 
     def test_of_averages_and_overflows(self, tmp_path: Path) -> None:
         runs = [save(tmp_path / "a", "hub", 1e5), save(tmp_path / "b", "hub", 2e5)]

@@ -150,12 +150,23 @@ class TestALiveRun:
         listener = Listener(waits=lambda run, step, reason: told.append(f"{step}: {reason}"))
         ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0.7, interval=0.1, listener=listener)
         assert time.monotonic() - began >= 0.7
-        assert told == ["100: its files may still change", "200: its files may still change"]
+        reason = "no tracker says that it is finished, so its files must not change for 0.7 s (--settle)"
+        assert told == [f"100: {reason}", f"200: {reason}"]
         assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
 
-    def test_a_tracker_that_names_a_step_ends_the_wait_for_it(self, run: Path, tmp_path: Path) -> None:
-        age(run, 0)
+    def test_a_tracker_ends_the_wait_for_its_step_and_for_older_ones_at_once(self, run: Path, tmp_path: Path) -> None:
+        age(run, 5)
         (run / "latest_checkpointed_iteration.txt").write_text("200")
+        told: list[int] = []
+        listener = Listener(waits=lambda run, step, reason: told.append(step))
+        ckpt_cli.watch(run, tmp_path / "out", once=True, settle=60, listener=listener)
+        assert told == []
+        assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
+
+    def test_an_older_step_to_which_files_were_added_since_waits_in_spite_of_the_tracker(self, run: Path, tmp_path: Path) -> None:
+        age(run, 5)
+        (run / "latest_checkpointed_iteration.txt").write_text("200")
+        age(run / "checkpoint-100", -1)
         told: list[int] = []
         listener = Listener(waits=lambda run, step, reason: told.append(step))
         ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0.3, interval=0.1, listener=listener)

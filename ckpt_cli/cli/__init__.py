@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from ckpt_cli.errors import CkptError, no_memory
@@ -41,8 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ |= {"OPENBLAS_NUM_THREADS": "1", LIMITED: "1"}
     # Half a million pieces are no garbage: walking over them again and again would take a third of the time.
     gc.set_threshold(50_000, 20, 100)
-    _handle_signals()
+    _handle_signals(_end)
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    _handle_signals(_end_now)  # nothing is left to be cleaned up
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -108,6 +109,9 @@ def _call(arguments: list[str]) -> int:
         return _usage_error(error, arguments)
     except typer.Abort:
         return Ended(signal.SIGINT).exit_code
+    except SystemExit as error:
+        # Typer ends with code 1 when the reader of its help goes away; `main` knows better.
+        raise error.__context__ if isinstance(error.__context__, BrokenPipeError) else error from None
     return result if isinstance(result, int) else 0
 
 
@@ -148,14 +152,19 @@ def _silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _handle_signals() -> None:
-    def end(number: int, _: FrameType | None) -> None:
-        # A second signal ends at once.
-        signal.signal(number, signal.SIG_DFL)
-        raise Ended(number)
+def _end(number: int, _: FrameType | None) -> None:
+    # A second signal ends at once.
+    signal.signal(number, signal.SIG_DFL)
+    raise Ended(number)
 
+
+def _end_now(number: int, _: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         # Shells start background jobs with SIGINT ignored; that is respected.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, end)
+            signal.signal(number, handler)

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Optional
 
 import typer
 
-from ckpt_cli.cli.average import average
-from ckpt_cli.cli.detect import detect
-from ckpt_cli.cli.extract_state import extract_state
-from ckpt_cli.cli.inspect import inspect
-from ckpt_cli.cli.looking.diff import diff
-from ckpt_cli.cli.looking.env import env
-from ckpt_cli.cli.looking.scan import scan
-from ckpt_cli.cli.looking.show import show
-from ckpt_cli.cli.merge import merge
-from ckpt_cli.cli.publish import publish
-from ckpt_cli.cli.verify import verify
-from ckpt_cli.cli.watching.watch import watch
 from ckpt_cli.cli.words import scripts
 from ckpt_cli.cli.words.help import Command, Group
+from ckpt_cli.cli.words.listed import Commands, Listed
 
 START = """ckpt {version}: from the shards of a training run to a model folder that loads
 
@@ -30,8 +19,19 @@ START = """ckpt {version}: from the shards of a training run to a model folder t
 
 next: ckpt --help, or ckpt help merge"""
 
+LISTED: dict[str, Listed] = {}
+
+
+class Root(Group):
+    """`ckpt` with all commands."""
+
+    def __init__(self, *, commands: Any = None, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = Commands(LISTED, Command, commands)
+
+
 app = typer.Typer(
-    cls=Group,
+    cls=Root,
     name="ckpt",
     help="Inspect sharded training checkpoints; merge or average them into Hugging Face folders; extract training state; verify results.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -73,13 +73,13 @@ def _root(
         raise typer.Exit
 
 
-def add(function: Callable[..., Any], name: str, short: str, help: str, *examples: str) -> None:
-    """Add a command: ``short`` (at most 55 characters) for the list of commands, examples that work as they are."""
-    app.command(name=name, cls=Command, short_help=short, help=help, epilog="\n".join(examples))(function)
+def add(module: str, name: str, short: str, help: str, *examples: str) -> None:
+    """Add a command to the list; see `Listed`."""
+    LISTED[name] = Listed(module, name, short, help, examples)
 
 
 add(
-    detect,
+    "detect",
     "detect",
     "What a path holds: trainer, steps, is it complete?",
     "Show what a path holds: trainer, steps, components, world size, completeness.",
@@ -89,7 +89,7 @@ add(
     "ckpt detect ./run --json",
 )
 add(
-    inspect,
+    "inspect",
     "inspect",
     "Every tensor: shape, dtype and sharding",
     "Show every tensor: shape, dtype and sharding; one row per group of similar layers.",
@@ -99,7 +99,7 @@ add(
     "ckpt inspect ./run --json",
 )
 add(
-    merge,
+    "merge",
     "merge",
     "Merge shards into one Hugging Face folder",
     "Merge shards into one Hugging Face folder, bit for bit (or cast), without loading the model.",
@@ -110,7 +110,7 @@ add(
     "ckpt merge ./run -o ./pushed --push-to-hub me/model --private --dry-run",
 )
 add(
-    average,
+    "average",
     "average",
     "Average checkpoints into one Hugging Face folder",
     "Average checkpoints into one Hugging Face folder, straight from their shards; every element is rounded once.",
@@ -120,7 +120,7 @@ add(
     "ckpt average ./run --all --method ema --decay 0.8 -o ./ema --dry-run",
 )
 add(
-    publish,
+    "publish",
     "publish",
     "Give an output its name once all parts are written",
     "Give an output its name, once all parts of it are written (merge --part, average --part); or push one that is there to the Hub.",
@@ -128,7 +128,7 @@ add(
     "ckpt publish ./model --json",
 )
 add(
-    watch,
+    "watching.watch",
     "watch",
     "Merge every new step of a live run, and evaluate it",
     "Merge (or average) every new step of a live run once it is written to its end, and run a command for each.",
@@ -137,7 +137,7 @@ add(
     "ckpt watch ./run --average last=2 -o ./averages --once",
 )
 add(
-    extract_state,
+    "extract_state",
     "extract-state",
     "Write the training state: all but the weights",
     "Write everything but the weights: scheduler, random states, counters, dataloaders, optionally the optimizer.",
@@ -146,7 +146,7 @@ add(
     "ckpt extract-state ./run -o ./again --json",
 )
 add(
-    verify,
+    "verify",
     "verify",
     "Check a model folder: names, bytes, its source",
     "Check a model folder: headers, config and names; every byte; against its source; against a base.",
@@ -159,7 +159,7 @@ add(
     "ckpt verify ./merged --gather part-0.json",
 )
 add(
-    diff,
+    "looking.diff",
     "diff",
     "How far tensors moved between two checkpoints",
     "Show how far tensors moved between two checkpoints, steps or components.",
@@ -169,7 +169,7 @@ add(
     "ckpt diff ./run ./merged --exit-code -q",
 )
 add(
-    show,
+    "looking.show",
     "show",
     "Values of one tensor, and which rank holds what",
     "Show the values of one tensor, and which rank holds what of it.",
@@ -178,7 +178,7 @@ add(
     "ckpt show ./run lm_head.weight --type ema --slice -1 --json",
 )
 add(
-    scan,
+    "looking.scan",
     "scan",
     "What loading the pickles in a path would run",
     "Show what torch.load would run of every pickle in a path, whatever the files are called. Nothing is run; exit code 1: dangerous.",
@@ -187,7 +187,7 @@ add(
     "ckpt scan ./run --json",
 )
 add(
-    env,
+    "looking.env",
     "env",
     "Versions, extras and paths, for bug reports",
     "Show versions, extras and paths, for bug reports.",

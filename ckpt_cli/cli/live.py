@@ -81,7 +81,9 @@ class Bar:
 
     def waiting(self, what: str) -> None:
         now = time.monotonic()
-        if self._live is None and now >= self._due:
+        if self._live is not None:
+            self._live.update(self._task, **self._fields(what))
+        elif now >= self._due:
             self._due, self._said = now + OFTEN, True
             write(f"\r\x1b[2K{what}")
 

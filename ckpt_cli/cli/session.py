@@ -30,6 +30,9 @@ TRAILING = re.compile(r" +(?=\n)")
 DETAILS = 20
 """How many lines of an error's details are shown."""
 
+TYPED = "ckpt.typed"
+"""Where the words of a command line are kept while it runs."""
+
 WIDE = 100_000
 """Off a terminal nothing is cut or wrapped."""
 

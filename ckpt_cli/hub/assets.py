@@ -170,8 +170,12 @@ def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
 
 def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
     """What an output lacks to be usable, and where it may come from."""
-    cure = "pass --base DIR with the model that training started from" if base is None else "neither the run nor the base has one"
-    notes = [Note("warning", "lacks-asset", f"the output has no {what.removeprefix('a ')}: {cure}") for what in assets.lacking]
+    notes, lacking = [], [what.removeprefix("a ") for what in assets.lacking]
+    if lacking:
+        cure = "pass --base DIR with the model that training started from"
+        if base is not None:
+            cure = f"the base has none either; copy {'it' if len(lacking) == 1 else 'both'} from the model that training started from"
+        notes.append(Note("warning", "lacks-asset", f"the output has no {' and no '.join(lacking)}: {cure}"))
     if assets.unused:
         text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
         notes.append(Note("warning", "tokenizer-of-base", text))

@@ -287,7 +287,8 @@ def _way_notes(output: Output, write: Write, written: Written) -> tuple[Note, ..
         text = "the file system of the output only appends to files, so they were written front to back"
         notes.append(Note("warning", "sequential", text))
     if written.kept:
-        notes.append(Note("info", "resumed", f"{len(written.kept)} of {len(written.files)} files are those of an interrupted run"))
+        text = f"{len(written.kept)} of {len(written.files)} files from the interrupted run, read and compared"
+        notes.append(Note("info", "resumed", text))
     return tuple(notes)
 
 

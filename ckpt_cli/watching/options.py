@@ -6,15 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from ckpt_cli.averaging.options import AverageOptions
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike, options_of
-from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.names import Naming
-from ckpt_cli.output.key_map import read_key_map
-from ckpt_cli.pushing.destination import Destination
+
+if TYPE_CHECKING:
+    from ckpt_cli.pushing.destination import Destination
 
 AVERAGED_BY = ("last", "method", "decay", "half_life", "decay_shape")
 """What ``--average`` may say: options of `average` that mean something for the newest steps of a run."""
@@ -62,6 +61,8 @@ class WatchOptions:
     @property
     def averaging(self) -> Mapping[str, Any] | None:
         """The options of `average` that ``--average`` says, ``last`` always among them; None to merge. Raises UsageError."""
+        from ckpt_cli.averaging.options import AverageOptions
+
         if self.average is None:
             return None
         said: dict[str, Any] = {}
@@ -85,6 +86,8 @@ class WatchOptions:
 
     def deciding(self, component: str | None, base: Path | None) -> dict[str, Any]:
         """What decides the content of the outputs, as far as it was given: a folder of outputs has one set of it. Fit for JSON."""
+        from ckpt_cli.output.key_map import read_key_map
+
         usual = {field.name: field.default for field in fields(self)}
         said = {name: value for name, value in self.handed_on.items() if name not in PASSING and value != usual[name]}
         more = {"type": component, "base": str(base) if base is not None else None, "average": self.averaging}
@@ -95,6 +98,8 @@ class WatchOptions:
 
     def destination(self, runs: Sequence[str]) -> Destination | None:
         """Where the outputs of these runs, by their names, are pushed to; None for nowhere. Raises what `Destination.of` raises."""
+        from ckpt_cli.pushing.destination import Destination
+
         to = Destination.of(self)
         if to is not None and len({to.of_step(0, run).branch for run in runs}) < len(runs):
             raise UsageError("several runs would be pushed to one branch", hint="pass --branch '{run}', or '{run}-step{step}'")
@@ -102,6 +107,8 @@ class WatchOptions:
 
     def check(self, base: object) -> None:
         """Raise UsageError for options that are out of range, that contradict each other, or that need a base."""
+        from ckpt_cli.merging.options import MergeOptions
+
         for name in ("every", "keep"):
             value = getattr(self, name)
             if value is not None and value < 1:

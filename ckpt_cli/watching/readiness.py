@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_cli.discover.found import Found, Target
+from ckpt_cli.discover.found import Found, Target, Tracker
 from ckpt_cli.errors import CorruptFile
 from ckpt_cli.files.folders import FileState, files_below, status_of
 from ckpt_cli.files.manifest import read_manifest
@@ -25,10 +26,16 @@ class Readiness:
     settle: float
     _seen: dict[Path, tuple[State, float]] = field(default_factory=dict)
 
+    @property
+    def reason(self) -> str:
+        """Why a step waits."""
+        return f"no tracker says that it is finished, so its files must not change for {self.settle:g} s (--settle)"
+
     def seconds_left(self, target: Target, found: Found) -> float:
         """How long a step must stay as it is until it counts as written; 0 if it does now.
 
-        Trainers write trackers last. Without one, files must not have changed for ``settle`` seconds, as long as they were watched: their
+        Trainers write trackers last, so an older step is written to its end too, if no file of it is newer than a tracker that is a
+        file. Without one, files must not have changed for ``settle`` seconds, as long as they were watched: their
         times are those of another clock, and are only believed if they are hours old. Raises Unreadable for a step that cannot be listed.
         """
         state, now = tuple(files_below(found.path)), time.monotonic()
@@ -36,11 +43,19 @@ class Readiness:
         if state != before:
             since = now
             self._seen[found.path] = (state, now)
-        if any(tracker.step == found.step and not tracker.said for tracker in target.trackers):
+        newest = max((file.changed for file in state), default=0)
+        if any(_covers(tracker, target, found, newest) for tracker in target.trackers):
             return 0.0
-        newest = max((file.changed for file in state), default=0) / 1e9
-        is_old = time.time() - newest > max(OLD, self.settle)
+        is_old = time.time() - newest / 1e9 > max(OLD, self.settle)
         return 0.0 if is_old else max(0.0, self.settle - (now - since))
+
+
+def _covers(tracker: Tracker, target: Target, found: Found, newest: int) -> bool:
+    """Whether a tracker says that a step whose newest file has this mtime (ns) was written to its end."""
+    if tracker.said or found.step is None or target.run is None or tracker.step <= found.step:
+        return tracker.step == found.step and not tracker.said
+    status = status_of(target.run / tracker.name)
+    return status is not None and stat.S_ISREG(status.st_mode) and newest < status.st_mtime_ns
 
 
 def saved_at(found: Found) -> int:

@@ -36,8 +36,6 @@ OF_OTHER_STEPS = ("step-skipped", "older-steps", "tracker", "step-folders")
 STILL_WRITTEN = 2
 """The newest steps, to which files may still be added; of older ones only the weights are looked at, of one of them at each look all."""
 
-YOUNG = "its files may still change"
-
 
 class Maker(Protocol):
     """What makes an output of steps: one to merge, several to average, the newest last."""
@@ -112,14 +110,14 @@ class WatchedRun:
                 continue
             left = self.readiness.seconds_left(target, found)
             if left:
-                self._wait(step, YOUNG)
+                self._wait(step, self.readiness.reason)
                 due.append(left)
                 continue
             steps = self._averaged(target, step)
             parts = [other for other in target.checkpoints if other.step in steps]
             left = max((self.readiness.seconds_left(target, other) for other in parts), default=0.0)
             if left:
-                self._wait(step, YOUNG)
+                self._wait(step, self.readiness.reason)
                 due.append(left)
             elif steps and self._made(found, step, steps):
                 self._after(step)

@@ -325,7 +325,8 @@ def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple
         free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
         return [("would write", here(output.output, f"{size}{free}")), ("memory", f"at most about {text.size(output.peak_memory)}")]
     rate = f" ({text.size(output.bytes_read / seconds)}/s)" if output.bytes_read >= WORTH_A_RATE else ""
-    return [("wrote", here(output.output, f"{size} in {text.duration(seconds)}{rate}"))]
+    kept = [("kept", note.text) for note in output.notes if note.code == "resumed"]
+    return [("wrote", here(output.output, f"{size} in {text.duration(seconds)}{rate}")), *kept]
 
 
 def _source_table(output: AveragedComponent) -> Table:

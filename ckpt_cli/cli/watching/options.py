@@ -29,7 +29,7 @@ Since = Annotated[
 Keep = Annotated[
     Optional[str], option("--keep", metavar="N", help="Remove all outputs of this watch but the newest N.", panel=WRITE, read=values.whole)
 ]
-Once = Annotated[bool, option("--once", help="Do what is due and end: for cron and Slurm.", panel=COMMON)]
+Once = Annotated[bool, option("--once", help="Make the steps that are there and end: for cron and Slurm.", panel=COMMON)]
 Interval = Annotated[
     Optional[str],
     option("--interval", metavar="SECONDS", help="How often to look for steps; default 30.", panel=STEPS, read=values.real),
@@ -39,7 +39,7 @@ Settle = Annotated[
     option(
         "--settle",
         metavar="SECONDS",
-        help="How long files must stay unchanged if no tracker names the step; default 60.",
+        help="Seconds for which files must not change if no tracker names the step; default 60.",
         panel=STEPS,
         read=values.real,
     ),

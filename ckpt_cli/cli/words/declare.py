@@ -14,10 +14,7 @@ from typing import Any
 import typer
 
 from ckpt_cli.cli import options
-from ckpt_cli.cli.session import Session
-
-TYPED = "ckpt.typed"
-"""Where the words of a command line are kept while it runs."""
+from ckpt_cli.cli.session import TYPED, Session
 
 PRINTED = (("json", False), ("quiet", 0), ("verbose", False), ("debug", False), ("color", "auto"), ("progress", "auto"))
 

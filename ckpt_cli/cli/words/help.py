@@ -10,10 +10,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from ckpt_cli.cli.options import OUTPUT, PANELS
-from ckpt_cli.cli.session import wants_color
+from ckpt_cli.cli.session import TYPED, wants_color
 from ckpt_cli.cli.words import scripts
-from ckpt_cli.cli.words.declare import TYPED
 from ckpt_cli.cli.words.synonyms import COMMANDS, is_synonym, rewritten
 
 WIDEST = 120
@@ -59,6 +57,8 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """`ckpt` itself: knows the commands by other names too."""
 
+    commands: Any
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return self.commands.get(cmd_name) or self.commands.get(COMMANDS.get(cmd_name, ""))
 
@@ -87,8 +87,7 @@ class Group(TyperGroup):
         yield from look.paragraph(self.help or "")
         yield ""
         yield look.head("Commands:")
-        shown = [(name, command) for name, command in self.commands.items() if not command.hidden]
-        yield from look.rows([(name, command.short_help or "") for name, command in shown])
+        yield from look.rows(self.commands.summaries())
         yield ""
         yield look.head("Options:")
         yield from look.rows([(label_of(p), help_of(p)) for p in self.get_params(ctx) if not getattr(p, "hidden", False)])
@@ -129,6 +128,8 @@ class Look:
 
 def panels_of(command: Any, ctx: Any) -> tuple[list[Any], dict[str, list[Any]]]:
     """The arguments of a command, and its options by panel, without what is hidden."""
+    from ckpt_cli.cli.options import OUTPUT, PANELS  # the list of commands does without
+
     shown = [parameter for parameter in command.get_params(ctx) if not getattr(parameter, "hidden", False)]
     panels: dict[str, list[Any]] = {panel: [] for panel in PANELS}
     for parameter in shown:

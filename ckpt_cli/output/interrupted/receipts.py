@@ -17,7 +17,7 @@ from ckpt_cli.files.crc32 import crc_of
 from ckpt_cli.files.source import Files, Source
 from ckpt_cli.output.plan import CopyWork, OutputFile, work_of
 from ckpt_cli.output.sinks.sink import Output
-from ckpt_cli.progress import Progress
+from ckpt_cli.progress import Progress, shown
 from ckpt_cli.results.checkpoint import Frozen
 from ckpt_cli.tensors.parallel import Stop, in_threads
 
@@ -67,12 +67,16 @@ def make_receipt(file: OutputFile, written: Counted, more: Mapping[str, int]) ->
 
 def finished(planned: Sequence[OutputFile], output: Output, workers: int, progress: Progress) -> dict[str, Receipt]:
     """The files that an earlier run finished and whose bytes are right; what was noted of others is forgotten. By name, in their order."""
-    stop = Stop()
+    stop, display = Stop(), shown()
     noted = [(file, stored) for file in planned if (stored := output.receipt(file.name)) is not None]
+
+    def each_block() -> None:
+        stop.check()
+        display.waiting("comparing kept files")
 
     def look(noted: tuple[OutputFile, bytes]) -> Receipt | None:
         file, stored = noted
-        receipt = accepted(stored, file, output.folder / file.name, stop.check)
+        receipt = accepted(stored, file, output.folder / file.name, each_block)
         if receipt is None:
             output.forget(file.name)
         else:

@@ -21,8 +21,8 @@ from ckpt_cli.commands.extract_state import extract_state
 from ckpt_cli.commands.inspect import detect, group_tensors, inspect
 from ckpt_cli.commands.merge import merge
 from ckpt_cli.commands.verify import verify
-from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, Count, TensorInfo
-from ckpt_cli.results.inspect import InspectResult
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, Count, StepInfo, TensorInfo
+from ckpt_cli.results.inspect import DetectResult, InspectResult
 from tests.cli import ROOT
 
 
@@ -236,3 +236,16 @@ def test_why_nothing_can_be_merged_is_said_once_on_a_terminal(width: int | None,
     table = said.split("warning:")[0].split("component")[-1]
     assert said.startswith("result  cannot be merged\n")
     assert ("cannot be merged" in table) is (width is not None)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_long_problem_of_a_step_is_said_in_full(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = "ranks 1, 3, 5, 7, 9 and 11 of 16 are missing, and the files of ranks 2 and 4 are cut short"
+    info = ComponentInfo(name="model", format="rank-shards", writer="torch", path="run/2", files=8, world_size=16)
+    steps = tuple(
+        StepInfo(step=step, path=f"run/{step}", components=("model", "ema"), problem=why) for step, why in ((1, problem), (2, None))
+    )
+    checkpoint = Checkpoint(path="run/2", step=2, run="run", framework="verl", components=(info,), steps=steps)
+    said = screen(monkeypatch, width, lambda s: detect_result(DetectResult(checkpoint=checkpoint), s))
+    assert max(map(len, said.splitlines())) <= width
+    assert problem in " ".join(said.split())

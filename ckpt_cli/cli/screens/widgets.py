@@ -84,7 +84,7 @@ def new_table(heads: Sequence[str], right: Sequence[int] = ()) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, head in enumerate(heads):
-        flexible = head in ("name", "in", "tensor", "state", "mesh", "layout", "value", "source", "entry that is not a tensor", "")
+        flexible = head in ("name", "in", "tensor", "state", "files", "mesh", "layout", "value", "source", "entry that is not a tensor", "")
         table.add_column(head, justify="right" if i in right else "left", overflow="fold", no_wrap=not flexible)
     return table
 

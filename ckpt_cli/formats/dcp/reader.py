@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
+from ckpt_cli.errors import CkptError, CorruptFile, IsOptimizer, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.ages import age_notes
@@ -31,7 +31,7 @@ from ckpt_cli.formats.dcp.metadata import (
     read_catalog,
 )
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
-from ckpt_cli.formats.dcp.state import read_dcp_state
+from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
 from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.signs import is_step
 from ckpt_cli.formats.optimizer_state import NamedState
@@ -107,7 +107,7 @@ class Dcp(Format):
         catalog = read_catalog(roots, files)
         with reading(match.root):
             groups = groups_of(catalog)
-        group = _chosen(match, groups)
+        group = _chosen(match, catalog, groups)
         state = [name for name in group.tensors if is_extra_state(name)]
         if state:
             group = replace(group, tensors={name: entry for name, entry in group.tensors.items() if not is_extra_state(name)})
@@ -243,7 +243,9 @@ def _told(group: Group) -> str:
     return f"{group.name} (--type {group.name}{where})"
 
 
-def _chosen(match: Match, groups: Sequence[Group]) -> Group:
+def _chosen(match: Match, catalog: Catalog, groups: Sequence[Group]) -> Group:
+    if not groups and any(is_optimizer(tensor.path) for tensor in catalog.tensors.values()):
+        raise IsOptimizer("the folder holds an optimizer, and no tensor that could be a weight", path=match.root)
     if not groups:
         raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
     return groups[0] if match.group is None else next(group for group in groups if group.name == match.group)

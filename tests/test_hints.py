@@ -222,7 +222,7 @@ CASES = (
     ),
     Case(
         "a folder of an optimizer",
-        lambda p: ckpt_cli.inspect(p.data / "layouts" / "lmms-run" / "run" / "checkpoint-100" / "optimizer"),
+        lambda p: ckpt_cli.inspect(p.run() and p.raw("run/checkpoint-200/states/optimizer_rank_0.pt", b"x").parent),
         r"the weights are pytorch_model_fsdp_0 beside it: .*",
     ),
     Case("nothing alike", lambda p: merge(p.run() / "zzzz", p), r"nothing in .*/run has a similar name"),

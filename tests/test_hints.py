@@ -484,7 +484,7 @@ CASES = (
     Case(
         "other tensors",
         lambda p: ckpt_cli.average([p.hub("a", {**W, "x": torch.ones(1)}), p.hub("b")], p.out),
-        r"pass --intersect to average the 1 tensors that match",
+        r"pass --intersect to average the 1 tensor that matches",
         lambda p: ckpt_cli.average([p.hub("a"), p.hub("b")], p.out, intersect=True),
     ),
     Case("nothing in common", lambda p: ckpt_cli.average([p.hub("a", {"x": torch.ones(1)}), p.hub("b")], p.out), None),

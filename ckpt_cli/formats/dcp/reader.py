@@ -38,7 +38,7 @@ from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.step_names import nearest_step
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
-from ckpt_cli.names import check_name, few, is_extra_state, printable
+from ckpt_cli.names import check_name, few, is_extra_state, plural, printable
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
@@ -129,7 +129,13 @@ class Dcp(Format):
             notes += _notes_of_groups(group, [other for other in groups if other.name != group.name and other.holds_weights])
         notes += notes_of_other_saves(catalog, match, sorted(used), reader, files)
         if unused:
-            notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
+            notes.append(
+                Note(
+                    "info",
+                    "left-overs",
+                    f"{plural(len(unused), 'file of an earlier save is', 'files of an earlier save are')} not used: {few(unused)}",
+                )
+            )
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
         return Component(
             name=match.component,

@@ -169,6 +169,10 @@ class NotRecognised(InputError):
     code = "not-recognised"
 
 
+class IsOptimizer(NotRecognised):
+    """An optimizer where a model was expected."""
+
+
 class Unreadable(InputError):
     code = "unreadable"
 

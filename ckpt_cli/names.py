@@ -136,6 +136,15 @@ def printable(text: object) -> str:
 UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """A count with what is counted, and its verb where that differs too.
+
+    >>> plural(1, "file"), plural(2000, "file"), plural(1, "tensor is", "tensors are")
+    ('1 file', '2,000 files', '1 tensor is')
+    """
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 UNITS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3))
 
 

@@ -261,3 +261,12 @@ class TestErrors:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
         assert done.returncode == INTERNAL
         assert done.stderr.startswith("error[internal]: ZeroDivisionError")
+
+
+def test_one_of_anything_is_not_said_in_the_plural() -> None:
+    """Counts that may be one are made by `names.plural`, which knows both."""
+    from ckpt_cli.names import plural
+
+    assert [plural(count, "tensor is", "tensors are") for count in (0, 1, 2)] == ["0 tensors are", "1 tensor is", "2 tensors are"]
+    counted = re.compile(r"(?<!of )\{len\([^{}]*\)\} (parameter groups|data parallel ranks|tensors (are|were|have)|files of|adapters of)\b")
+    assert [said[0] for path in (ROOT / "ckpt_cli").rglob("*.py") for said in counted.finditer(path.read_text())] == []

@@ -129,7 +129,7 @@ class TestDifferences:
         )
 
     def test_say_how_to_go_on(self) -> None:
-        assert refused({"a": torch.zeros(2, 3)}, ABC).hint == "pass --intersect to average the 1 tensors that match"
+        assert refused({"a": torch.zeros(2, 3)}, ABC).hint == "pass --intersect to average the 1 tensor that matches"
         halves = {**ABC, "b": torch.zeros(4, dtype=torch.bfloat16)}
         assert (refused(halves, ABC).hint or "").endswith(", or merge the others with --dtype first")
 

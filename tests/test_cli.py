@@ -93,7 +93,7 @@ class TestExitCodesAndErrors:
 
     def test_two_world_sizes_are_4(self, run: Path) -> None:
         shutil.copy(shard(run, 0), shard(run, 0).with_name("model_world_size_8_rank_0.pt"))
-        assert_told(ckpt("merge", run, "--step", "200"), 4, "mixed-world-sizes", "4 (4 files) and 8 (1 files)")
+        assert_told(ckpt("merge", run, "--step", "200"), 4, "mixed-world-sizes", "4 (4 files) and 8 (1 file)")
 
     def test_a_wrong_path_is_3_with_the_right_one(self, run: Path) -> None:
         assert_told(ckpt("merge", run.with_name("rum")), 3, "not-found", f"did you mean {run}")

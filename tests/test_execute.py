@@ -347,7 +347,7 @@ class TestOverflow:
         with pytest.raises(CastOverflow) as caught:
             write(large, tmp_path / "out", dtype="fp16")
         assert caught.value.tensor == "large"
-        assert "18000 finite values in 1 tensors" in caught.value.message
+        assert "18,000 finite values in 1 tensor" in caught.value.message
         assert_nothing_written(tmp_path, tmp_path / "out")
 
     def test_is_written_if_that_is_allowed(self, large: Sources, tmp_path: Path) -> None:

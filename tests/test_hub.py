@@ -533,6 +533,12 @@ class TestBeforeAnythingIsWritten:
         assert not out.exists()
         assert hub.asked == []
 
+    def test_the_form_of_an_id_is_shown(self, hub: Hub, out: Path) -> None:
+        for given in ("bad id", "a/b/c", "me/"):
+            with pytest.raises(UsageError) as caught:
+                merge(out, push_to_hub=given)
+            assert caught.value.hint == "write it as user/name, or organization/name"
+
     @pytest.mark.parametrize("given", ["https://huggingface.co/me/model", "hf://me/model", "huggingface.co/me/model/"])
     def test_an_address_of_the_hub(self, hub: Hub, out: Path, given: str) -> None:
         with pytest.raises(UsageError) as caught:

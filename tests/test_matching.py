@@ -95,7 +95,7 @@ class TestMissing:
 
 class TestExtra:
     def test_a_tensor_that_the_base_lacks_is_refused_by_name(self) -> None:
-        error = refused(model(a=(2,), b=(3,)), model(a=(2,)), "has 1 tensors that the base lacks: b")
+        error = refused(model(a=(2,), b=(3,)), model(a=(2,)), "has 1 tensor that the base lacks: b")
         assert "--drop-extra" in (error.hint or "")
 
     def test_it_is_left_out_where_that_is_asked_for_and_listed(self) -> None:

@@ -248,7 +248,7 @@ class TestWhatOnlyOnePartWasAllowed:
         ckpt_cli.average(paths, out, part="0/2")
         notes = ckpt_cli.publish(out).notes
         assert [(note.code, note.level) for note in notes] == [("non-finite", "warning")]
-        assert "in 1 tensors: z" in notes[0].text
+        assert "in 1 tensor: z" in notes[0].text
         assert self.options(out)["allow_non_finite"] is True
         assert self.options(out)["allow_overflow"] is False
 

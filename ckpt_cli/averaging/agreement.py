@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.hub.classes.dtypes import SCALES
-from ckpt_cli.names import few, printable
+from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.plan import Combination
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
@@ -47,7 +47,7 @@ def agree(
     common = [name for name in held[-1] if all(name in tensors for tensors in held) and name not in differences]
     if differences and not intersect:
         alike = sum(held[-1][name].dtype.code in BITS for name in common)
-        hints = [f"pass --intersect to average the {alike} tensors that match"] if alike else []
+        hints = [f"pass --intersect to average the {plural(alike, 'tensor that matches', 'tensors that match')}"] if alike else []
         if all(_castable(name, held) for name in differences):
             hints.append("merge the others with --dtype first")
         raise DifferentTensors(

@@ -23,6 +23,7 @@ from typing import get_args
 
 from ckpt_cli.averaging.options import DecayShape, Method
 from ckpt_cli.errors import UsageError
+from ckpt_cli.names import plural
 from ckpt_cli.tensors.weighted_sum import Formula
 
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -109,7 +110,7 @@ def _weighted(count: int, weights: Sequence[float] | None, normalize: bool) -> F
         raise UsageError("the method weighted needs --weights", expected="one weight per checkpoint, such as --weights 0.5,0.3,0.2")
     listed = tuple(float(weight) for weight in weights)
     if len(listed) != count:
-        counted = "1 weight" if len(listed) == 1 else f"{len(listed)} weights"
+        counted = plural(len(listed), "weight")
         raise UsageError(f"{counted} for {count} checkpoints", expected="one for each, oldest first, separated by commas")
     for weight in listed:
         if not math.isfinite(weight) or (weight and not SMALLEST <= abs(weight) <= LARGEST):

@@ -25,7 +25,7 @@ from ckpt_cli.hub.megatron.config import vocabulary_size
 from ckpt_cli.hub.settings import differences
 from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.lora.merge import check_adapter_files
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.output.key_map import Rule
 from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.output.select import Selection, select_tensors
@@ -68,7 +68,7 @@ class AverageJob(Job):
         if written.non_finite and not self.allow_non_finite:
             where = sorted({place for counts in written.non_finite.values() for place in counts})
             raise NonFinite(
-                f"NaN or infinite values in {len(written.non_finite)} tensors of {few([self.used[place] for place in where])}",
+                f"NaN or infinite values in {plural(len(written.non_finite), 'tensor')} of {few([self.used[place] for place in where])}",
                 details=self._non_finite(written),
                 hint="leave out these checkpoints or tensors (--exclude), or pass --allow-non-finite to average them anyway",
             )

@@ -17,7 +17,7 @@ from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import places_of
 
@@ -203,7 +203,11 @@ def _steps_of(
     if not whole and isinstance(error := why_none(target, passed.errors, type, files), NotFound):
         raise error
     if choice.last is not None and len(whole) < choice.last:
-        notes.append(Note("warning", "fewer-steps", f"only {len(whole)} complete steps were found, not {choice.last}"))
+        notes.append(
+            Note(
+                "warning", "fewer-steps", f"only {plural(len(whole), 'complete step was', 'complete steps were')} found, not {choice.last}"
+            )
+        )
     if whole:
         newest = whole[0]
         unasked = not choice.steps and choice.end is None

@@ -9,7 +9,7 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, NotFound
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
-from ckpt_cli.names import few, printable
+from ckpt_cli.names import few, plural, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -61,5 +61,7 @@ def dtypes_of_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) ->
             )
         dtypes[name] = theirs
     kept = [name for name in tensors if name not in base]
-    text = f"{len(kept)} tensors are not in the base and keep their dtype: {few(kept)}"
+    text = (
+        f"{plural(len(kept), 'tensor is not in the base and keeps its', 'tensors are not in the base and keep their')} dtype: {few(kept)}"
+    )
     return dtypes, [Note("warning", "dtype-kept", text)] if kept else []

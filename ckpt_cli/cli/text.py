@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckpt_cli.names import plural as plural
 from ckpt_cli.names import printable, size_text
 from ckpt_cli.urls import shown
 
@@ -37,11 +38,6 @@ def share(value: float) -> str:
 def exact(count: int) -> str:
     """All digits, in groups of three: 7,615,616,512."""
     return f"{count:,}"
-
-
-def plural(count: int, noun: str) -> str:
-    """1 file, 2 files."""
-    return f"{exact(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -18,7 +18,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, progress_of, text_of
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.options import OpenOptions
-from ckpt_cli.names import Naming
+from ckpt_cli.names import Naming, plural
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.diff import DiffResult, DiffSide
@@ -117,7 +117,7 @@ def _two(value: object, option: str) -> tuple[object, object]:
     if value is None or isinstance(value, (str, int)) or not isinstance(value, Sequence):
         return value, value
     if len(value) not in (1, 2):
-        raise UsageError(f"{option} has {len(value)} values", expected=f"one for both, or {PAIR}")
+        raise UsageError(f"{option} has {plural(len(value), 'value')}", expected=f"one for both, or {PAIR}")
     return value[0], value[-1]
 
 

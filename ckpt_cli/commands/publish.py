@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from ckpt_cli.commands.verify import verify
 from ckpt_cli.errors import UsageError, within_memory
 from ckpt_cli.given import PathLike, boundary, options_of, paths_of, progress_of
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.output.options import PublishKeywords, PublishOptions
 from ckpt_cli.output.parts import Published, publish_parts
 from ckpt_cli.output.publish import overflow_notes
@@ -78,6 +78,6 @@ def _counted(done: Published) -> list[NoteInfo]:
     written = Written(dict(done.files), done.overflows, done.non_finite)
     notes = [NoteInfo.of(note) for note in overflow_notes(written)]
     if done.non_finite:
-        text = f"NaN or infinite values of the checkpoints are in {len(done.non_finite)} tensors: {few(sorted(done.non_finite))}"
+        text = f"NaN or infinite values of the checkpoints are in {plural(len(done.non_finite), 'tensor')}: {few(sorted(done.non_finite))}"
         notes.append(NoteInfo(level="warning", code="non-finite", text=text))
     return notes

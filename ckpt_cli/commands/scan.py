@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, NotFound, within_memory
-from ckpt_cli.files.folders import is_folder, is_there
+from ckpt_cli.files.folders import is_folder, is_there, similar_hint
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, path_of, progress_of
 from ckpt_cli.progress import Progress, stages
@@ -49,7 +49,7 @@ def scan(path: PathLike, *, progress: Progress | None = None) -> ScanResult:
     start, found = time.perf_counter(), _Tally()
     root, display = path_of(path), stages(progress_of(progress))
     if not is_there(root):
-        raise NotFound("no such file or folder", path=root)
+        raise NotFound("no such file or folder", path=root, hint=similar_hint(root))
     if not is_folder(root):
         _scan_file(root, root.name, found)
     else:

@@ -7,7 +7,6 @@ once; with ``--step`` only that step's.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.beside.final_model import stray_files
+from ckpt_cli.discover.beside.optimizer import optimizer_error
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.hub_cache import repository_in, snapshot_of
@@ -32,7 +32,7 @@ from ckpt_cli.discover.steps import (
     without_tags,
 )
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
-from ckpt_cli.files.folders import Folders, entries_in, same_file, status_of
+from ckpt_cli.files.folders import Folders, same_file, similar_hint, status_of
 from ckpt_cli.files.manifest import refuse_unfinished
 from ckpt_cli.formats.foreign import foreign_error
 from ckpt_cli.formats.registry import recognise
@@ -138,7 +138,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         return _locate(cached, step, steps_meant, there)
     refuse_unfinished(given, there)
     near, more = _nearest(given, there)
-    foreign = foreign_error(given, there, 0) or (None if near else foreign_error(given, there))
+    foreign = optimizer_error(given, there) or foreign_error(given, there, 0) or (None if near else foreign_error(given, there))
     raise foreign or NotRecognised(
         "no checkpoint was recognised here",
         path=given,
@@ -156,14 +156,11 @@ def _check_exists(path: Path) -> None:
         raise NotFound(f"this is a link to {printable(os.readlink(path))}, which does not exist", path=path)
     hint = None
     try:
-        if status_of(parent) is None:
-            hint = f"{parent} does not exist either"
-            if HUB_ID.fullmatch(str(path)):
-                hint += f"; a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
-        else:
-            there = [entry.name for entry in entries_in(parent) if status_of(entry) is not None]
-            close = difflib.get_close_matches(path.name, there, n=1)
-            hint = f"did you mean {parent / close[0]}?" if close else f"nothing in {os.path.abspath(parent)} has a similar name"
+        hint, lost = similar_hint(path), status_of(parent) is None
+        if lost and HUB_ID.fullmatch(str(path)):
+            hint = hint or f"{parent} does not exist either"
+            hint += f"; a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
+        hint = hint or (f"{parent} does not exist either" if lost else f"nothing in {os.path.abspath(parent)} has a similar name")
     except Unreadable:
         pass  # what else is there is only asked for the hint
     raise NotFound("no such file or folder", path=path, hint=hint)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckpt_cli.discover.found import Found, Target
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NoComponent, NotFound
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, NoComponent, NotFound
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
-PASSED = (IncompleteError, CorruptFile, NotFound)
+PASSED = (IncompleteError, CorruptFile, IsOptimizer, NotFound)
 """Errors that another step of a run may not have."""
 
 Made = TypeVar("Made")

@@ -14,6 +14,7 @@ from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, homes_of
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
+from ckpt_cli.discover.beside.optimizer import weights_hint
 from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.beside.outputs import made_by_ckpt
 from ckpt_cli.discover.beside.siblings import sibling_notes
@@ -27,7 +28,8 @@ from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, NotFound, Undecidable
+from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
@@ -233,7 +235,11 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     homes = homes_of(found, place)
     assets = find_assets(asset_homes(found, place), base)
     check_marks(found, place)
-    component = describe(place.match, files, reading_options(assets.config, shard_order))
+    try:
+        component = describe(place.match, files, reading_options(assets.config, shard_order))
+    except IsOptimizer as error:
+        error.hint = weights_hint(place.match.root, Folders())
+        raise
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
     other_steps = other_step_notes(found, place, (*place.match.files, *component.files))

@@ -6,6 +6,7 @@ is asked about its entries from that.
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -199,6 +200,26 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder. Raises Unreadable."""
     status = status_of(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def similar_hint(path: Path) -> str | None:
+    """For a path that does not exist, the most similar one that does, or several; they differ in one name. Raises Unreadable."""
+    missing = path
+    while not is_remote(path) and status_of(missing.parent) is None and missing.parent != missing:
+        missing = missing.parent
+    below = path.relative_to(missing)
+    names = [entry.name for entry in entries_in(missing.parent)] if status_of(missing.parent) is not None else []
+    matcher = difflib.SequenceMatcher(b=missing.name.lower())
+    alike: dict[float, list[Path]] = {}
+    for name in names:
+        matcher.set_seq1(name.lower())
+        if status_of(missing.parent / name) is not None:
+            alike.setdefault(round(matcher.ratio(), 6), []).append(missing.parent / name)
+    best = max(alike, default=0.0)
+    if best < 0.6:  # as `difflib.get_close_matches` does
+        return None
+    found = [place / below for place in alike[best] if status_of(place / below) is not None] or alike[best]
+    return f"did you mean {' or '.join(map(str, found[:3]))}?"
 
 
 def files_below(path: Path, depth: int = DEEP) -> Iterator[FileState]:

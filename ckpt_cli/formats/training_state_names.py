@@ -15,6 +15,13 @@ FILE = re.compile(
     r"([_-]?[0-9]*(\.[a-z]+)*|[_-]([0-9]+[_-]of|states?|history|values|world|rank|shard|node|[tdpem]p)[._-].*)",
     re.ASCII | re.IGNORECASE,
 )
+OPTIMIZER = re.compile(
+    r"((distrib_)?optim(izer)?s?([._-]?([0-9]|rank|world|states?|shards?|shape).*?)?|.*_optim_states)"
+    r"(\.(pt|pth|bin|ckpt|safetensors|pkl|distcp))?",
+    re.ASCII,
+)
+"""Files and folders of optimizers, which are no models of that name."""
+
 STATE = re.compile(
     r".*optimi[sz]er.*|(.*[._-])?optims?([._-].*|[a-z0-9])?|(.*[._-])?opts?([._-]?states?([._-].*)?|[._-][a-z0-9]|(?-i:[A-Z0-9]))?|"
     r"(.*[._-])?lr_?sched.*|sched(ulers?)?([._-].*)?|(.*[._-])?rngs?([._-].*|states?)?|"
@@ -35,6 +42,15 @@ def is_state_file(name: str) -> bool:
     (True, False, False)
     """
     return FILE.fullmatch(name) is not None
+
+
+def is_optimizer_name(name: str) -> bool:
+    """Whether a file or folder is an optimizer's by its name.
+
+    >>> [is_optimizer_name(name) for name in ("optimizer_0", "optim_world_size_4_rank_2.pt", "optimizer.pt", "optimizer_of_worlds")]
+    [True, True, True, False]
+    """
+    return OPTIMIZER.fullmatch(name) is not None
 
 
 def is_state_key(key: object) -> bool:

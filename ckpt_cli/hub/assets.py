@@ -16,7 +16,7 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound
-from ckpt_cli.files.folders import files_in, folders_in, is_folder, is_there
+from ckpt_cli.files.folders import files_in, folders_in, is_folder, is_there, similar_hint
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small, size_of
@@ -214,7 +214,7 @@ def resolve_base(base: str) -> Path:
     folder = Path(base)
     if is_folder(folder):
         return folder.resolve() if ".." in folder.parts else folder
-    hint = "pass the folder of the file" if is_there(folder) else "check the path: nothing is there"
+    hint = "pass the folder of the file" if is_there(folder) else similar_hint(folder) or "check the path: nothing is there"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
         repository = hub_cache() / f"models--{base.replace('/', '--')}"
         try:

@@ -16,7 +16,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.given import DtypeLike, boundary, dtype_of
 from ckpt_cli.loading.elements import all_bytes, as_numpy, as_torch, target_dtype
 from ckpt_cli.loading.indexing import indexed
-from ckpt_cli.names import printable
+from ckpt_cli.names import plural, printable
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -199,7 +199,7 @@ class LazyCheckpoint(Mapping[str, LazyTensor]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{printable(self.component)} of {printable(self.path)}: {len(self)} tensors>"
+        return f"<{printable(self.component)} of {printable(self.path)}: {plural(len(self), 'tensor')}>"
 
     def _repr_html_(self) -> str:
         """A table, as notebooks show it."""

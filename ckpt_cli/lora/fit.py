@@ -13,7 +13,7 @@ from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
 from ckpt_cli.lora.config import BY_EXPERT, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def layout_doubt(state: PeftState, facts: AdapterFacts) -> str | None:
     if not facts.names_unsloth or not doubtful:
         return None
     return (
-        f"{len(doubtful)} adapters of fused experts, and a config that names Unsloth without {LAYOUT}: they are read as PEFT packs them "
+        f"{plural(len(doubtful), 'adapter')} of fused experts, and a config that names Unsloth without {LAYOUT}: read as PEFT packs them "
         f"({RANK_MAJOR}); versions of Unsloth before September 2026 trained {BY_EXPERT}, in the same shapes"
     )
 

@@ -14,7 +14,7 @@ from ckpt_cli.hub.bagel import PATCH_EMBEDDING, QK_NORMS
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.merging.options import MergeOptions
-from ckpt_cli.names import few, printable
+from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.select import Selection, is_wanted
 from ckpt_cli.tensors.casting import can_cast
 from ckpt_cli.tensors.component import Note
@@ -84,23 +84,23 @@ def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fil
                 notes.append(Note("info", "reshaped", text))
     if wrong:
         raise Inconsistent(
-            f"{len(wrong)} tensors cannot be given the base's shape or dtype: {few(wrong)}",
+            f"{plural(len(wrong), 'tensor')} cannot be given the base's shape or dtype: {few(wrong)}",
             hint="check that --base is the model that training started from",
         )
     if missing and not fill_missing:
         raise Inconsistent(
-            f"the run lacks {len(missing)} of the base's {len(base)} tensors: {few(missing)}",
+            f"the run lacks {len(missing)} of the base's {plural(len(base), 'tensor')}: {few(missing)}",
             expected="all tensors of the base",
             hint="pass --fill-missing-from-base to take them from the base",
         )
     if extra and not drop_extra:
         raise Inconsistent(
-            f"the run has {len(extra)} tensors that the base lacks: {few(extra)}",
+            f"the run has {plural(len(extra), 'tensor')} that the base lacks: {few(extra)}",
             expected="only tensors of the base",
             hint="pass --drop-extra to leave them out",
         )
     if missing:
-        notes.append(Note("warning", "filled", f"{len(missing)} tensors were taken from the base: {few(missing)}"))
+        notes.append(Note("warning", "filled", f"{plural(len(missing), 'tensor was', 'tensors were')} taken from the base: {few(missing)}"))
     dropped = dict.fromkeys(extra, "not in the base")
     return BaseForm(matched, {name: tensor.dtype for name, tensor in base.items()}, dropped, (*notes, *_qk_norm_notes(tensors, base)))
 

@@ -21,6 +21,7 @@ from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapte
 from ckpt_cli.merging.adapters_fit import check_adapters_fit
 from ckpt_cli.merging.match_base import matched_with_base
 from ckpt_cli.merging.options import MergeOptions
+from ckpt_cli.names import plural
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.select import select_tensors
@@ -149,7 +150,7 @@ def _refuse_part_in_place(draft: Draft, options: MergeOptions) -> None:
     if options.in_place and options.weights_name is None and left_out and not draft.claim.is_whole:
         name = draft.plan.files[0].name
         raise UsageError(
-            f"--in-place would write {name} without {len(left_out)} tensors of the model, and loaders take it for the whole",
+            f"--in-place would write {name} without {plural(len(left_out), 'tensor')} of the model, and loaders take it for the whole",
             hint="name the file with --weights-name, or write to another folder with -o",
         )
 

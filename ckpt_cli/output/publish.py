@@ -24,7 +24,7 @@ from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.hub.config_text import config_with, config_with_dtype
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
-from ckpt_cli.names import Write, printable
+from ckpt_cli.names import Write, plural, printable
 from ckpt_cli.output import plan
 from ckpt_cli.output.interrupted.place import half_published, left_over_bytes
 from ckpt_cli.output.manifest import versions
@@ -300,8 +300,10 @@ def refuse_overflows(written: Written, whole: plan.Plan | None = None) -> None:
     """Raise CastOverflow if finite values became infinite; the hint follows from the plan."""
     overflows = written.overflows
     if overflows:
+        within = f"in {plural(len(overflows), 'tensor')}"
+        values = plural(sum(overflows.values()), f"finite value {within} is", f"finite values {within} are")
         raise CastOverflow(
-            f"{sum(overflows.values())} finite values in {len(overflows)} tensors are too large for the requested dtype",
+            f"{values} too large for the requested dtype",
             tensor=max(overflows, key=lambda name: overflows[name]),
             expected="values that stay finite",
             hint=overflow_hint([output.dtype for output in whole.tensors if output.name in overflows]) if whole is not None else None,

@@ -22,7 +22,7 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.names import printable
+from ckpt_cli.names import plural, printable
 from ckpt_cli.results.verify import VerifyResult
 
 NAME = "README.md"
@@ -111,16 +111,16 @@ def compared(result: VerifyResult) -> Iterator[str]:
     for source in result.against:
         cast = f", {source.cast} of them after a cast" if source.cast else ""
         found = "identical, bit for bit" if source.identical else f"{source.different} differ"
-        yield f"{source.tensors:,} tensors with the checkpoint's {source.component}{cast}: {found}"
+        yield f"{plural(source.tensors, 'tensor')} with the checkpoint's {source.component}{cast}: {found}"
         if source.from_base:
-            yield f"{source.from_base:,} tensors with the base"
+            yield f"{plural(source.from_base, 'tensor')} with the base"
     if "full" in result.levels:
-        checksums = f", {result.checksums:,} checksums compared" if result.checksums else ""
-        yield f"every value of {result.tensors:,} tensors read{checksums}"
+        checksums = f", {plural(result.checksums, 'checksum')} compared" if result.checksums else ""
+        yield f"every value of {plural(result.tensors, 'tensor')} read{checksums}"
     if result.expected is not None and result.architecture is not None:
-        yield f"names and shapes with the {result.expected:,} tensors of {result.architecture}"
+        yield f"names and shapes with the {plural(result.expected, 'tensor')} of {result.architecture}"
     errors, warnings = len(result.of_severity("error")), len(result.of_severity("warning"))
-    yield f"{errors} errors and {warnings} warnings" if errors or warnings else "nothing wrong was found"
+    yield f"{plural(errors, 'error')} and {plural(warnings, 'warning')}" if errors or warnings else "nothing wrong was found"
 
 
 def _method(manifest: Manifest) -> str:
@@ -150,7 +150,7 @@ def _sources(manifest: Manifest) -> str:
     identity = "\n".join(f"{name} {stamp}" for name, stamp in zip(names, stamps, strict=True))
     lines = [f"- {_code(name)}, {size:,} bytes" for name, size in list(zip(names, sizes, strict=True))[:MOST_SOURCES]]
     more = [f"- and {len(sources) - MOST_SOURCES} more"] if len(sources) > MOST_SOURCES else []
-    return "\n".join([f"{len(sources)} files, {sum(sizes):,} bytes, identity `{_digest(identity)}`:", "", *lines, *more])
+    return "\n".join([f"{plural(len(sources), 'file')}, {sum(sizes):,} bytes, identity `{_digest(identity)}`:", "", *lines, *more])
 
 
 def below(path: str, manifest: Manifest) -> str:

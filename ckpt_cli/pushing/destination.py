@@ -112,6 +112,10 @@ def _check_repo(repo: str) -> None:
     if valid and ".." not in repo and "--" not in repo and not repo.endswith((".git", ".ipynb")):
         return
     address = ADDRESS.fullmatch(repo)
-    hint = f"did you mean {address[1]}?" if address is not None else None
+    hint = f"did you mean {address[1]}?" if address is not None else "write it as user/name, or organization/name"
     # Not repeated: an address may have a password in it.
-    raise UsageError("--push-to-hub takes the ID of a repository of the Hub", expected="an ID such as me/model", hint=hint)
+    raise UsageError(
+        "--push-to-hub takes the ID of a repository of the Hub",
+        expected="an ID such as me/model",
+        hint=hint,
+    )

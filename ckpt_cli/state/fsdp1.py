@@ -12,6 +12,7 @@ from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import ranks_of, tiled
 from ckpt_cli.formats.flat import FlatRange, range_pieces
 from ckpt_cli.formats.optimizer_state import NamedState, RankEntries
+from ckpt_cli.names import plural
 from ckpt_cli.state.fsdp1_units import find_units, unproved
 from ckpt_cli.state.numbered import (
     Slots,
@@ -64,7 +65,7 @@ def of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedC
     units = find_units(names, [tensor.numel for tensor in chosen], lengths, parts) if lengths else None
     if units is None:
         raise Undecidable(
-            f"{len(numbers)} flat parameters of FSDP1 cannot be divided into parameters: no unit sizes, or several, fit",
+            f"{plural(len(numbers), 'flat parameter')} of FSDP1 cannot be divided into parameters: no unit sizes, or several, fit",
             path=ranks[0].path,
             expected="sizes that only one way of wrapping the model explains",
             hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",

@@ -14,7 +14,7 @@ from ckpt_cli.formats.optimizer_state import RankEntries
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.hub.config import ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
-from ckpt_cli.names import few, stripped_names
+from ckpt_cli.names import few, plural, stripped_names
 from ckpt_cli.state.parameter_order import name_parameters
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import same_values
@@ -139,7 +139,7 @@ def order_notes(names: Mapping[int, str], model: OpenedComponent) -> list[Note]:
 def undecided(groups: Sequence[Sequence[int]], path: Path) -> Undecidable:
     """The error for numbers that nothing tells."""
     return Undecidable(
-        f"the optimizer numbers {sum(map(len, groups))} parameters, and their shapes do not tell which is which",
+        f"the optimizer numbers {plural(sum(map(len, groups)), 'parameter')}, and their shapes do not tell which is which",
         path=path,
         expected="the parameters of the model in its order, each of the same shape",
         hint="save the optimizer with names (get_optimizer_state_dict of torch.distributed.checkpoint)",

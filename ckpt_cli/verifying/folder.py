@@ -25,7 +25,7 @@ from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.beside import check_beside, check_changed
 from ckpt_cli.verifying.findings import finding, unread
@@ -68,7 +68,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     for weights in sets[1:]:
         known = written is not None and all(path.name in written for path in weights.files)
         if not known and (weights.name != "ema" or manifest is not None):
-            held = f"{len(weights.tensors)} tensors" if weights.readable else "unreadable"
+            held = plural(len(weights.tensors), "tensor") if weights.readable else "unreadable"
             name = weights.index.name if weights.index is not None else weights.files[0].name
             rival = could_be_model(name) and name not in stale and not holds_same(sets[0].tensors, weights.tensors)
             text = _rival(sets[0]) if rival else f"beside the model ({held})"

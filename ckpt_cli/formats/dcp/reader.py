@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, Undecidable, Unsupported, reading
+from ckpt_cli.errors import CkptError, CorruptFile, IsOptimizer, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.ages import age_notes
@@ -31,14 +31,14 @@ from ckpt_cli.formats.dcp.metadata import (
     read_catalog,
 )
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
-from ckpt_cli.formats.dcp.state import read_dcp_state
+from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
 from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.signs import is_step
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.step_names import nearest_step
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
-from ckpt_cli.names import check_name, few, is_extra_state, printable
+from ckpt_cli.names import check_name, few, is_extra_state, plural, printable
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
@@ -107,7 +107,7 @@ class Dcp(Format):
         catalog = read_catalog(roots, files)
         with reading(match.root):
             groups = groups_of(catalog)
-        group = _chosen(match, groups)
+        group = _chosen(match, catalog, groups)
         state = [name for name in group.tensors if is_extra_state(name)]
         if state:
             group = replace(group, tensors={name: entry for name, entry in group.tensors.items() if not is_extra_state(name)})
@@ -129,7 +129,13 @@ class Dcp(Format):
             notes += _notes_of_groups(group, [other for other in groups if other.name != group.name and other.holds_weights])
         notes += notes_of_other_saves(catalog, match, sorted(used), reader, files)
         if unused:
-            notes.append(Note("info", "left-overs", f"{len(unused)} files of an earlier save are not used: {few(unused)}"))
+            notes.append(
+                Note(
+                    "info",
+                    "left-overs",
+                    f"{plural(len(unused), 'file of an earlier save is', 'files of an earlier save are')} not used: {few(unused)}",
+                )
+            )
         world = max((stored.rank for entry in catalog.tensors.values() for p in entry.chunks.values() for stored in p), default=0) + 1
         return Component(
             name=match.component,
@@ -243,7 +249,9 @@ def _told(group: Group) -> str:
     return f"{group.name} (--type {group.name}{where})"
 
 
-def _chosen(match: Match, groups: Sequence[Group]) -> Group:
+def _chosen(match: Match, catalog: Catalog, groups: Sequence[Group]) -> Group:
+    if not groups and any(is_optimizer(tensor.path) for tensor in catalog.tensors.values()):
+        raise IsOptimizer("the folder holds an optimizer, and no tensor that could be a weight", path=match.root)
     if not groups:
         raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
     return groups[0] if match.group is None else next(group for group in groups if group.name == match.group)

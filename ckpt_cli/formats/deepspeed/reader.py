@@ -28,7 +28,7 @@ from ckpt_cli.formats.deepspeed.universal import universal_files, universal_tens
 from ckpt_cli.formats.deepspeed.weights import check_named, fp32_weights, left_out_parameters, slot_tensors, stored_weights
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -152,16 +152,16 @@ def _kind(save: Save) -> list[Note]:
     groups = [group for held in save.groups.values() for group in held] if save.optimizers else []
     said = [save.stage]
     if save.optimizers:
-        said.append(f"{max(len(ranks) for ranks in save.optimizers.values())} data parallel ranks")
+        said.append(plural(max(len(ranks) for ranks in save.optimizers.values()), "data parallel rank"))
     if len(save.models) > 1:
         said.append(f"{len(save.models)} {'stages of a pipeline' if save.is_pipeline else 'ranks of tensor parallelism'}")
     if groups:
-        said.append(f"{len(next(iter(save.groups.values())))} parameter groups")
-    for what, count in (
-        ("frozen parameters", len(save.first.frozen)),
-        ("tied", len(save.shared)),
-        ("files of experts", len(save.names.experts)),
+        said.append(plural(len(next(iter(save.groups.values()))), "parameter group"))
+    for one, many, count in (
+        ("frozen parameter", "frozen parameters", len(save.first.frozen)),
+        ("tied", "tied", len(save.shared)),
+        ("file of experts", "files of experts", len(save.names.experts)),
     ):
         if count:
-            said.append(f"{count} {what}")
+            said.append(plural(count, one, many))
     return [Note("info", "deepspeed", ", ".join(said))]

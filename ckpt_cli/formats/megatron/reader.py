@@ -20,7 +20,7 @@ from ckpt_cli.formats.megatron.signs import BACKEND, COMMON, TORCH_DIST, backend
 from ckpt_cli.formats.megatron.step import Step, data_files
 from ckpt_cli.formats.megatron.training import of_step, optimizer_of_step, steps_beside
 from ckpt_cli.formats.optimizer_state import NamedState
-from ckpt_cli.names import is_extra_state
+from ckpt_cli.names import is_extra_state, plural
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import Unrepresented, to_json
 from ckpt_cli.tensors.tensor import Tensor
@@ -182,5 +182,6 @@ def _masters(step: Step, held: Mapping[str, CatalogTensor]) -> tuple[dict[str, T
     foreign = sorted(held.keys() - step.model.keys())
     if foreign:
         raise Inconsistent("the optimizer has a master of a tensor that the model lacks", path=step.roots[0], tensor=foreign[0])
-    text = f"float32 masters of the optimizer; {len(weights)} tensors that it does not hold are the model's"
+    others = plural(len(weights), "tensor that it does not hold is", "tensors that it does not hold are")
+    text = f"float32 masters of the optimizer; {others} the model's"
     return {**tensors, **weights}, [Note("info", "masters", text)] if weights else []

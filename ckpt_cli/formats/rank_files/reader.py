@@ -24,7 +24,7 @@ from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.recorded import recorded_rank
 from ckpt_cli.formats.torch_files.groups import FileGroup, chosen_group, groups_of, notes_of_group
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
-from ckpt_cli.names import few, numbered
+from ckpt_cli.names import few, numbered, plural
 from ckpt_cli.tensors.component import Component, Leaf, Mesh, Note
 
 FORMAT = "rank-shards"
@@ -261,7 +261,7 @@ def _match(
     size = sizes[0]
     trouble: CkptError | None = None
     if len(sizes) > 1:
-        listed = " and ".join(f"{s} ({len(found[s])} files)" for s in sorted(sizes, key=lambda s: s or 0))
+        listed = " and ".join(f"{s} ({plural(len(found[s]), 'file')})" for s in sorted(sizes, key=lambda s: s or 0))
         trouble = MixedWorldSizes(
             f"shards of several world sizes are in one folder: {listed}",
             path=root,

@@ -13,7 +13,7 @@ from ckpt_cli.files.folders import Folders, is_file, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.sets.names import lost_part, unlisted_parts
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Index:
     def missing(self) -> Iterator[Problem]:
         """Files of its set that it does not list, and files that it lists and that are not there. Raises Unreadable."""
         if unlisted := unlisted_parts(self.files):
-            text = f"the index lists {len(self.files)} files but not {few(unlisted)}, which their names imply"
+            text = f"the index lists {plural(len(self.files), 'file')} but not {few(unlisted)}, which their names imply"
             hint = "get the index again from where the model came from"
             part = PartOfSet(text, path=self.path, expected="the index of the whole model", hint=hint)
             yield Problem("part-of-set", text, part, self.path.name)
         absent = [file for file in self.files if not is_file(self.path.parent / file)]
         counts = Counter(self.owners.values())
         for file in absent:
-            text = f"{len(absent)} of {len(self.files)} weight files are missing: {few(absent)}"
+            text = f"{len(absent)} of {plural(len(self.files), 'weight file')} are missing: {few(absent)}"
             hint = "copy the missing files from where the model came from"
             lost = MissingShard(text, path=self.path, expected=str(self.path.parent / absent[0]), hint=hint)
             yield Problem("missing-file", f"the index says that it holds {counts[file]} tensors", lost, file)

@@ -16,7 +16,7 @@ from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared
 from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import grouped, pattern_of
-from ckpt_cli.names import Naming, few, foreign_names, printable
+from ckpt_cli.names import Naming, few, foreign_names, plural, printable
 from ckpt_cli.tensors.component import Note
 
 ADVICE = {
@@ -98,18 +98,20 @@ def claim_for(
     patterns = {pattern_of(name)[0] for name in (*kind.known.hub, *kind.known.native)}
     beyond = [name for name in fit.extra if name not in mixed and fit.expected is not None and pattern_of(name)[0] in patterns]
     if beyond:
-        text = f"{len(beyond)} tensors are of layers or experts beyond those of config.json: {few(grouped(beyond), 3)}"
+        text = (
+            f"{plural(len(beyond), 'tensor is', 'tensors are')} of layers or experts beyond those of config.json: {few(grouped(beyond), 3)}"
+        )
         notes.append(Note("warning", "extra-layers", f"{text}; {ADVICE['extra-layers']}"))
     fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond}))
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
     if foreign:
         kinds = few(grouped(foreign))
         if not kind.has_shapes:
-            text = f"{len(foreign)} names are not among those known for {printable(kind.kind)}: {kinds}"
+            text = f"{plural(len(foreign), 'name is', 'names are')} not among those known for {printable(kind.kind)}: {kinds}"
             notes.append(Note("warning", "unknown-names", f"{text}; they were not compared: {kind.unknown}"))
         else:
-            plural = "tensor has" if len(foreign) == 1 else "tensors have"
-            text = f"{len(foreign)} {plural} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
+            said = plural(len(foreign), "tensor has", "tensors have")
+            text = f"{said} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
             notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
     old, new = map(printable, change)
     done = f", {old} was removed from every name" if old else f", {new} was prepended to every name" if new else ""
@@ -139,7 +141,8 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
     """
     if made.mixed:
         raise Inconsistent(
-            f"{len(made.mixed)} tensors have another kind of names than the rest: names as trained mixed with hub names, of {made.named}",
+            f"{plural(len(made.mixed), 'tensor has', 'tensors have')} other names than the rest: "
+            f"names as trained mixed with hub names, of {made.named}",
             tensor=made.mixed[0],
             expected="one kind of names; no loader accepts fused and single experts together",
             hint="leave one kind out with --exclude",
@@ -228,6 +231,6 @@ def _unproved(absent: Mapping[str, Shape], kind: KnownClass) -> list[Note]:
 def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
     if fit.reshaped:
         (name, (wanted, held)), *others = fit.reshaped.items()
-        more = f" ({len(others)} more tensors differ)" if others else ""
+        more = f" ({plural(len(others), 'more tensor differs', 'more tensors differ')})" if others else ""
         text = f"{printable(name)} is {shape_text(held)}, but {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
         yield Note("warning", "other-shapes", f"{text}: correct config.json, or loading fails")

@@ -16,7 +16,7 @@ from ckpt_cli.hub.megatron.architectures import ARCHITECTURES, Architecture, arc
 from ckpt_cli.hub.megatron.names import OUTPUT, OUTPUT_BIAS, Parsed, common_wrapper, parsed
 from ckpt_cli.hub.megatron.rows import CRITIC, CRITIC_BIAS, TOP, Row, Rows
 from ckpt_cli.hub.megatron.sizes import sizes_of
-from ckpt_cli.names import few, printable
+from ckpt_cli.names import few, plural, printable
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.views import concatenated, sliced
 
@@ -138,7 +138,7 @@ class _Conversion:
         lacking = list(itertools.islice((target for target in self._expected(layers, predicted) if target not in self._made), 1000))
         if lacking:
             raise MissingTensors(
-                f"{len(lacking)} tensors of the class in config.json come from none of Megatron's: {few(lacking, 3)}",
+                f"{plural(len(lacking), 'tensor')} of the class in config.json found in none of Megatron's: {few(lacking, 3)}",
                 expected="a checkpoint with all layers and experts of config.json",
                 hint=SAME_MODEL,
             )

@@ -28,7 +28,7 @@ from ckpt_cli.files.folders import entries_in, files_in
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.safetensors_file import read_header
-from ckpt_cli.files.source import Files, Source, read_small, size_of
+from ckpt_cli.files.source import Files, Watched, read_small, size_of
 from ckpt_cli.names import few
 from ckpt_cli.output.part import MAX_PARTS, Part
 from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Record, Whole
@@ -69,7 +69,7 @@ def write_part(
     manifest: Callable[[Written], bytes],
     *,
     approve: Callable[[Written], None] | None = None,
-    watched: Sequence[Source] = (),
+    watched: Sequence[Watched] = (),
     overwrite: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -78,7 +78,7 @@ def write_part(
     shared, share = PartsFolder(target, plan.digest), share_of(plan, part)
     with output_errors(target):
         shared.output.mkdir(parents=True, exist_ok=True)
-        done = write_share(share, shared.output, jobs=jobs, progress=progress, watched=watched)
+        done = write_share(share, shared.output, jobs=jobs, progress=progress)
         if approve is not None:
             approve(done.written)
         beside = dict(side_files) if plan.index is None or plan.index_name is None else {plan.index_name: plan.index, **side_files}
@@ -88,6 +88,8 @@ def write_part(
             whole = _whole(plan, {name: crcs[name] for name in side_files}, manifest, overwrite=overwrite)
         else:
             crcs, whole = _crcs(beside), None
+        for source in watched:
+            source.check_unchanged()
         options = json.loads(manifest(done.written))["options"]
         sync_folder(shared.output)
         record = Record(

@@ -17,7 +17,7 @@ from pathlib import Path
 from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files.crc32 import Parts, combined_parts, crc_of
-from ckpt_cli.files.source import Files, Source, size_of
+from ckpt_cli.files.source import Files, Watched, size_of
 from ckpt_cli.output.interrupted.receipts import finished, make_receipt
 from ckpt_cli.output.plan import SUM_ELEMENTS, TILE, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksums, work_of
 from ckpt_cli.output.share import Share
@@ -66,7 +66,7 @@ def execute(
     side_files: Mapping[str, bytes | Path],
     *,
     jobs: int | None = None,
-    watched: Iterable[Source] = (),
+    watched: Iterable[Watched] = (),
     approve: Callable[[Written], None] | None = None,
     checksum: bool = False,
     progress: Progress | None = None,
@@ -74,7 +74,7 @@ def execute(
 ) -> Written:
     """Write a plan and its side files into ``staging``; the caller publishes it.
 
-    ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
+    ``side_files`` maps names to contents or to files to copy; ``watched`` are files besides those of the plan that must not have
     changed; ``approve`` raises if the values that were found must not become an output; ``checksum``: tensors that were copied without
     passing through memory are read back for their CRC-32, and records that are cast are compared too; ``last_file`` makes one more file
     from what was written (the manifest). Raises OutputError, and InputError if a source fails or changes.
@@ -184,9 +184,7 @@ def lanes_of(planned: Sequence[OutputFile], workers: int) -> int:
     return max(1, min(len(planned), workers // 2))
 
 
-def write_share(
-    share: Share, folder: Path, *, jobs: int | None = None, progress: Progress | None = None, watched: Sequence[Source] = ()
-) -> SharedWritten:
+def write_share(share: Share, folder: Path, *, jobs: int | None = None, progress: Progress | None = None) -> SharedWritten:
     """Write one part of a plan into files that other processes write too, and make it durable. May run again, also at the same time.
 
     Raises OutputError, and InputError if a source fails or changes.
@@ -209,7 +207,7 @@ def write_share(
                 done.tiles[portion.file.name] = workers.tiles()
         finally:
             progress.finish()
-        for source in (*share.sources, *watched):
+        for source in share.sources:
             source.check_unchanged()
     return done
 

@@ -25,7 +25,7 @@ from ckpt_cli.output.sinks.files import PositionedFile, SequentialFile
 from ckpt_cli.output.sinks.sink import Output, Sink
 from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.parallel import Stop, in_threads, workers_for
+from ckpt_cli.tensors.parallel import Stop, in_threads, sources_of, workers_for
 from ckpt_cli.tensors.reading import expect_reads, read_tile, reads_of
 from ckpt_cli.tensors.records import Records, check_pieces
 from ckpt_cli.tensors.tensor import Tensor
@@ -80,7 +80,7 @@ def execute(
     from what was written (the manifest). Raises OutputError, and InputError if a source fails or changes.
     """
     progress = progress or Silent()
-    workers = workers_for(plan.sources, jobs)
+    workers = workers_for(sources_of(tensor for output in plan.tensors for tensor in output.origins), jobs)
     written = Written({file.name: file.size for file in plan.files}, {}, {}, {file.name: {} for file in plan.files})
     with output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
@@ -201,7 +201,9 @@ def write_share(share: Share, folder: Path, *, jobs: int | None = None, progress
                     if portion.with_header:
                         sink.put(0, memoryview(portion.file.header))
                     workers = _Workers(sink, portion.file.name, written, progress, Stop())
-                    workers.run(portion.work, workers_for(share.sources, jobs))
+                    workers.run(
+                        portion.work, workers_for(sources_of(tensor for work in portion.work for tensor in work.output.origins), jobs)
+                    )
                     stages(progress).flushing()
                     sink.finish()
                 done.tiles[portion.file.name] = workers.tiles()

@@ -328,6 +328,25 @@ class TestWhatAnOutputWasMadeFrom:
         ckpt_cli.merge(run, tmp_path / "right", step=100, type="model")
         assert contents(tmp_path / "out" / "step-100") == contents(tmp_path / "right")
 
+    @pytest.mark.parametrize("name", ["of the step", "of the base"])
+    def test_files_beside_the_weights_are_seen_whatever_their_time(self, name: str, run: Path, tmp_path: Path) -> None:
+        base = tmp_path / "base"
+        base.mkdir()
+        (base / "chat_template.jinja").write_text("a")
+        age(base, 86400)
+        for step in (300, 400):
+            shutil.copytree(run / "checkpoint-200", run / f"checkpoint-{step}")
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base)
+        path = base / "chat_template.jinja" if name == "of the base" else next((run / "checkpoint-400").rglob("tokenizer_config.json"))
+        path.write_text('{"eos_token_id": 7}')
+        os.utime(path, (time.time() - 100000,) * 2)
+        events = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base).events
+        assert [(event.event, event.step) for event in events] == [
+            ("made", step) for step in ((100, 200, 300, 400) if name == "of the base" else (400,))
+        ]
+        assert (tmp_path / "out" / "step-400" / path.name).read_text() == '{"eos_token_id": 7}'
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base).events == ()
+
     def test_the_last_line_names_no_output_that_was_removed(self, run: Path, tmp_path: Path) -> None:
         command = ["watch", run, "-o", tmp_path / "out", "--once", "--keep", "1"]
         ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1)

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
 from ckpt_cli.files.crc32 import crc_of_content
-from ckpt_cli.files.manifest import FUSED, LEFT_OUT
+from ckpt_cli.files.manifest import BESIDE, FUSED, LEFT_OUT
 from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.hub.assets import lacking_notes
 from ckpt_cli.hub.classes.claims import refuse_lacking
@@ -121,6 +121,7 @@ class Job:
             **self.facts,
             "elements": self.plan.elements,
             "dropped": dict(self.plan.dropped),
+            BESIDE: manifest.listed(self.watched),
             "names": [draft.claim.text for draft in self.drafts],
             LEFT_OUT: sorted({name for draft in self.drafts for name in draft.left_out}),
             FUSED: sorted({digest for draft in self.drafts for digest in draft.fused}),

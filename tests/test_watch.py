@@ -303,6 +303,20 @@ class TestAHomeBelongsToOneRunAndOneSetOfOptions:
         again = ckpt_cli.watch(tmp_path / "link", tmp_path / "out", once=True, dtype="bfloat16", type="model", **more)
         assert again.events == ()
 
+    def test_a_key_map_that_changes_meanwhile_is_refused(self, run: Path, tmp_path: Path) -> None:
+        rules = tmp_path / "rules.json"
+        rules.write_text(json.dumps({"rules": [{"match": "(.*)", "to": r"one.\1"}]}))
+        os.utime(next((run / "checkpoint-200").rglob("*.json")))
+
+        def change(_: object) -> None:
+            rules.write_text(json.dumps({"rules": [{"match": "(.*)", "to": r"two.\1"}]}))
+
+        with pytest.raises(UsageError, match="the key map or the base is another one"):
+            ckpt_cli.watch(
+                run, tmp_path / "out", once=True, type="model", key_map=rules, names="native", settle=0.3, listener=Listener(event=change)
+            )
+        assert happened(tmp_path / "out") == [("made", 100)]
+
     def test_a_journal_of_an_older_version_goes_on(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.watch(run, tmp_path / "out", once=True, dtype="bf16")
         path = tmp_path / "out" / "watch.jsonl"

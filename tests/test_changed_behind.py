@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -155,6 +156,21 @@ def test_items_that_are_inflated_are_watched_too(copy: Copy) -> None:
         os.utime(path, ns=(1, 1))
     with pytest.raises(SourceChanged):
         checkpoint[name].numpy()
+
+
+def test_a_manifest_lists_the_files_that_items_are_inflated_from(copy: Copy, tmp_path: Path) -> None:
+    """each once and as it is, so that nobody says of them that they changed."""
+    folder = copy("layouts", "dcp-options", "zstd")
+    ckpt_cli.merge(folder, tmp_path / "out")
+    listed = json.loads((tmp_path / "out" / "ckpt-manifest.json").read_text())["sources"]
+    assert [(each["path"], each["size"]) for each in listed] == [
+        (str(path), path.stat().st_size) for path in sorted(folder.rglob("*.distcp"))
+    ]
+    (written,) = (tmp_path / "out").glob("*.safetensors")
+    written.write_bytes(written.read_bytes()[:-4] + b"\x01\x02\x03\x04")
+    codes = {item.code for item in ckpt_cli.verify(tmp_path / "out", against=folder).findings}
+    assert codes
+    assert "changed-source" not in codes
 
 
 def test_what_did_not_change_is_read_again(tmp_path: Path) -> None:

@@ -332,6 +332,20 @@ class TestAHomeBelongsToOneRunAndOneSetOfOptions:
         again = ckpt_cli.watch(tmp_path / "link", tmp_path / "out", once=True, dtype="bfloat16", type="model", **more)
         assert again.events == ()
 
+    def test_a_key_map_that_changes_meanwhile_is_refused(self, run: Path, tmp_path: Path) -> None:
+        rules = tmp_path / "rules.json"
+        rules.write_text(json.dumps({"rules": [{"match": "(.*)", "to": r"one.\1"}]}))
+        os.utime(next((run / "checkpoint-200").rglob("*.json")))
+
+        def change(_: object) -> None:
+            rules.write_text(json.dumps({"rules": [{"match": "(.*)", "to": r"two.\1"}]}))
+
+        with pytest.raises(UsageError, match="the key map or the base is another one"):
+            ckpt_cli.watch(
+                run, tmp_path / "out", once=True, type="model", key_map=rules, names="native", settle=0.3, listener=Listener(event=change)
+            )
+        assert happened(tmp_path / "out") == [("made", 100)]
+
     def test_a_journal_of_an_older_version_goes_on(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.watch(run, tmp_path / "out", once=True, dtype="bf16")
         path = tmp_path / "out" / "watch.jsonl"
@@ -356,6 +370,25 @@ class TestWhatAnOutputWasMadeFrom:
         assert (event.event, event.step, more) == ("made", 100, [])
         ckpt_cli.merge(run, tmp_path / "right", step=100, type="model")
         assert contents(tmp_path / "out" / "step-100") == contents(tmp_path / "right")
+
+    @pytest.mark.parametrize("name", ["of the step", "of the base"])
+    def test_files_beside_the_weights_are_seen_whatever_their_time(self, name: str, run: Path, tmp_path: Path) -> None:
+        base = tmp_path / "base"
+        base.mkdir()
+        (base / "chat_template.jinja").write_text("a")
+        age(base, 86400)
+        for step in (300, 400):
+            shutil.copytree(run / "checkpoint-200", run / f"checkpoint-{step}")
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base)
+        path = base / "chat_template.jinja" if name == "of the base" else next((run / "checkpoint-400").rglob("tokenizer_config.json"))
+        path.write_text('{"eos_token_id": 7}')
+        os.utime(path, (time.time() - 100000,) * 2)
+        events = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base).events
+        assert [(event.event, event.step) for event in events] == [
+            ("made", step) for step in ((100, 200, 300, 400) if name == "of the base" else (400,))
+        ]
+        assert (tmp_path / "out" / "step-400" / path.name).read_text() == '{"eos_token_id": 7}'
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base).events == ()
 
     def test_the_last_line_names_no_output_that_was_removed(self, run: Path, tmp_path: Path) -> None:
         command = ["watch", run, "-o", tmp_path / "out", "--once", "--keep", "1"]

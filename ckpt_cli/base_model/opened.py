@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, NotFound
@@ -11,7 +11,7 @@ from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
-from ckpt_cli.hub.assets import find_assets
+from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors
 from ckpt_cli.hub.config import Config
@@ -22,15 +22,20 @@ from ckpt_cli.tensors.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The base model: its folder, its weights if it has any, and its config (empty without one).
+    """The base model: its folder, its weights if it has any, and what lies beside them.
 
     ``trouble`` is why its weights cannot be read, if nothing needs them.
     """
 
     folder: Path
     component: Component | None
-    config: Config = field(default_factory=dict)
+    assets: Assets
     trouble: CkptError | None = None
+
+    @property
+    def config(self) -> Config:
+        """Its config, empty without one."""
+        return self.assets.config
 
     @property
     def manifest(self) -> Manifest | None:
@@ -53,16 +58,16 @@ def open_base(folder: Path, files: Files, *, needed: bool) -> Base:
     Raises IncompleteError for a folder that a run is still writing, or has left half written.
     """
     refuse_unfinished(folder)
-    config = find_assets((folder,)).config
+    assets = find_assets((folder,))
     match = _weights_match(folder)
     if match is None:
         if needed:
             hint = "pass the folder of the model with its weights"
             raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
-        return Base(folder, None, config)
+        return Base(folder, None, assets)
     if match.trouble is not None and not needed:
-        return Base(folder, None, config, match.trouble)
-    return Base(folder, describe(match, files, ReadOptions()), config)
+        return Base(folder, None, assets, match.trouble)
+    return Base(folder, describe(match, files, ReadOptions()), assets)
 
 
 def _weights_match(folder: Path) -> Match | None:

@@ -168,5 +168,5 @@ def _with_state(job: Job, opened: Opened, files: Files, dry_run: bool) -> Job:
         raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
     extra = state_files(state, opened.found.trainer(opened.target.run), dry_run=dry_run)
     notes = (*job.notes, *(note for note in state.notes if note not in opened.notes))
-    side, watched = {**extra, **job.side_files}, state_sources(state, files)
+    side, watched = {**extra, **job.side_files}, (*job.watched, *state_sources(state, files))
     return replace(job, notes=notes, side_files=side, state_files=tuple(sorted(extra)), watched=watched)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -59,7 +60,11 @@ def watch(
     chosen.check(home)
     if chosen.execute is not None:
         check_command(chosen.execute)
-    deciding = chosen.deciding(component, resolve_base(home) if home is not None else None)
+
+    def decide() -> dict[str, Any]:
+        return chosen.deciding(component, resolve_base(home) if home is not None else None)
+
+    deciding = decide()
     to = chosen.destination([run.name for run in given])
     make = _maker(chosen, component, home, progress_of(progress), to)
     events: list[WatchEvent] = []
@@ -78,7 +83,7 @@ def watch(
             shown, ready = replace(told, event=tell), Readiness(chosen.settle)
             watched.append(WatchedRun(run, folder, chosen, deciding, journal, make, shown, ready, to, _pusher(progress)))
         while True:
-            due = [seconds for run in watched if (seconds := _looked(run, once=chosen.once)) is not None]
+            due = [seconds for run in watched if (seconds := _looked(run, decide, once=chosen.once)) is not None]
             if chosen.once and not due:
                 break
             time.sleep(min([chosen.interval, *due]))
@@ -100,9 +105,12 @@ def watch(
     )
 
 
-def _looked(run: WatchedRun, *, once: bool) -> float | None:
+def _looked(run: WatchedRun, decide: Callable[[], Mapping[str, Any]], *, once: bool) -> float | None:
     """What `WatchedRun.look` returns. A run that cannot be read for now, on a disk of the network, does not end a watch that goes on."""
     try:
+        if decide() != run.deciding:
+            hint = "put it back, or start another watch with another -o"
+            raise UsageError("the key map or the base is another one than when the watch began", path=run.path, hint=hint)
         return run.look()
     except InputError as error:
         if once:

@@ -12,8 +12,8 @@ from typing_extensions import Self
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
 from ckpt_cli.files.crc32 import crc_of_content
-from ckpt_cli.files.manifest import FUSED, LEFT_OUT
-from ckpt_cli.files.source import Files, Source
+from ckpt_cli.files.manifest import BESIDE, FUSED, LEFT_OUT
+from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.hub.assets import lacking_notes
 from ckpt_cli.hub.classes.claims import refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
@@ -58,7 +58,7 @@ class Job:
     notes: tuple[Note, ...]
     facts: Mapping[str, Any]
     state_files: tuple[str, ...] = ()
-    watched: tuple[Source, ...] = ()
+    watched: tuple[Watched, ...] = ()
 
     @classmethod
     def of(
@@ -83,7 +83,12 @@ class Job:
             *text_notes(texts, {TOKENIZER: first.assets.tokenizer}),
         )
         notes = tuple(dict.fromkeys(notes))
-        return cls(drafts=tuple(drafts), output=output, plan=whole, side_files=side_files, notes=notes, facts=facts, **more)
+        beside = [source.assets.watched for draft in drafts for source in draft.sources]
+        beside += [setting.base.assets.watched] if setting.base is not None else []
+        watched = tuple(dict.fromkeys(each for found in beside for each in found))
+        return cls(
+            drafts=tuple(drafts), output=output, plan=whole, side_files=side_files, notes=notes, facts=facts, watched=watched, **more
+        )
 
     @property
     def name(self) -> str:
@@ -116,6 +121,7 @@ class Job:
             **self.facts,
             "elements": self.plan.elements,
             "dropped": dict(self.plan.dropped),
+            BESIDE: manifest.listed(self.watched),
             "names": [draft.claim.text for draft in self.drafts],
             LEFT_OUT: sorted({name for draft in self.drafts for name in draft.left_out}),
             FUSED: sorted({digest for draft in self.drafts for digest in draft.fused}),

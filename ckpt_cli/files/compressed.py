@@ -99,7 +99,7 @@ class InflatedSource:
 
     @property
     def origins(self) -> tuple[Source, ...]:
-        return (self,)
+        return self._source.origins
 
     @property
     def identity(self) -> Identity:

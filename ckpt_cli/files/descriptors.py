@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
+import platform
 import stat
 import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.errors import LfsPointer, NotFound, Unreadable
+from ckpt_cli.urls import full_name
 
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -77,6 +82,41 @@ class Identity:
     @classmethod
     def of(cls, path: str, status: os.stat_result) -> Identity:
         return cls(path, status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino, status.st_ctime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFrom:
+    """The files that a process read, by path: the stamp of each, and device, inode and ctime in ns as ``machine`` saw them."""
+
+    machine: str
+    files: Mapping[str, tuple[int, int, str]]
+    seen: Mapping[str, tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, identities: Iterable[Identity]) -> MadeFrom:
+        """What files are to this machine, whose name is not to be read from it."""
+        known = {full_name(each.path).encode("utf-8", "backslashreplace").decode(): each for each in dict.fromkeys(identities)}
+        machine = hashlib.sha256(platform.node().encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        seen = {path: (each.device, each.inode, each.ctime_ns) for path, each in known.items()}
+        return cls(machine, {path: each.stamp for path, each in known.items()}, seen)
+
+    @property
+    def digest(self) -> str:
+        """The same for the same files, wherever their file system is mounted."""
+        told = sorted((path, stamp, self.seen[path][1:]) for path, stamp in self.files.items())
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+    def differences(self, now: MadeFrom, *, copies: bool) -> list[str]:
+        """The files of ``now`` that were others then, or none; ctime (and inode) tell what keeps size and mtime.
+
+        ``copies``: other machines may have copies, so these only count for a file system that both saw: a device of one machine, or one
+        with a file of the same inode and ctime. Otherwise all see one, with the same ctime, but with inodes that a mount may make up.
+        """
+        both = {path: (self.seen[path], place) for path, place in now.seen.items() if path in self.seen}
+        here = self.machine == now.machine
+        shared = {then[0] for then, place in both.values() if then[1:] == place[1:] or (here and then[0] == place[0])}
+        same = {path for path, (then, p) in both.items() if (then[1:] == p[1:] or then[0] not in shared if copies else then[2] == p[2])}
+        return [path for path, stamp in now.files.items() if self.files.get(path) != stamp or path not in same]
 
 
 def pread(fd: int, buffer: memoryview, offset: int) -> int:

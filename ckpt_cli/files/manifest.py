@@ -17,6 +17,9 @@ PUBLISHING = ".ckpt-publishing"
 """Where files appear one by one: this one names them until all are there. What it names is an output that is not whole."""
 
 SCHEMA = 1
+BESIDE = "beside"
+"""The files beside the weights that an output was made of, as ``sources`` are those with weights."""
+
 LEFT_OUT, FUSED = "left_out", "fused_adapters"
 """Facts about an output that those made from it inherit."""
 

@@ -32,17 +32,25 @@ MAX_PARSED = 2
 """Files that are kept as they were parsed: a pickle of many tensors takes some memory."""
 
 
-class Source(Protocol):
+class Watched(Protocol):
+    """What must not change until an output is made of it."""
+
+    @property
+    def identity(self) -> Identity:
+        """Tells whether it is still what was described."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged unless it still is what it was when it was first looked at."""
+        ...
+
+
+class Source(Watched, Protocol):
     """Where bytes come from: a plain file, or a stream that is inflated while it is read."""
 
     @property
     def size(self) -> int:
         """Bytes in all."""
-        ...
-
-    @property
-    def identity(self) -> Identity:
-        """Tells whether the source is still the one that was described."""
         ...
 
     @property
@@ -66,10 +74,6 @@ class Source(Protocol):
 
     def read(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset`` on, as a new bytes object: for headers, never for weights."""
-        ...
-
-    def check_unchanged(self) -> None:
-        """Raise SourceChanged unless it still is what it was when it was first opened."""
         ...
 
 
@@ -163,17 +167,27 @@ class FileSource:
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged unless the file still is what it was when it was first opened."""
+        SideFile(self.identity).check_unchanged()
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """A file on a disk that lies beside weights, as it was when it was first looked at: what is read and copied later must be that."""
+
+    identity: Identity
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged unless it still is what it was."""
+        path = self.identity.path
         try:
-            now = Identity.of(self.path, os.stat(self.path))
+            now = Identity.of(path, os.stat(path))
         except ABSENT as error:
-            raise SourceChanged("a source file vanished while it was being read", path=self.path) from error
+            raise SourceChanged("a source file vanished while it was being read", path=path) from error
         except OSError as error:
-            raise unreadable(error, self.path, "a source file can no longer be accessed") from error
+            raise unreadable(error, path, "a source file can no longer be accessed") from error
         if now != self.identity:
             raise SourceChanged(
-                "a source file changed while it was being read",
-                path=self.path,
-                expected=f"{self.identity.size} bytes, as at the start",
+                "a source file changed while it was being read", path=path, expected=f"{self.identity.size} bytes, as at the start"
             )
 
 
@@ -315,13 +329,18 @@ class Files:
 
 def size_of(path: str | os.PathLike[str]) -> int:
     """Bytes of a regular file, which can be opened. Raises what opening raises."""
-    if is_remote(path):
-        from ckpt_cli.files.remote.tree import remote_size
+    return side_file(path).identity.size
 
-        return remote_size(path)
+
+def side_file(path: str | os.PathLike[str]) -> Watched:
+    """A regular file, which can be opened, as it is now. Raises what opening raises."""
+    if is_remote(path):
+        from ckpt_cli.files.remote.tree import listed_file
+
+        return listed_file(path)
     fd, identity = opened(os.fspath(path))
     os.close(fd)
-    return identity.size
+    return SideFile(identity)
 
 
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from ckpt_cli.errors import Unsupported
-from ckpt_cli.files.source import Source
+from ckpt_cli.files.source import Source, Watched
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -32,12 +32,12 @@ def origins_of(tensors: Iterable[Tensor]) -> list[Source]:
     return list({origin.path: origin for source in read.values() for origin in source.origins}.values())
 
 
-def unversioned(sources: Iterable[Source]) -> list[str]:
+def unversioned(sources: Iterable[Watched]) -> list[str]:
     """The files that may be replaced by others of their size without a trace, sorted by path."""
-    return sorted({source.path for source in sources if source.identity.is_unversioned})
+    return sorted({source.identity.path for source in sources if source.identity.is_unversioned})
 
 
-def unversioned_notes(sources: Iterable[Source]) -> list[Note]:
+def unversioned_notes(sources: Iterable[Watched]) -> list[Note]:
     """A warning about files whose server has neither entity tags nor times."""
     paths = unversioned(sources)
     if not paths:
@@ -49,7 +49,7 @@ def unversioned_notes(sources: Iterable[Source]) -> list[Note]:
     return [Note("warning", "unversioned", text)]
 
 
-def refuse_unversioned(sources: Iterable[Source]) -> None:
+def refuse_unversioned(sources: Iterable[Watched]) -> None:
     """Raise Unsupported if several processes could read different versions of a file without noticing."""
     paths = unversioned(sources)
     if paths:

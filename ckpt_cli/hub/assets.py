@@ -16,13 +16,14 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound
-from ckpt_cli.files.folders import files_in, folders_in, is_folder, is_there, similar_hint
+from ckpt_cli.files.folders import files_in, folders_in, is_file, is_folder, is_there, similar_hint
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small, size_of
+from ckpt_cli.files.source import Watched, read_small, side_file
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.custom_code import custom_code, missing_code
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
@@ -74,12 +75,21 @@ MODULES = "modules.json"
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"})
 
 
+class Seen(dict[Path, Watched]):
+    """Files as they were before anything was read of them."""
+
+    def at(self, path: Path) -> Watched:
+        """A file as it was when it was first asked for. Raises what opening raises."""
+        return self[path] if path in self else self.setdefault(path, side_file(path))
+
+
 @dataclass(frozen=True, slots=True)
 class Assets:
     """Asset files by name, where each comes from, the parsed config (empty if there is none), and tokenizer.json if there is one.
 
     ``made``: there is no config.json, and ``config`` is what the training's arguments say. ``unused`` are files of the run's tokenizer,
-    which is not usable alone, so that all of it is that of the base.
+    which is not usable alone, so that all of it is that of the base. ``watched`` are the files, and others that say what the weights
+    mean, as they were before any of them was read.
     """
 
     files: Mapping[str, Path]
@@ -87,6 +97,7 @@ class Assets:
     tokenizer: Tokenizer | None = None
     made: bool = False
     unused: tuple[str, ...] = ()
+    watched: tuple[Watched, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -110,10 +121,10 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
-    files, without = dict[str, Path](), dict[str, Path]()
+    files, without, seen = dict[str, Path](), dict[str, Path](), Seen()
     folders = [(folder, is_hub) for home in homes for folder, is_hub in ((home / HUB_FOLDER, True), (home, False))]
     for folder, is_hub in folders:
-        found = _listed(folder, everything=is_hub)
+        found = _listed(folder, seen, everything=is_hub)
         if CONFIG in found and CONFIG not in files:
             files, without = found, files
         elif CONFIG in files:
@@ -126,7 +137,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         files |= _tokenizer_of(without, files)
     unused: list[str] = []
     if base is not None:
-        others = _listed(base, everything=True, configs=_texts(files.values()))
+        others = _listed(base, seen, everything=True, configs=_texts(files.values(), seen))
         if _has_tokenizer(others) and not _has_tokenizer(files):
             unused = sorted(filter(_is_of_tokenizer, files))
             files = {name: path for name, path in files.items() if name not in unused}
@@ -134,10 +145,10 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         for name, path in others.items():
             if not name.startswith("README") and not _is_decided(name, own):
                 files.setdefault(name, path)
-    for path in files.values():
-        size_of(path)
+    adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
+    watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     config = read_config(files[CONFIG]) if CONFIG in files else {}
-    return Assets(files, config, tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None, unused=tuple(unused))
+    return Assets(files, config, tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None, unused=tuple(unused), watched=watched)
 
 
 def _has_tokenizer(names: Iterable[str]) -> bool:
@@ -180,7 +191,7 @@ def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
         text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
         notes.append(Note("warning", "tokenizer-of-base", text))
     modules = {path.stem: path for name, path in assets.files.items() if name.endswith(".py")}
-    code = missing_code(modules, _texts(assets.files.values()))
+    code = missing_code(modules, _texts(assets.files.values(), Seen()))
     if code:
         text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
         notes.append(Note("warning", "lacks-code", text))
@@ -239,7 +250,7 @@ def _cached_models(cache: Path) -> list[str]:
     return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
 
 
-def _listed(folder: Path, *, everything: bool, configs: Sequence[Any] = ()) -> dict[str, Path]:
+def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any] = ()) -> dict[str, Path]:
     """Asset files of a folder: by name, or ``everything`` that is no weights; code that its configs (or ``configs``) name."""
 
     def matters(name: str) -> bool:
@@ -251,14 +262,14 @@ def _listed(folder: Path, *, everything: bool, configs: Sequence[Any] = ()) -> d
     bagel = any(path.name in OF_BAGEL for path in present)
     found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
     modules = {path.stem: path for path in present if path.suffix == ".py"}
-    return found | (custom_code(modules, [*_texts(found.values()), *configs]) if modules else {})
+    return found | (custom_code(modules, [*_texts(found.values(), seen), *configs]) if modules else {})
 
 
-def _texts(paths: Iterable[Path]) -> list[Any]:
+def _texts(paths: Iterable[Path], seen: Seen) -> list[Any]:
     """The content of JSON files. An unreadable one names no code; whether it may be broken is not decided here."""
     found = []
     for path in paths:
-        if path.suffix == ".json" and path.name not in NO_CODE and size_of(path) <= MAX_CONFIG:
+        if path.suffix == ".json" and path.name not in NO_CODE and seen.at(path).identity.size <= MAX_CONFIG:
             with contextlib.suppress(CkptError):
                 found.append(parse_json(read_small(path), path.name))
     return found

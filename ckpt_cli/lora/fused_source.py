@@ -117,8 +117,6 @@ class Kept:
 class FusedSource:
     """The bytes of a fused tensor in C order."""
 
-    forward_only = False
-
     def __init__(self, update: Update, dtype: Dtype, kept: Kept) -> None:
         self._update = update
         self._dtype = dtype
@@ -128,6 +126,7 @@ class FusedSource:
         self.tensors = tensors
         found = {origin.identity: origin for tensor in tensors for p in tensor.pieces for origin in p.source.origins}
         self.origins: tuple[Source, ...] = tuple(found.values())
+        self.forward_only = any(piece.source.forward_only for tensor in tensors for piece in tensor.pieces)
         self.size = update.weight.numel * dtype.itemsize
         self.identity = self._identified(tensors)
         self._rows = max(1, BLOCK // (8 * max(update.columns, 1)))

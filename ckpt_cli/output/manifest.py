@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckpt_cli.files.manifest import SCHEMA
-from ckpt_cli.files.source import Source
+from ckpt_cli.files.source import Watched
 from ckpt_cli.urls import shown
 
 
 def build(
     command: str,
     options: Mapping[str, Any],
-    sources: Sequence[Source],
+    sources: Iterable[Watched],
     plan_digest: str,
     outputs: Mapping[str, int],
     checksums: Mapping[str, Mapping[str, int]],
@@ -34,15 +34,7 @@ def build(
         "options": dict(options),
         **facts,
         "plan_digest": plan_digest,
-        "sources": [
-            {
-                "path": _text(source.path),
-                "size": source.size,
-                "mtime_ns": source.identity.mtime_ns,
-                **({"tag": source.identity.tag} if source.identity.tag else {}),
-            }
-            for source in sorted(sources, key=lambda source: source.path)
-        ],
+        "sources": listed(sources),
         "outputs": dict(outputs),
         "side_files": sorted(side_files),
         "checksums": {
@@ -52,6 +44,15 @@ def build(
         },
     }
     return shown(json.dumps(content, indent=2) + "\n").encode()
+
+
+def listed(files: Iterable[Watched]) -> list[dict[str, Any]]:
+    """What files are, sorted by path: size (bytes), mtime (ns), and tag where there is one."""
+    known = sorted({each.identity for each in files}, key=lambda each: each.path)
+    return [
+        {"path": _text(each.path), "size": each.size, "mtime_ns": each.mtime_ns, **({"tag": each.tag} if each.tag else {})}
+        for each in known
+    ]
 
 
 def versions() -> dict[str, str]:

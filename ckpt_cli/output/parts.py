@@ -24,11 +24,12 @@ from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, reading
 from ckpt_cli.files.crc32 import combined, crc_of_content
+from ckpt_cli.files.descriptors import MadeFrom
 from ckpt_cli.files.folders import entries_in, files_in
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.safetensors_file import read_header
-from ckpt_cli.files.source import Files, Source, read_small, size_of
+from ckpt_cli.files.source import Files, Watched, read_small, size_of
 from ckpt_cli.names import few
 from ckpt_cli.output.part import MAX_PARTS, Part
 from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Record, Whole
@@ -69,7 +70,7 @@ def write_part(
     manifest: Callable[[Written], bytes],
     *,
     approve: Callable[[Written], None] | None = None,
-    watched: Sequence[Source] = (),
+    watched: Sequence[Watched] = (),
     overwrite: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -78,7 +79,7 @@ def write_part(
     shared, share = PartsFolder(target, plan.digest), share_of(plan, part)
     with output_errors(target):
         shared.output.mkdir(parents=True, exist_ok=True)
-        done = write_share(share, shared.output, jobs=jobs, progress=progress, watched=watched)
+        done = write_share(share, shared.output, jobs=jobs, progress=progress)
         if approve is not None:
             approve(done.written)
         beside = dict(side_files) if plan.index is None or plan.index_name is None else {plan.index_name: plan.index, **side_files}
@@ -88,6 +89,8 @@ def write_part(
             whole = _whole(plan, {name: crcs[name] for name in side_files}, manifest, overwrite=overwrite)
         else:
             crcs, whole = _crcs(beside), None
+        for source in watched:
+            source.check_unchanged()
         options = json.loads(manifest(done.written))["options"]
         sync_folder(shared.output)
         record = Record(
@@ -102,7 +105,7 @@ def write_part(
             non_finite=done.written.non_finite,
             side_files=crcs,
             allowed=sorted(name for name, value in options.items() if name.startswith(ALLOWING) and value is True),
-            changed=[source.identity.ctime_ns for source in sorted(plan.sources, key=lambda source: source.path)],
+            made_from=MadeFrom.of(source.identity for source in plan.sources),
             whole=whole,
         )
         shared.replace(shared.record(part), record.model_dump_json().encode())
@@ -173,7 +176,7 @@ def _completed(shared: PartsFolder, *, overwrite: bool) -> Published:
         hint = f"remove {shared.root} and run all parts again"
         raise Inconsistent("the parts were published before, and that output is gone", path=shared.target, hint=hint)
     whole, records = _records(shared)
-    _check_same_files(shared, whole, records)
+    _check_same_files(shared, records)
     _check_files(shared, whole, records[0].side_files)
     manifest = dict(whole.manifest)
     with reading(shared.record(Part(0, len(records)))):
@@ -279,16 +282,14 @@ def _record(path: Path, shared: PartsFolder) -> Record:
         return record
 
 
-def _check_same_files(shared: PartsFolder, whole: Whole, records: Sequence[Record]) -> None:
+def _check_same_files(shared: PartsFolder, records: Sequence[Record]) -> None:
     """All parts found the same files. Raises Inconsistent, naming those that changed in between."""
-    listed = whole.manifest.get("sources")
-    sources = [source.get("path") if isinstance(source, dict) else None for source in listed] if isinstance(listed, list) else []
     first = records[0]
     for record in records[1:]:
         beside = {**first.side_files, **record.side_files}
         names = [name for name in beside if first.side_files.get(name) != record.side_files.get(name)]
-        names += [str(source) for source, *times in zip(sources, first.changed, record.changed, strict=False) if times[0] != times[1]]
-        if names or len(first.changed) != len(record.changed):
+        names += first.made_from.differences(record.made_from, copies=False)
+        if names or first.made_from.files.keys() != record.made_from.files.keys():
             raise Inconsistent(
                 f"files changed between part {first.part} and part {record.part}: {few(names)}",
                 path=shared.target,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckpt_cli.errors import CkptError
+from ckpt_cli.files.descriptors import MadeFrom
 from ckpt_cli.files.folders import entries_in
 from ckpt_cli.files.source import read_small
 from ckpt_cli.output.interrupted.place import MARK as STAGED
@@ -21,7 +22,7 @@ from ckpt_cli.output.writer import copy_side_file, write_bytes
 from ckpt_cli.results.checkpoint import Frozen
 
 MARK = ".ckpt-parts-"
-SCHEMA: Literal[2] = 2
+SCHEMA: Literal[3] = 3
 DIGITS = 16
 
 
@@ -38,12 +39,11 @@ class Record(Frozen):
     """What a part leaves when it is done: ``wrote`` bytes by file, and ``tiles`` (position, CRC-32, length), by file and tensor.
 
     ``cutting`` is the rule by which the plan was cut into parts; ``overflows`` and ``non_finite`` are as in `Written`. ``side_files`` are
-    the CRC-32 of the files beside the weights, the index among them, as this part found them; ``changed`` says when each source of the
-    plan last changed (ctime in ns, sorted by path): a file system shows all machines the same, and nobody can set it.
+    the CRC-32 of the files beside the weights, the index among them, as this part found them; ``made_from`` are the sources of the plan.
     ``allowed`` names the options (``allow_...``) that this part was given.
     """
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     plan_digest: str
     part: int
     parts: int
@@ -53,7 +53,7 @@ class Record(Frozen):
     overflows: dict[str, int]
     non_finite: dict[str, dict[int, int]]
     side_files: dict[str, int]
-    changed: list[int]
+    made_from: MadeFrom
     allowed: list[str]
     whole: Whole | None = None
 

@@ -17,7 +17,7 @@ from ckpt_cli.dtypes import overflow_hint
 from ckpt_cli.errors import CastOverflow, CkptError, NotWritable, OutputExists, Unreadable
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.remote.source import MEMORY
-from ckpt_cli.files.source import Source, size_of
+from ckpt_cli.files.source import Watched, size_of
 from ckpt_cli.formats.ages import unversioned
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.classes.claims import Claim
@@ -64,7 +64,7 @@ class OutputFolder:
 class Order:
     """One folder to be written.
 
-    ``manifest`` and ``approve`` are called when the weights are written, ``watched`` are more sources that must not have changed by then.
+    ``manifest`` and ``approve`` are called when the weights are written, ``watched`` are more files that must not have changed by then.
     """
 
     plan: plan.Plan
@@ -72,7 +72,7 @@ class Order:
     target: OutputFolder
     manifest: Callable[[Written], bytes]
     approve: Callable[[Written], None] | None = None
-    watched: Sequence[Source] = ()
+    watched: Sequence[Watched] = ()
 
     @property
     def bytes_written(self) -> int:

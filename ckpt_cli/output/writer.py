@@ -17,7 +17,7 @@ from pathlib import Path
 from ckpt_cli.boxes import Box
 from ckpt_cli.errors import CkptError, CorruptFile, NoSpace, NotWritable, reading
 from ckpt_cli.files.crc32 import Parts, combined_parts, crc_of
-from ckpt_cli.files.source import Files, Source, size_of
+from ckpt_cli.files.source import Files, Watched, size_of
 from ckpt_cli.output.interrupted.receipts import finished, make_receipt
 from ckpt_cli.output.plan import SUM_ELEMENTS, TILE, Combination, CopyWork, OutputFile, Plan, TileWork, known_checksums, work_of
 from ckpt_cli.output.share import Share
@@ -25,7 +25,7 @@ from ckpt_cli.output.sinks.files import PositionedFile, SequentialFile
 from ckpt_cli.output.sinks.sink import Output, Sink
 from ckpt_cli.progress import Progress, Silent, stages
 from ckpt_cli.tensors.casting import cast, view_as
-from ckpt_cli.tensors.parallel import Stop, in_threads, workers_for
+from ckpt_cli.tensors.parallel import Stop, in_threads, sources_of, workers_for
 from ckpt_cli.tensors.reading import expect_reads, read_tile, reads_of
 from ckpt_cli.tensors.records import Records, check_pieces
 from ckpt_cli.tensors.tensor import Tensor
@@ -66,7 +66,7 @@ def execute(
     side_files: Mapping[str, bytes | Path],
     *,
     jobs: int | None = None,
-    watched: Iterable[Source] = (),
+    watched: Iterable[Watched] = (),
     approve: Callable[[Written], None] | None = None,
     checksum: bool = False,
     progress: Progress | None = None,
@@ -74,13 +74,13 @@ def execute(
 ) -> Written:
     """Write a plan and its side files into ``staging``; the caller publishes it.
 
-    ``side_files`` maps names to contents or to files to copy; ``watched`` are sources besides those of the plan that must not have
+    ``side_files`` maps names to contents or to files to copy; ``watched`` are files besides those of the plan that must not have
     changed; ``approve`` raises if the values that were found must not become an output; ``checksum``: tensors that were copied without
     passing through memory are read back for their CRC-32, and records that are cast are compared too; ``last_file`` makes one more file
     from what was written (the manifest). Raises OutputError, and InputError if a source fails or changes.
     """
     progress = progress or Silent()
-    workers = workers_for(plan.sources, jobs)
+    workers = workers_for(sources_of(tensor for output in plan.tensors for tensor in output.origins), jobs)
     written = Written({file.name: file.size for file in plan.files}, {}, {}, {file.name: {} for file in plan.files})
     with output_errors(staging.target):
         progress.start(plan.bytes_read, plan.files[0].name if plan.files else "")
@@ -184,9 +184,7 @@ def lanes_of(planned: Sequence[OutputFile], workers: int) -> int:
     return max(1, min(len(planned), workers // 2))
 
 
-def write_share(
-    share: Share, folder: Path, *, jobs: int | None = None, progress: Progress | None = None, watched: Sequence[Source] = ()
-) -> SharedWritten:
+def write_share(share: Share, folder: Path, *, jobs: int | None = None, progress: Progress | None = None) -> SharedWritten:
     """Write one part of a plan into files that other processes write too, and make it durable. May run again, also at the same time.
 
     Raises OutputError, and InputError if a source fails or changes.
@@ -203,13 +201,15 @@ def write_share(
                     if portion.with_header:
                         sink.put(0, memoryview(portion.file.header))
                     workers = _Workers(sink, portion.file.name, written, progress, Stop())
-                    workers.run(portion.work, workers_for(share.sources, jobs))
+                    workers.run(
+                        portion.work, workers_for(sources_of(tensor for work in portion.work for tensor in work.output.origins), jobs)
+                    )
                     stages(progress).flushing()
                     sink.finish()
                 done.tiles[portion.file.name] = workers.tiles()
         finally:
             progress.finish()
-        for source in (*share.sources, *watched):
+        for source in share.sources:
             source.check_unchanged()
     return done
 

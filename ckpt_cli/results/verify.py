@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ckpt_cli.files.descriptors import MadeFrom
 from ckpt_cli.results.checkpoint import Frozen, LoraInfo, NoteInfo, Place
 from ckpt_cli.results.drift import BaseComparison
 
@@ -76,6 +77,11 @@ class VerifyPart(Frozen):
     shares: dict[str, CheckedShare]
     against: Place | None = None
     seconds: float = 0.0
+
+    @property
+    def made_from(self) -> MadeFrom:
+        """The files that it read."""
+        return MadeFrom(self.machine, self.files, self.seen)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -8,10 +8,8 @@ and be the same files by inode and ctime where a part saw the same file system.
 
 from __future__ import annotations
 
-import hashlib
-import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from ckpt_cli import __version__
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, UsageError, reading
-from ckpt_cli.files.descriptors import Identity
+from ckpt_cli.files.descriptors import Identity, MadeFrom
 from ckpt_cli.files.source import read_small
 from ckpt_cli.given import URL
 from ckpt_cli.names import few
@@ -65,15 +63,16 @@ def question_of(asked: Asked) -> Question:
 
 def result_of(checks: ChecksOfPart, asked: Asked, seconds: float) -> VerifyPart:
     """What a part leaves for those who gather."""
+    made_from = MadeFrom.of(checks.files.values())
     part = VerifyPart(
         part=checks.part.number,
         parts=checks.part.count,
         version=__version__,
         digest="",
         question=question_of(asked),
-        files={path: each.stamp for path, each in checks.files.items()},
-        machine=this_machine(),
-        seen={path: (each.device, each.inode, each.ctime_ns) for path, each in checks.files.items()},
+        files=dict(made_from.files),
+        machine=made_from.machine,
+        seen=dict(made_from.seen),
         shares=checks.shares,
         against=printed(asked.against, whole=False) if asked.against is not None else None,
         seconds=seconds,
@@ -147,9 +146,8 @@ def unlike(part: VerifyPart, other: VerifyPart) -> str:
         mine, theirs = getattr(part.question, name), getattr(other.question, name)
         if mine != theirs:
             return f"{_flag(name)} is {_said(mine)}, not {_said(theirs)}"
-    for path in (*part.files, *other.files):
-        if part.files.get(path) != other.files.get(path):
-            return f"{path} was another file then"
+    for path in (*other.made_from.differences(part.made_from, copies=True), *part.made_from.differences(other.made_from, copies=True)):
+        return f"{path} was another file then"
     return "the tensors in the files were others"
 
 
@@ -189,23 +187,6 @@ def answered(asked: Asked, part: VerifyPart) -> Asked:
     return Asked.of(asked.path, {**options, "jobs": asked.options.jobs}, type=known.type, step=known.step, **sources)
 
 
-def this_machine() -> str:
-    """The same for all parts of one machine; its name is not to be read from it."""
-    return hashlib.sha256(platform.node().encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def changed_since(part: VerifyPart, files: Mapping[str, Identity]) -> list[str]:
-    """The files that are no longer those which a part read, although they have the same size and mtime: by inode and ctime.
-
-    These mean something only for a file system that the part saw too: a device of this machine, or one with a file of the same inode and
-    ctime. Copies on a disk of another machine have only size and mtime.
-    """
-    known = {path: (part.seen[path], (now.device, now.inode, now.ctime_ns)) for path, now in files.items() if path in part.seen}
-    here = part.machine == this_machine()
-    shared = {then[0] for then, now in known.values() if then[1:] == now[1:] or (here and then[0] == now[0])}
-    return [path for path, (then, now) in known.items() if then[0] in shared and then[1:] != now[1:]]
-
-
 class GatheredChecks(Checks):
     """What all parts found, in the place of reading. Raises Inconsistent where they did not check what is there now."""
 
@@ -225,8 +206,9 @@ class GatheredChecks(Checks):
                 raise self._stale(files)
             if (share.items, share.first, share.last) != (len(stage.items), *stage.share(Part(number, len(shares)))):
                 raise CorruptFile(f"part {number} did not check the tensors of part {number}", hint=AGAIN)
+        now = MadeFrom.of(files.values())
         for part in self._parts:
-            changed = changed_since(part, files)
+            changed = part.made_from.differences(now, copies=True)
             if changed:
                 raise Inconsistent(
                     f"part {part.part} is out of date: {few(changed, 3)} changed since, although size and mtime are the same",
@@ -251,8 +233,7 @@ class GatheredChecks(Checks):
 
     def _stale(self, files: dict[str, Identity]) -> Inconsistent:
         """The error for parts that checked something else; ``files`` are those of now."""
-        known = self._parts[0].files
-        changed = [path for path, now in files.items() if known.get(path) != now.stamp]
+        changed = self._parts[0].made_from.differences(MadeFrom.of(files.values()), copies=True)
         what = f"{few(changed, 3)} changed" if changed else "the tensors that are checked changed"
         count = len(self._parts)
         subject = "the part is" if count == 1 else f"all {count} parts are"

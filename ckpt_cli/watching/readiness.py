@@ -10,7 +10,7 @@ from pathlib import Path
 from ckpt_cli.discover.found import Found, Target, Tracker
 from ckpt_cli.errors import CorruptFile
 from ckpt_cli.files.folders import FileState, files_below, status_of
-from ckpt_cli.files.manifest import read_manifest
+from ckpt_cli.files.manifest import BESIDE, read_manifest
 
 State = tuple[FileState, ...]
 """All files of a step."""
@@ -67,7 +67,7 @@ def sources_of(output: Path) -> tuple[FileState, ...]:
     """The files that an output was read from, as they were then; none if it is gone, or its manifest does not say them."""
     try:
         made = read_manifest(output)
-        listed = made.facts["sources"] if made is not None else ()
+        listed = [*made.facts["sources"], *made.facts.get(BESIDE, ())] if made is not None else ()
         return tuple(FileState(Path(one["path"]), int(one["size"]), int(one["mtime_ns"])) for one in listed)
     except (CorruptFile, TypeError, KeyError, ValueError):
         return ()
@@ -76,7 +76,7 @@ def sources_of(output: Path) -> tuple[FileState, ...]:
 def is_other(file: FileState) -> bool:
     """Whether it was written again, or another file has its place; one that was removed says nothing.
 
-    The time alone tells: of a compressed file, manifests have the size of what is in it.
+    The time alone tells: of a compressed file, manifests of older versions have the size of what is in it.
     """
     status = status_of(file.path)
     return status is not None and status.st_mtime_ns != file.changed

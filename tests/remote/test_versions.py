@@ -21,6 +21,7 @@ from ckpt_cli.files.remote.store import Entry
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.ages import unversioned
 from ckpt_cli.given import path_of
+from ckpt_cli.progress import Silent
 from tests import tiny
 
 Says = Literal["etag", "weak", "time", "nothing"]
@@ -163,6 +164,21 @@ def test_a_file_that_is_replaced_while_it_is_read(web: Any, tmp_path: Path, monk
     web.before = staticmethod(replace)
     with pytest.raises(SourceChanged, match="a source file changed while it was being read"):
         ckpt_cli.merge(web.address, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@TOLD
+def test_a_file_beside_the_weights_that_is_replaced_meanwhile(web: Any, tmp_path: Path) -> None:
+    config = web.root / "model" / "config.json"
+
+    class Held(Silent):
+        def advance(self, done_bytes: int, label: str = "") -> None:
+            config.write_text(config.read_text().replace("10000.0", "20000.0"))
+            os.utime(config, (1_600_000_000,) * 2)
+
+    with pytest.raises(SourceChanged) as caught:
+        ckpt_cli.merge(web.address, tmp_path / "out", progress=Held())
+    assert str(caught.value.path).endswith("/config.json")
     assert not (tmp_path / "out").exists()
 
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from ckpt_cli.errors import CorruptFile, NotFound, SourceChanged
-from ckpt_cli.files.descriptors import LFS_SIZE, STORE, Identity, refuse_pointer
+from ckpt_cli.errors import CorruptFile, NotFound
+from ckpt_cli.files.descriptors import LFS_SIZE, refuse_pointer
 from ckpt_cli.files.remote.ranges import Extent, Extents, extents_of
 from ckpt_cli.files.remote.store import Buffer, Entry, Store, store_of
-from ckpt_cli.files.remote.tree import number_of
+from ckpt_cli.files.remote.tree import ListedFile
 from ckpt_cli.files.source import FileSource
 from ckpt_cli.urls import Address
 
@@ -63,12 +63,13 @@ TORCH = (".pt", ".pth", ".bin", ".ckpt", "")
 class RemoteSource(FileSource):
     """A file in a store."""
 
-    __slots__ = ("_ahead", "_blocks", "_checks", "_entry", "_extents", "_key", "_pool", "_starts", "_store")
+    __slots__ = ("_ahead", "_blocks", "_checks", "_entry", "_extents", "_key", "_listed", "_pool", "_starts", "_store")
     is_local = False
 
     def __init__(self, files: Files, pool: RemoteFiles, address: Address, store: Store, entry: Entry) -> None:
         path = str(address.path)
-        super().__init__(files, Identity(path, entry.size, entry.modified_ns, STORE, number_of(path), tag=entry.stamp))
+        self._listed = ListedFile(store, address.key, path, entry)
+        super().__init__(files, self._listed.identity)
         self._pool, self._store, self._key, self._entry = pool, store, address.key, entry
         self._blocks: dict[int, Block] = {}
         self._starts: list[int] = []
@@ -109,13 +110,7 @@ class RemoteSource(FileSource):
         """Raise SourceChanged unless the file is the one that was opened. Where every answer names its version, that is known."""
         if self._entry.version is not None or (self._entry.tag is not None and self._store.door == "obstore"):
             return
-        now = self._store.status(self._key)
-        if now is None:
-            raise SourceChanged("a source file vanished while it was being read", path=self.path)
-        if not self._entry.is_same(now):
-            raise SourceChanged(
-                "a source file changed while it was being read", path=self.path, expected=f"{self.size} bytes, as at the start"
-            )
+        self._listed.check_unchanged()
 
     def hold(self, start: int, data: Buffer) -> None:
         """Keep bytes that came with opening the file."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ckpt_cli.errors import NotFound, SourceChanged, Unreadable
-from ckpt_cli.files.descriptors import LFS_SIZE, STORE, refuse_pointer
+from ckpt_cli.files.descriptors import LFS_SIZE, STORE, Identity, refuse_pointer
 from ckpt_cli.files.remote.store import Entry, Listing, Store, store_of
 from ckpt_cli.files.remote.web import listing_of_web, names_on_page
 from ckpt_cli.files.source import check_small
@@ -46,6 +46,30 @@ class Named:
 
     def is_dir(self) -> bool:
         return self.folder
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file of a store as it was when it was first looked at."""
+
+    store: Store
+    key: str
+    path: str
+    entry: Entry
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.path, self.entry.size, self.entry.modified_ns, STORE, number_of(self.path), tag=self.entry.stamp)
+
+    def check_unchanged(self) -> None:
+        """Raise SourceChanged unless it still is what it was."""
+        now = self.store.status(self.key)
+        if now is None:
+            raise SourceChanged("a source file vanished while it was being read", path=self.path)
+        if not self.entry.is_same(now):
+            raise SourceChanged(
+                "a source file changed while it was being read", path=self.path, expected=f"{self.entry.size} bytes, as at the start"
+            )
 
 
 class Tree:
@@ -120,20 +144,16 @@ class Tree:
             raise NotFound("no such file", path=self._at(key).path)
         return bytes(begun[2])
 
-    def size(self, key: str) -> int:
-        """Bytes of a file. Raises NotFound, Unreadable."""
+    def file(self, key: str) -> ListedFile:
+        """A file, with its size. Raises NotFound, Unreadable."""
         found = self.status(key)
+        if isinstance(found, Entry) and (found.size < 0 or not (found.stamp or found.modified_ns)):
+            found = self._store.status(key)
         if found is None:
             raise NotFound("no such file", path=self._at(key).path)
         if not isinstance(found, Entry):
             raise Unreadable("not a regular file", path=self._at(key).path)
-        return found.size if found.size >= 0 else self._measured(key)
-
-    def _measured(self, key: str) -> int:
-        entry = self._store.status(key)
-        if entry is None:
-            raise NotFound("no such file", path=self._at(key).path)
-        return entry.size
+        return ListedFile(self._store, key, str(self._at(key).path), found)
 
     def forget(self, key: str) -> None:
         """Look up anew what there is at a key and below."""
@@ -233,10 +253,10 @@ def remote_status(path: str | os.PathLike[str]) -> os.stat_result | None:
     return os.stat_result((stat.S_IFREG | 0o444, inode, STORE, 1, 0, 0, max(found.size, 0), seconds, seconds, seconds), times)
 
 
-def remote_size(path: str | os.PathLike[str]) -> int:
-    """Bytes of a file. Raises NotFound, Unreadable."""
+def listed_file(path: str | os.PathLike[str]) -> ListedFile:
+    """A file as it was when it was listed. Raises NotFound, Unreadable."""
     tree, key = tree_of(path)
-    return tree.size(key)
+    return tree.file(key)
 
 
 def remote_content(path: str | os.PathLike[str], limit: int) -> bytes:

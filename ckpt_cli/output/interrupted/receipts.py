@@ -6,7 +6,6 @@ written. What the system copied by itself has none; those bytes are compared wit
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.crc32 import crc_of
+from ckpt_cli.files.descriptors import MadeFrom
 from ckpt_cli.files.source import Files, Source
 from ckpt_cli.output.plan import CopyWork, OutputFile, work_of
 from ckpt_cli.output.sinks.sink import Output
@@ -125,6 +125,4 @@ def _is_right(receipt: Receipt, file: OutputFile, staged: Source, each_block: Ca
 def _sources(file: OutputFile) -> str:
     """A digest of what the sources of a file are: also of what a change leaves behind that keeps size and mtime."""
     pieces = (piece for output in file.tensors for tensor in output.origins for piece in tensor.pieces)
-    identities = {origin.identity for piece in pieces for origin in piece.source.origins}
-    told = sorted(f"{each.text}:{each.inode}:{each.ctime_ns}" for each in identities)
-    return hashlib.sha256("\n".join(told).encode("utf-8", "surrogateescape")).hexdigest()
+    return MadeFrom.of(origin.identity for piece in pieces for origin in piece.source.origins).digest

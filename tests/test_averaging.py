@@ -620,3 +620,25 @@ class TestCommandLine:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine.txt").write_text("mine")
         assert_told(ckpt("average", run, "--last", "2", "-o", tmp_path / "out"), 5, "output-exists")
+
+
+class TestDifferentTrainings:
+    @pytest.fixture
+    def steps(self, tmp_path: Path) -> Any:
+        def made(*histories: dict[int, float]) -> list[Path]:
+            paths = [save_hub(tmp_path / f"run{n}" / f"checkpoint-{n}", {"a": torch.ones(2) * n}) for n in (1, 2)]
+            for path, history in zip(paths, histories, strict=True):
+                entries = [{"step": step, "loss": loss, "epoch": 1.0} for step, loss in history.items()]
+                (path / "trainer_state.json").write_text(json.dumps({"log_history": entries}))
+            return paths
+
+        return made
+
+    def test_are_told_by_the_losses_that_both_record(self, steps: Any, tmp_path: Path) -> None:
+        paths = steps({10: 2.5, 20: 2.25}, {10: 2.5, 20: 2.0, 30: 1.5})
+        said = codes(average(paths, tmp_path / "out"))["different-runs"]
+        assert said == f"{paths[0]} and {paths[1]} are of different trainings: trainer_state.json records other losses at step 20"
+
+    @pytest.mark.parametrize("second", [{10: 2.5, 20: 2.25, 30: 1.5}, {40: 1.0}, {}])
+    def test_nothing_is_said_of_one_training_or_of_what_is_not_recorded(self, steps: Any, tmp_path: Path, second: dict[int, float]) -> None:
+        assert "different-runs" not in codes(average(steps({10: 2.5, 20: 2.25}, second), tmp_path / "out"))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import ORDERED, formula
+from ckpt_cli.averaging.histories import history_notes
 from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.opened import Base
@@ -156,6 +157,7 @@ def _job(
     notes += [note for source in sources for note in source.selection.notes]
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
+    notes += history_notes(paths, labels)
     draft = Draft(
         tuple(components),
         assets,

@@ -91,7 +91,7 @@ class Bar:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Live
 
-        self._clear()
+        self.finish()  # one bar at a time, and none stays
         console = self._session.err()
         wide = console.width >= NARROW
         columns: list[Any] = [

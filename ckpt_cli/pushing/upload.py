@@ -161,17 +161,28 @@ def _url(repo: str, branch: str) -> str:
 
 @contextlib.contextmanager
 def _quiet(hub: Any, *, bars: bool) -> Iterator[None]:
-    """huggingface_hub says nothing meanwhile, but for progress bars where they do not disturb a display of ours."""
+    """huggingface_hub says nothing meanwhile, but for progress bars where they do not disturb a display of ours.
+
+    Bars go away when they are done, as ours do: the result says what was pushed.
+    """
     utils = hub.utils
+    close = utils.tqdm.close
+
+    def vanish(bar: Any) -> None:
+        bar.leave = False
+        close(bar)
+
     disabled, level = utils.are_progress_bars_disabled(), utils.logging.get_verbosity()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         utils.logging.set_verbosity_error()
         if not bars:
             utils.disable_progress_bars()
+        utils.tqdm.close = vanish
         try:
             yield
         finally:
+            utils.tqdm.close = close
             utils.logging.set_verbosity(level)
             if not disabled:
                 utils.enable_progress_bars()

@@ -25,8 +25,9 @@ from ckpt_cli.errors import (
     PartOfSet,
     UsageError,
 )
+from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
 from ckpt_cli.hub.classes.config_counts import mismatches
-from ckpt_cli.hub.classes.fit import KnownClass, compared, known_class
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, compared, known_class
 from ckpt_cli.hub.classes.known_names import FILE, class_names, fitting_class
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load
@@ -730,6 +731,30 @@ class TestAnOutputWithoutWhatWasLeftOut:
         save_file(held, tmp_path / "out" / "model.safetensors")
         missing = [item.tensor for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "missing-tensor"]
         assert missing == ["model.layers.1.self_attn.q_proj.weight"]
+
+
+class TestNamesOfTwoKinds:
+    """are refused with what was compared; experts are only mentioned where there are some of both kinds."""
+
+    SINGLE = "model.layers.0.mlp.experts.1.up_proj.weight"
+
+    @pytest.mark.parametrize(
+        ("mixed", "more", "expected", "hint"),
+        [
+            ("embed.in_proj.weight", ["in_proj.weight"], "the names of the hub, or those in memory", True),
+            ("model.layers.0.mlp.experts.up_proj", [SINGLE], "fused or single experts, as no loader accepts both", True),
+            ("model.layers.0.mlp.experts.up_proj", [], "the names of the hub, or those in memory", True),
+            ("embed.in_proj.weight", [SINGLE], "the names of the hub, or those in memory", False),
+        ],
+    )
+    def test_are_refused(self, mixed: str, more: list[str], expected: str, hint: bool) -> None:
+        fit = Fit("X", "a test", "hub", 2, 3, {} if hint else {"in_proj.weight": (1,)})
+        made = Claim("", fit, (), {} if hint else {"in_proj.weight": "1"}, "X", (mixed,))
+        with pytest.raises(Inconsistent) as refused:
+            refuse_lacking(made, ["model.norm.weight", *more, mixed], None, "hub")
+        assert refused.value.message.startswith("1 tensor has its name in memory, the others have those of the hub, of X")
+        assert refused.value.expected == expected
+        assert refused.value.hint == (f"without these the model is whole: --exclude '{mixed}' leaves them out" if hint else None)
 
 
 class TestWhatIntersectLeavesOut:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -144,11 +145,15 @@ def refuse_lacking(
     ``base`` are the names that could be taken from the base, ``uncommon`` those that --intersect left out.
     """
     if made.mixed:
+        many = "1 tensor has its name" if len(made.mixed) == 1 else f"{len(made.mixed)} tensors have their names"
+        fused = [name for name in made.mixed if _beside_single_experts(name, names)]
+        whole = made.fit is not None and not made.lacking and not made.fit.reshaped
+        others = _globs(list(made.mixed), [name for name in names if name not in made.mixed])
         raise Inconsistent(
-            f"{len(made.mixed)} tensors have another kind of names than the rest: names as trained mixed with hub names, of {made.named}",
+            f"{many} in memory, the others have those of the hub, of {made.named}: {few(grouped(made.mixed), 3)}",
             tensor=made.mixed[0],
-            expected="one kind of names; no loader accepts fused and single experts together",
-            hint="leave one kind out with --exclude",
+            expected="fused or single experts, as no loader accepts both" if fused else "the names of the hub, or those in memory",
+            hint=f"without these the model is whole: {_flags('--exclude', others)} leaves them out" if whole else None,
         )
     if made.fit is not None and len(made.fit.reshaped) > made.fit.fitting:
         (name, (wanted, held)) = next(iter(made.fit.reshaped.items()))
@@ -187,6 +192,13 @@ def refuse_lacking(
         expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and made.fit.expected else None,
         hint=hint,
     )
+
+
+def _beside_single_experts(name: str, names: Collection[str]) -> bool:
+    """Whether a tensor of fused experts has numbered ones beside it."""
+    stack, found, rest = name.rpartition("experts.")
+    single = re.compile(rf"{re.escape(stack + found)}[0-9]+\.")
+    return bool(found) and not rest.split(".")[0].isdigit() and any(map(single.match, names))
 
 
 def _counted(made: Claim, absent: Sequence[str]) -> str:

@@ -14,9 +14,20 @@ from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli.cli.screens.verify import source_fact
-from ckpt_cli.errors import CorruptFile, IncompleteError, Inconsistent, LfsPointer, MissingTensors, NotFound, PartOfSet, UsageError
+from ckpt_cli.errors import (
+    CorruptFile,
+    DifferentTensors,
+    IncompleteError,
+    Inconsistent,
+    LfsPointer,
+    MissingTensors,
+    NotFound,
+    PartOfSet,
+    UsageError,
+)
+from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
 from ckpt_cli.hub.classes.config_counts import mismatches
-from ckpt_cli.hub.classes.fit import KnownClass, compared, known_class
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, compared, known_class
 from ckpt_cli.hub.classes.known_names import FILE, class_names, fitting_class
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load
@@ -707,7 +718,7 @@ class TestAnOutputWithoutWhatWasLeftOut:
         saved, tensors = saved_by(tmp_path)
         less = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.layers.1.")}
         runs = [trained(tmp_path / "a", saved, tensors), trained(tmp_path / "b", saved, less)]
-        ckpt_cli.average(runs, tmp_path / "out", intersect=True)
+        ckpt_cli.average(runs, tmp_path / "out", intersect=True, allow_missing="model.layers.1.*")
         verified = ckpt_cli.verify(tmp_path / "out")
         assert (verified.exit_code, {item.code for item in verified.findings}) == (0, {"left-out"})
 
@@ -720,6 +731,73 @@ class TestAnOutputWithoutWhatWasLeftOut:
         save_file(held, tmp_path / "out" / "model.safetensors")
         missing = [item.tensor for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "missing-tensor"]
         assert missing == ["model.layers.1.self_attn.q_proj.weight"]
+
+
+class TestNamesOfTwoKinds:
+    """are refused with what was compared; experts are only mentioned where there are some of both kinds."""
+
+    SINGLE = "model.layers.0.mlp.experts.1.up_proj.weight"
+
+    @pytest.mark.parametrize(
+        ("mixed", "more", "expected", "hint"),
+        [
+            ("embed.in_proj.weight", ["in_proj.weight"], "the names of the hub, or those in memory", True),
+            ("model.layers.0.mlp.experts.up_proj", [SINGLE], "fused or single experts, as no loader accepts both", True),
+            ("model.layers.0.mlp.experts.up_proj", [], "the names of the hub, or those in memory", True),
+            ("embed.in_proj.weight", [SINGLE], "the names of the hub, or those in memory", False),
+        ],
+    )
+    def test_are_refused(self, mixed: str, more: list[str], expected: str, hint: bool) -> None:
+        fit = Fit("X", "a test", "hub", 2, 3, {} if hint else {"in_proj.weight": (1,)})
+        made = Claim("", fit, (), {} if hint else {"in_proj.weight": "1"}, "X", (mixed,))
+        with pytest.raises(Inconsistent) as refused:
+            refuse_lacking(made, ["model.norm.weight", *more, mixed], None, "hub")
+        assert refused.value.message.startswith("1 tensor has its name in memory, the others have those of the hub, of X")
+        assert refused.value.expected == expected
+        assert refused.value.hint == (f"without these the model is whole: --exclude '{mixed}' leaves them out" if hint else None)
+
+
+class TestWhatIntersectLeavesOut:
+    """is missing where the class needs it, as in a merge; --intersect is not suggested then."""
+
+    @pytest.mark.parametrize("asked", [True, False], ids=["transformers", "shipped names"])
+    @pytest.mark.parametrize("newer", [True, False])
+    def test_a_head_that_one_step_lacks(self, request: pytest.FixtureRequest, tmp_path: Path, asked: bool, newer: bool) -> None:
+        saved, tensors = saved_by(tmp_path)
+        if not asked:
+            request.getfixturevalue("alone")
+        less = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+        runs = [trained(tmp_path / "a", saved, tensors if newer else less), trained(tmp_path / "b", saved, less if newer else tensors)]
+        with pytest.raises(DifferentTensors) as refused:
+            ckpt_cli.average(runs, tmp_path / "out")
+        assert refused.value.hint == "--intersect would leave out lm_head.weight, which the model needs"
+        with pytest.raises(MissingTensors) as missing:
+            ckpt_cli.average(runs, tmp_path / "out", intersect=True)
+        assert "average checkpoints that all have them alike" in str(missing.value.hint)
+        result = ckpt_cli.average(runs, tmp_path / "out", intersect=True, allow_missing="lm_head.*")
+        assert "missing-allowed" in notes(result)
+
+    def test_an_embedding_of_another_shape(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        name = "model.embed_tokens.weight"
+        runs = [trained(tmp_path / "a", saved, {**tensors, name: tensors[name][:-1].clone()}), trained(tmp_path / "b", saved, tensors)]
+        with pytest.raises(MissingTensors, match=re.escape(name)):
+            ckpt_cli.average(runs, tmp_path / "out", intersect=True)
+
+    def test_what_the_class_has_no_place_for_goes(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        runs = [trained(tmp_path / "a", saved, {**tensors, "value.weight": torch.ones(3)}), trained(tmp_path / "b", saved, tensors)]
+        with pytest.raises(DifferentTensors) as refused:
+            ckpt_cli.average(runs, tmp_path / "out")
+        assert refused.value.hint == "pass --intersect to average the 27 tensors that match"
+        ckpt_cli.average(runs, tmp_path / "out", intersect=True)
+        assert load(tmp_path / "out").keys() == load(saved).keys()
+
+    def test_filters_are_the_users_own_choice(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        runs = [trained(tmp_path / n, saved, tensors) for n in "ab"]
+        ckpt_cli.average(runs, tmp_path / "out", exclude="lm_head.weight")
+        assert "lm_head.weight" not in load(tmp_path / "out")
 
 
 class TestWhatAKeyMapLeavesOut:

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 import ckpt_cli
 from ckpt_cli.errors import UsageError
-from ckpt_cli.hub.classes.names import natural_key, unknown_operations
+from ckpt_cli.hub.classes.known_names import class_names
+from ckpt_cli.hub.classes.names import native_names, natural_key, renamed_for_hub, unknown_operations
 from ckpt_cli.hub.classes.rules import FILE, rules_for
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.names import Naming
@@ -184,6 +185,32 @@ class TestTheShippedRules:
         configs = [{"model_type": model_type, "architectures": [kind]} for model_type, kind in built]
         unknown = {config["architectures"][0] for config in configs if (rules := rules_for(config)) and unknown_operations(rules)}
         assert all(re.match("Ernie4_5_VL|Inkling", name) for name in unknown), unknown
+
+    def test_leave_every_name_in_memory_alone(self) -> None:
+        """Expressions for names of the hub match names in memory too: "state_proj" is in "embed_action_time.state_proj"."""
+        changed = []
+        for key in json.loads(FILE.read_text())["models"]:
+            model_type, _, kind = key.partition("/")
+            config = {"model_type": model_type, "architectures": [kind]}
+            rules, known = rules_for(config), class_names(config)
+            if rules is not None and known is not None:
+                names = [name.replace("{}", "0") for name in known.native]
+                changed += [(key, old, new) for old, new in native_names(names, rules).items() if old != new]
+        assert changed == []
+
+    @pytest.mark.parametrize(
+        ("model_type", "kind", "native", "hub"),
+        [
+            ("pi0", "PI0ForConditionalGeneration", "embed_action_time.state_proj.weight", "state_proj.weight"),
+            ("axk1", "AXK1ForCausalLM", "model.layers.0.mlp.post_mlp_layernorm.weight", "model.layers.0.post_mlp_layernorm.weight"),
+            ("dinov3_vit", "DINOv3ViTModel", "model.layer.0.layer_scale2.lambda1", "layer.0.layer_scale2.lambda1"),
+        ],
+    )
+    def test_know_one_tensor_by_both_of_its_names(self, model_type: str, kind: str, native: str, hub: str) -> None:
+        rules = rules_for({"model_type": model_type, "architectures": [kind]})
+        assert rules is not None
+        assert [native_names([name], rules)[name] for name in (native, hub)] == [native, native]
+        assert list(renamed_for_hub({native: ()}, rules)) == [hub]
 
     def test_are_matched_in_the_order_of_transformers(self) -> None:
         from transformers.core_model_loading import dot_natural_key

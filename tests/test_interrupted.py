@@ -341,8 +341,7 @@ class TestProcesses:
         command = ["merge", run, "-o", target, "--max-shard-size", SIZE, "--jobs", "1"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen([sys.executable, "-c", code, *command], env=environment, stderr=subprocess.PIPE, text=True)
-        # One more than is asked for: the newest receipt may still be on its way.
-        while len(finished(target)) < 3 and process.poll() is None:
+        while len(finished(target)) < 2 and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(number)
         said = process.communicate(timeout=60)[1]
@@ -352,7 +351,7 @@ class TestProcesses:
             assert "finished files are kept" in said
             assert f"give them up: rm -r {place_of(target)}" in said
         _, wrote = again(run, target)
-        assert wrote <= FILES - 2
+        assert wrote < FILES  # the newest receipt may have been on its way
         assert content(target) == expected(run, target)
 
     def test_in_place_files_that_were_linked_are_taken_back(self, run: Path) -> None:

@@ -242,3 +242,22 @@ class TestSlices:
     def test_what_is_out_of_range_is_an_index_error(self, key: Any) -> None:
         with pytest.raises(IndexError):
             ckpt_cli.open(EXAMPLE)["model.embed_tokens.weight"][key]
+
+    @pytest.mark.parametrize("library", [numpy.array, torch.tensor], ids=["numpy", "torch"])
+    @pytest.mark.parametrize("values", [[True] * 320, [[True] * 24] * 320, True, [0, 1], [1], [], 1.0], ids=lambda values: str(values)[:12])
+    def test_masks_and_positions_are_an_error_in_words(self, library: Any, values: Any) -> None:
+        """An array of one element is one of positions too, and keeps its dimension."""
+        lazy = ckpt_cli.open(EXAMPLE)["model.embed_tokens.weight"]
+        for key in (library(values), (slice(None), library(values)), (None, library(values), 0)):
+            with pytest.raises(UsageError, match=r"takes integers, slices and '\.\.\.'"):
+                lazy[key]
+
+    @pytest.mark.parametrize("bound", [numpy.array([0, 1]), torch.tensor([0, 1]), torch.tensor(1.5)], ids=str)
+    def test_slices_up_to_several_positions_are_an_error_in_words(self, bound: Any) -> None:
+        with pytest.raises(UsageError, match="not a slice of integers"):
+            ckpt_cli.open(EXAMPLE)["model.embed_tokens.weight"][:bound]
+
+    @pytest.mark.parametrize("integer", [numpy.int64(3), numpy.uint8(3), numpy.array(3), torch.tensor(3)], ids=type)
+    def test_integers_of_any_library_are_integers(self, integer: Any) -> None:
+        lazy = ckpt_cli.open(EXAMPLE)["model.embed_tokens.weight"]
+        assert numpy.array_equal(lazy[integer, integer:].numpy(), lazy.numpy()[3, 3:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpt_cli.errors import DifferentTensors, Unsupported
@@ -36,18 +36,24 @@ def agree(
     intersect: bool = False,
     strict: bool = False,
     quantised: bool = False,
+    needed: Callable[[dict[str, Tensor], Collection[str]], Sequence[str]] = lambda _, __: (),
 ) -> Agreed:
     """Decide about every tensor that the checkpoints ``held`` (name -> tensor, old to new) share.
 
     Floating tensors are averaged; others are copied if they are equal, integers that differ are the newest's (``strict``:
-    refused), quantised weights that differ are refused. Raises DifferentTensors if names, shapes or dtypes differ, unless
+    refused), quantised weights that differ are refused. ``needed`` says which tensors a model of the common ones would lack, of those that
+    are left out: --intersect is no way out then. Raises DifferentTensors if names, shapes or dtypes differ, unless
     ``intersect`` keeps the common part; Unsupported for quantised weights that differ.
     """
     differences = _differences(held, labels)
     common = [name for name in held[-1] if all(name in tensors for tensors in held) and name not in differences]
     if differences and not intersect:
         alike = sum(held[-1][name].dtype.code in BITS for name in common)
-        hints = [f"pass --intersect to average the {plural(alike, 'tensor that matches', 'tensors that match')}"] if alike else []
+        lacking = needed({name: held[-1][name] for name in common}, differences.keys()) if alike else ()
+        matching = plural(alike, "tensor that matches", "tensors that match")
+        hints = [f"pass --intersect to average the {matching}"] if alike and not lacking else []
+        if lacking:
+            hints.append(f"--intersect would leave out {few(lacking, 2)}, which the model needs")
         if all(_castable(name, held) for name in differences):
             hints.append("merge the others with --dtype first")
         raise DifferentTensors(

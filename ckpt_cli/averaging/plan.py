@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import ORDERED, formula
@@ -18,10 +19,11 @@ from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
-from ckpt_cli.drafting.steps import finished
+from ckpt_cli.drafting.steps import compared_claim, finished
 from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
+from ckpt_cli.hub.classes.claims import without_allowed
 from ckpt_cli.hub.megatron.config import vocabulary_size
 from ckpt_cli.hub.settings import differences
 from ckpt_cli.hub.ties import differing_notes
@@ -34,7 +36,7 @@ from ckpt_cli.output.writer import Written
 from ckpt_cli.results.written import AverageSource
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_samples
-from ckpt_cli.tensors.tensor import places_of
+from ckpt_cli.tensors.tensor import Tensor, places_of
 from ckpt_cli.tensors.weighted_sum import Formula
 
 MOST_PAIRED = 32
@@ -143,6 +145,12 @@ def _job(
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
     sources = _with_heads(sources)
+    newest = sources[-1].selection
+
+    def drafted(tensors: dict[str, Tensor], uncommon: Iterable[str], **more: Any) -> Draft:
+        selection = replace(newest, tensors=tensors, **more)
+        return Draft(tuple(components), assets, components[-1].component.tensors, selection, uncommon=frozenset(uncommon))
+
     agreed = agree(
         [source.selection.tensors for source in sources],
         labels,
@@ -150,22 +158,18 @@ def _job(
         intersect=options.intersect,
         strict=options.strict,
         quantised="quantization_config" in assets.config,
+        needed=lambda tensors, others: [*without_allowed(compared_claim(drafted(tensors, others)), options.allow_missing).lacking],
     )
-    newest = sources[-1].selection
     # Those with weight zero are only compared.
     used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
     notes += [note for source in sources for note in source.selection.notes]
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
     notes += history_notes(paths, labels)
-    draft = Draft(
-        tuple(components),
-        assets,
-        components[-1].component.tensors,
-        replace(newest, tensors=agreed.tensors, dropped={**_dropped(newest, agreed), **agreed.dropped}),
-        tuple(notes),
-        agreed.combinations,
-        frozenset(agreed.dropped),
+    draft = replace(
+        drafted(agreed.tensors, agreed.dropped, dropped={**_dropped(newest, agreed), **agreed.dropped}),
+        notes=tuple(notes),
+        combinations=agreed.combinations,
         fused=tuple(digest for source in used if (made := source.opened.made) is not None for digest in made.fused_adapters),
     )
     draft = finished(draft, setting, options.weights_name or setting.style.weights_name(name, [name]))

@@ -82,6 +82,11 @@ class Draft:
         return self.selection.tensors
 
     @property
+    def on_purpose(self) -> set[str]:
+        """Names that were left out because the user named them, which --intersect did not."""
+        return self.selection.on_purpose - self.uncommon
+
+    @property
     def is_adapter(self) -> bool:
         """Whether it is an adapter alone, exported for PEFT."""
         return self.lora is not None and self.lora.outcome == "exported"

@@ -160,7 +160,7 @@ class Job:
 def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
     """Raise MissingTensors or Inconsistent for a draft that a loader of its model would not accept."""
     for draft in drafts:
-        refuse_lacking(draft.claim, draft.tensors, setting.of_base, setting.options.names)
+        refuse_lacking(draft.claim, draft.tensors, setting.of_base, setting.options.names, draft.uncommon)
 
 
 def check_output(

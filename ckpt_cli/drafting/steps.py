@@ -80,7 +80,7 @@ def _carried(draft: Draft, setting: Setting[Options]) -> Draft:
     if held is None or not globs:
         return draft
     alike = named_alike(held, selection.kind, selection.naming, config)
-    carried, notes = carried_tensors(selection.tensors, selection.on_purpose, alike, globs, config)
+    carried, notes = carried_tensors(selection.tensors, draft.on_purpose, alike, globs, config)
     selection = replace(selection, tensors={**selection.tensors, **carried})
     notes += copies_compared(carried.values(), setting)
     return noted(replace(draft, selection=selection, carried=tuple(carried)), notes)
@@ -95,24 +95,30 @@ def _with_dtypes_of_base(draft: Draft, setting: Setting[Options]) -> Draft:
 
 def _claimed(draft: Draft, setting: Setting[Options]) -> Draft:
     """With the report about its names."""
-    selection = draft.selection
-    if has_adapters(selection.tensors):
+    if has_adapters(draft.tensors):
         return replace(draft, claim=Claim("PEFT's, as they are", None, (), {}))
-    claim = claim_for(
-        {name: tensor.shape for name, tensor in selection.tensors.items()},
-        selection.kind,
-        selection.naming,
-        draft.assets.config,
-        on_purpose=selection.on_purpose,
-        change=selection.change,
-        beside=selection.lacking,
-    )
+    claim = compared_claim(draft)
     if not draft.by_base:
         return replace(draft, claim=without_allowed(claim, setting.options.allow_missing))
     # The base decides what belongs to the model, also where its config has a place for more.
     text = f"{len(claim.lacking)} of the tensors of {claim.named} are also missing in the base: {few(list(claim.lacking), 3)}"
     notes = (*claim.notes, Note("warning", "missing-in-base", text)) if claim.lacking else claim.notes
     return replace(draft, claim=replace(claim, lacking={}, notes=notes))
+
+
+def compared_claim(draft: Draft) -> Claim:
+    """What comparing the tensors of a draft with their class says."""
+    selection = draft.selection
+    return claim_for(
+        {name: tensor.shape for name, tensor in draft.tensors.items()},
+        selection.kind,
+        selection.naming,
+        draft.assets.config,
+        on_purpose=draft.on_purpose,
+        change=selection.change,
+        beside=selection.lacking,
+        uncommon=draft.uncommon,
+    )
 
 
 def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:

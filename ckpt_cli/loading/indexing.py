@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import UsageError
@@ -24,8 +26,8 @@ def indexed(tensor: Tensor, key: object) -> Tensor:
         if isinstance(part, slice):
             try:
                 start, stop, step = part.indices(length)
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"{part} is not a slice of integers with a step other than 0", tensor=tensor.name) from error
+            except Exception as error:  # arrays and tensors raise what they like
+                raise UsageError("this is not a slice of integers with a step other than 0", tensor=tensor.name) from error
             if step < 0:
                 raise UsageError("slices of a lazy tensor cannot run backwards", tensor=tensor.name, hint="reverse what numpy() returns")
             if (start, max(start, stop), step) != (0, length, 1):
@@ -36,27 +38,38 @@ def indexed(tensor: Tensor, key: object) -> Tensor:
     return result
 
 
-def _complete(key: object, tensor: Tensor) -> list[object]:
+def _complete(key: object, tensor: Tensor) -> list[Any]:
     """One integer or slice per dimension."""
-    parts: list[object] = list(key) if isinstance(key, tuple) else [key]
+    given = key if isinstance(key, tuple) else (key,)
+    parts = [part if part is Ellipsis or isinstance(part, slice) else _integer(part, tensor) for part in given]
     rank = len(tensor.shape)
     dots = [place for place, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:
         raise UsageError("an index has only one ellipsis", tensor=tensor.name)
     if len(parts) - len(dots) > rank:
         raise OutOfRange(f"{len(parts) - len(dots)} indices for a tensor of shape {list(tensor.shape)}", tensor=tensor.name)
-    rest: list[object] = [slice(None)] * (rank - len(parts) + len(dots))
+    rest = [slice(None)] * (rank - len(parts) + len(dots))
     return [*parts[: dots[0]], *rest, *parts[dots[0] + 1 :]] if dots else [*parts, *rest]
 
 
-def _position(part: object, length: int, tensor: Tensor) -> int:
-    if isinstance(part, bool) or not hasattr(part, "__index__"):
-        text = f"a lazy tensor takes integers, slices and '...' as its index, not {type(part).__name__}"
-        raise UsageError(text, tensor=tensor.name, hint="index what numpy() returns")
-    position = operator.index(part)
+def _position(position: int, length: int, tensor: Tensor) -> int:
     if not -length <= position < length:
         raise OutOfRange(f"index {position} is out of range for a dimension of {length}", tensor=tensor.name)
     return position % length
+
+
+def _integer(part: Any, tensor: Tensor) -> int:
+    """An integer of any library. Raises UsageError for what numpy takes for a mask, a list of positions or a new dimension, and all else.
+
+    Arrays of one element have ``__index__`` too, but keep their dimensions when they are used as an index.
+    """
+    many = isinstance(part, (list, tuple, range)) or getattr(part, "shape", ()) != ()
+    if not many and not isinstance(part, bool) and "bool" not in str(getattr(part, "dtype", "")):
+        with contextlib.suppress(Exception):  # arrays and tensors raise what they like
+            return operator.index(part)
+    kind = f"a mask or an array of positions ({type(part).__name__})" if many else type(part).__name__
+    text = f"a lazy tensor takes integers, slices and '...' as its index, not {kind}"
+    raise UsageError(text, tensor=tensor.name, hint="index what numpy() returns")
 
 
 def parse_index(text: str, shape: Shape) -> tuple[object, ...]:

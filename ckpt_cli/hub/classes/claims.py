@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.config_counts import mismatches
-from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, needs
 from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import Naming, few, foreign_names, plural, printable
@@ -68,11 +69,13 @@ def claim_for(
     on_purpose: Collection[str] = (),
     change: tuple[str, str] = ("", ""),
     beside: Collection[str] = (),
+    uncommon: Collection[str] = (),
 ) -> Claim:
     """Compare a planned output with the class (``kind``) and with the counts in its config.
 
     ``change`` is the prefix that was removed from all names for this, and the one that was added. ``on_purpose`` are names that
-    filters, a key map or --intersect left out: they are not lacking. ``beside`` are names that the model has of which these are an
+    filters or a key map left out: they are not lacking. ``uncommon`` are those that --intersect left out, which proves nothing: they are
+    lacking where the class has them. ``beside`` are names that the model has of which these are an
     average: they are lacking too, unless the tensors of the class are known.
     """
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and kind.has_shapes)
@@ -89,6 +92,8 @@ def claim_for(
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
     if not kind.has_shapes:
+        left_out = [name for name in uncommon if name not in shapes and needs(kind, name)]
+        counted |= dict.fromkeys(left_out, "--intersect leaves it out, and the class has it")
         notes += _unproved(absent, kind) if fit.fitting else ()
         lacking = counted if fit.fitting else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
     else:
@@ -134,18 +139,23 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
     return replace(made, notes=(*made.notes, *notes), lacking=lacking, let_go=tuple(let_go))
 
 
-def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming) -> None:
+def refuse_lacking(
+    made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming, uncommon: Collection[str] = ()
+) -> None:
     """Raise MissingTensors if tensors that a loader needs are missing, Inconsistent if most have other shapes than the config says.
 
-    ``base`` are the names that could be taken from the base.
+    ``base`` are the names that could be taken from the base, ``uncommon`` those that --intersect left out.
     """
     if made.mixed:
+        many = "1 tensor has its name" if len(made.mixed) == 1 else f"{len(made.mixed)} tensors have their names"
+        fused = [name for name in made.mixed if _beside_single_experts(name, names)]
+        whole = made.fit is not None and not made.lacking and not made.fit.reshaped
+        others = _globs(list(made.mixed), [name for name in names if name not in made.mixed])
         raise Inconsistent(
-            f"{plural(len(made.mixed), 'tensor has', 'tensors have')} other names than the rest: "
-            f"names as trained mixed with hub names, of {made.named}",
+            f"{many} in memory, the others have those of the hub, of {made.named}: {few(grouped(made.mixed), 3)}",
             tensor=made.mixed[0],
-            expected="one kind of names; no loader accepts fused and single experts together",
-            hint="leave one kind out with --exclude",
+            expected="fused or single experts, as no loader accepts both" if fused else "the names of the hub, or those in memory",
+            hint=f"without these the model is whole: {_flags('--exclude', others)} leaves them out" if whole else None,
         )
     if made.fit is not None and len(made.fit.reshaped) > made.fit.fitting:
         (name, (wanted, held)) = next(iter(made.fit.reshaped.items()))
@@ -167,6 +177,9 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
         hint = f"{own}rename them with --key-map, or pass --names native to keep them as they are"
         message = f"no tensor has a name of {made.named}"
         details = [f"in the checkpoint: {few(list(names), 3)}", f"in {made.named}: {few(list(made.fit.missing), 3)}"]
+    elif made.lacking.keys() <= set(uncommon):
+        hint = f"average checkpoints that all have them alike; {_flags('--allow-missing', globs)} writes the folder without them"
+        message = _counted(made, absent)
     elif there and len(there) == len(made.lacking):
         hint = f"the base has them: pass {_flags('--carry-from-base', globs)} to take them from there"
         message = _counted(made, absent)
@@ -181,6 +194,13 @@ def refuse_lacking(made: Claim, names: Collection[str], base: Collection[str] | 
         expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and made.fit.expected else None,
         hint=hint,
     )
+
+
+def _beside_single_experts(name: str, names: Collection[str]) -> bool:
+    """Whether a tensor of fused experts has numbered ones beside it."""
+    stack, found, rest = name.rpartition("experts.")
+    single = re.compile(rf"{re.escape(stack + found)}[0-9]+\.")
+    return bool(found) and not rest.split(".")[0].isdigit() and any(map(single.match, names))
 
 
 def _counted(made: Claim, absent: Sequence[str]) -> str:

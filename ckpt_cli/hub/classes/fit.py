@@ -16,7 +16,7 @@ from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
-from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.config import Config, architecture, ties_embeddings
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable
@@ -217,6 +217,13 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     places = {*shapes, *known.tied}
     extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
     return Fit(kind.kind, kind.origin, naming, len(shapes) - len(missing) - len(reshaped), len(shapes), missing, reshaped, extra)
+
+
+def needs(kind: KnownClass, name: str) -> bool:
+    """Whether a class of which only names by pattern are known has a tensor of this name, and neither ties it nor does without it."""
+    tied = kind.rules is not None and ties_embeddings(kind.config, kind.rules.ties)
+    untied = not (tied and _tied_patterns(kind, frozenset({pattern_of(name)[0]})))
+    return kind.knows(name) and untied and not _matches(kind.known.optional, name)
 
 
 def _tied_patterns(kind: KnownClass, wanted: frozenset[str]) -> set[str]:

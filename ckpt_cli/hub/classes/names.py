@@ -116,9 +116,10 @@ class _State:
         return name
 
     def older(self, name: str) -> str:
+        renamed = name
         for renaming in self._rules.older:
-            name, _ = self._apply(renaming, name)
-        return name
+            renamed, _ = self._apply(renaming, renamed)
+        return name if renamed != name and self._rules.in_memory(name, renamed) else renamed
 
     def _apply(self, renaming: Renaming, name: str) -> tuple[str, str | None]:
         prefix, inner = "", name

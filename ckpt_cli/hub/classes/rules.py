@@ -15,8 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.hub.classes.known_names import ClassNames, class_names
 from ckpt_cli.hub.classes.transformers_child import asked_child, installed_version
 from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.name_patterns import pattern_of
 
 FILE = Path(__file__).with_name("rules.json")
 SCHEMA = 2
@@ -51,7 +53,8 @@ class Conversion:
 class HubRules:
     """Everything for one architecture; ``origin`` says where it comes from, ``tied`` maps expressions of names.
 
-    ``older`` turns names of the hub, or of older versions of transformers, into those in memory, which it leaves alone.
+    ``older`` turns names of the hub, or of older versions of transformers, into those in memory. Its expressions may match names in
+    memory too: ``native`` and ``hub`` are the names that tell these apart, by pattern.
     """
 
     architecture: str
@@ -62,6 +65,13 @@ class HubRules:
     ignored: tuple[str, ...]
     tied: Mapping[str, str]
     ties: bool
+    native: frozenset[str] = frozenset()
+    hub: frozenset[str] = frozenset()
+
+    def in_memory(self, name: str, renamed: str) -> bool:
+        """Whether a name that ``older`` would change is one in memory; where it is one of the hub too, only if the new name is none."""
+        pattern = pattern_of(name)[0]
+        return pattern in self.native and (pattern not in self.hub or pattern_of(renamed)[0] not in self.native)
 
 
 def rules_for(config: Config) -> HubRules | None:
@@ -74,7 +84,7 @@ def rules_for(config: Config) -> HubRules | None:
     entry = shipped["models"].get(key)
     if entry is not None and _same_parts(entry[2], config):
         rules = shipped["rules"][entry[0]]
-        return _built(name, f"transformers {shipped['transformers']}", {**rules, "ties": entry[1]})
+        return _built(name, f"transformers {shipped['transformers']}", {**rules, "ties": entry[1]}, class_names(config))
     version = installed_version()
     if version is None or config.get("auto_map") or (key not in shipped["models"] and version == shipped["transformers"]):
         # Custom code is never run, and a class of transformers that has its name is another one.
@@ -83,7 +93,7 @@ def rules_for(config: Config) -> HubRules | None:
     return (
         None
         if compiled is None or "converters" not in compiled
-        else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled)
+        else _built(name, f"transformers {compiled['transformers']}, compiled for this config", compiled, class_names(config))
     )
 
 
@@ -98,7 +108,7 @@ def _same_parts(parts: Mapping[str, str], config: Config) -> bool:
     return all(not isinstance(part, Mapping) or part.get("model_type", parts[name]) == parts[name] for name, part in inner.items())
 
 
-def _built(name: str, origin: str, content: Mapping[str, Any]) -> HubRules:
+def _built(name: str, origin: str, content: Mapping[str, Any], names: ClassNames | None) -> HubRules:
     return HubRules(
         name,
         origin,
@@ -108,6 +118,7 @@ def _built(name: str, origin: str, content: Mapping[str, Any]) -> HubRules:
         tuple(content["ignored"]),
         content["tied"],
         content["ties"],
+        *((names.native, names.hub) if names is not None else ()),
     )
 
 

@@ -26,7 +26,7 @@ from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import Write, printable
 from ckpt_cli.output import plan
-from ckpt_cli.output.interrupted.place import half_published, left_over_bytes
+from ckpt_cli.output.interrupted.place import half_published, left_over_bytes, remove_published
 from ckpt_cli.output.manifest import versions
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import publish_parts, write_part
@@ -127,7 +127,12 @@ def publish(
     done. ``write``: whether files are filled front to back; "auto" where the file system takes nothing else, which a note says.
     Raises OutputError, and what `execute` raises.
     """
-    orders = [_checked(order) for order in orders]
+    try:
+        orders = [_checked(order) for order in orders]
+    except OutputExists:
+        for order in orders if not dry_run else ():
+            remove_published(order.target.folder)
+        raise
     if part is not None and not dry_run:
         return _parts(orders, part, jobs, progress)
     # What an interrupted run left is kept or removed.

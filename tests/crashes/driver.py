@@ -224,16 +224,16 @@ class Stage:
             left = self.left()
             if left and not (ended.code and AGAIN in ended.text):
                 faults.append(f"left {left}")
-        faults += self._again(now, report, tidied=named not in REMOVING or "watch" not in self.scenario.command)
+        faults += self._again(now, report, tidied=killed or named not in REMOVING or "watch" not in self.scenario.command)
         report.faults += [f"{self.scenario.name}, {point} ({named}): {fault}\n{ended.text}" for fault in faults]
 
     def _again(self, now: Tree, report: Report, *, tidied: bool) -> list[str]:
         """Run it again. A watch comes back to no step that is done, so what could not be removed then is not ``tidied``."""
         again = run(self.scenario, self.place)
         if again.code == 5 and "output-exists" in again.text and now == self.new:
-            again = run(self.scenario, self.place, None, "--overwrite")
             if "--in-place" in self.scenario.command:
-                return []
+                return [f"finding the output left {self.left()}"] if self.left() and tidied else []
+            again = run(self.scenario, self.place, None, "--overwrite")
         report.resumed += "interrupted run" in again.text
         if again.code:
             return [f"running it again ended with {again.code}: {again.text}"]

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CastOverflow, CkptError, NoSpace, OutputExists
+from ckpt_cli.errors import CastOverflow, CkptError, NoSpace, NotWritable, OutputExists
 from ckpt_cli.output import target as placing
 from ckpt_cli.output.interrupted.place import MARK, place_of
 from ckpt_cli.output.sinks import files as sinks
@@ -176,6 +176,20 @@ class TestGoingOn:
             ckpt_cli.merge(run / "model.safetensors", in_place=True, weights_name="new.safetensors", **PLAIN)
         assert left.exists() is own
         assert {path.name: path.read_bytes() for path in run.iterdir()} == here
+
+    def test_a_run_whose_place_was_removed_leaves_that_of_another_alone(self, run: Path, tmp_path: Path) -> None:
+        root = place_of(tmp_path / "out")
+
+        class Removing(Silent):
+            def flushing(self) -> None:
+                if not (root / "another").exists():
+                    shutil.rmtree(root)
+                    (root / "another").mkdir(parents=True)
+
+        with pytest.raises(NotWritable):
+            ckpt_cli.merge(run, tmp_path / "out", progress=Removing(), **PLAIN)
+        assert (root / "another").is_dir()
+        assert not (tmp_path / "out").exists()
 
     def test_in_place(self, run: Path) -> None:
         interrupting = Interrupting(3_000_000, KeyboardInterrupt())

@@ -124,7 +124,8 @@ class Staging:
                 for folder in self.target.parent.glob(f".{glob.escape(self.target.name)}{ASIDE}*"):
                     shutil.rmtree(folder, ignore_errors=True)
         if self._place is not None:
-            shutil.rmtree(self._place.root, ignore_errors=True)
+            if self._place.is_held:
+                shutil.rmtree(self._place.root, ignore_errors=True)
             self._place.release()
 
     @property

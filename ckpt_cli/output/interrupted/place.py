@@ -38,6 +38,13 @@ class Place:
     lock: int
     lasting: bool
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder of this name is still the one that was taken: somebody may have removed it, and another run made it anew."""
+        with contextlib.suppress(OSError):
+            return self.lock < 0 or _is(self.root, self.lock)
+        return False
+
     def release(self) -> None:
         """Let go of the folder, which stays unless it was removed."""
         if self.lock >= 0:

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CastOverflow, CkptError, NoSpace
+from ckpt_cli.errors import CastOverflow, CkptError, NoSpace, NotWritable, OutputExists
 from ckpt_cli.output import target as placing
 from ckpt_cli.output.interrupted.place import MARK, place_of
 from ckpt_cli.output.sinks import files as sinks
@@ -174,6 +174,38 @@ class TestGoingOn:
         ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="all", progress=counting)
         assert counting.flushed == 1
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["actor", "critic"]
+
+    @pytest.mark.parametrize("own", [False, True], ids=["all published", "a file of its own"])
+    def test_in_place_and_killed_once_all_is_there(self, own: bool, run: Path) -> None:
+        """No later run will have this place, so whoever finds the output removes what is left; but nothing that has no other name."""
+        before = {path.name for path in run.iterdir()}
+        ckpt_cli.merge(run / "model.safetensors", in_place=True, weights_name="new.safetensors", **PLAIN)
+        left = place_of(run) / "key"
+        left.mkdir(parents=True)
+        for path in run.iterdir():
+            if path.name not in before and path.suffix == ".safetensors":
+                os.link(path, left / path.name)
+        if own:
+            (left / "finished").write_bytes(b"1")
+        here = {path.name: path.read_bytes() for path in run.iterdir()}
+        with pytest.raises(OutputExists):
+            ckpt_cli.merge(run / "model.safetensors", in_place=True, weights_name="new.safetensors", **PLAIN)
+        assert left.exists() is own
+        assert {path.name: path.read_bytes() for path in run.iterdir()} == here
+
+    def test_a_run_whose_place_was_removed_leaves_that_of_another_alone(self, run: Path, tmp_path: Path) -> None:
+        root = place_of(tmp_path / "out")
+
+        class Removing(Silent):
+            def flushing(self) -> None:
+                if not (root / "another").exists():
+                    shutil.rmtree(root)
+                    (root / "another").mkdir(parents=True)
+
+        with pytest.raises(NotWritable):
+            ckpt_cli.merge(run, tmp_path / "out", progress=Removing(), **PLAIN)
+        assert (root / "another").is_dir()
+        assert not (tmp_path / "out").exists()
 
     def test_in_place(self, run: Path) -> None:
         interrupting = Interrupting(3_000_000, KeyboardInterrupt())

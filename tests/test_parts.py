@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, NoSpace, NotFound, OutputExists, UsageError
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, NoSpace, NotFound, OutputExists, Unreadable, UsageError
 from ckpt_cli.files.source import Files
-from ckpt_cli.output import manifest
+from ckpt_cli.output import manifest, parts
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import Published, publish_parts, write_part
 from ckpt_cli.output.parts_folder import MARK, PartsFolder
@@ -238,6 +238,28 @@ class TestTheOutput:
         assert again.tensors == len(plan.tensors)
         assert contents(tmp_path / "out") == expected
         assert not shared.root.exists()
+
+    def test_a_publisher_that_was_killed_while_it_removed_what_stays_behind(
+        self, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_part(plan, "0/1", tmp_path / "out")
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+            published(tmp_path / "out")
+        assert any(".ckpt-tmp-" in path.name for path in tmp_path.iterdir())
+        assert published(tmp_path / "out").tensors == len(plan.tensors)
+        assert not any(".ckpt-" in path.name for path in tmp_path.iterdir())
+
+    def test_a_disk_that_cannot_be_read_is_not_another_file(self, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(_: Path) -> int:
+            raise Unreadable("Input/output error")
+
+        run_part(plan, "0/1", tmp_path / "out")
+        with monkeypatch.context() as patch:
+            patch.setattr(parts, "size_of", broken)
+            with pytest.raises(Unreadable):
+                published(tmp_path / "out")
+        published(tmp_path / "out")
 
     def test_a_publisher_that_was_killed_and_an_output_that_was_removed(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -23,6 +24,8 @@ from torch.distributed.checkpoint._extension import ZStandard
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputInsideSource, UsageError, Watched
+from ckpt_cli.output.interrupted.place import place_of, temporary_name
+from ckpt_cli.watching.lock import only_watch
 from ckpt_cli.watching.watched_run import Listener
 from tests.cli import ROOT, ckpt
 
@@ -267,13 +270,47 @@ class TestAgain:
         assert len(began) == 20
         until(lambda: not any(map(alive, began)), "the end of all commands")
 
-    def test_a_line_that_was_cut_off_is_no_event(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+    @pytest.mark.parametrize("cut", [1, 2, 30])
+    def test_a_line_that_was_cut_off_is_no_event(self, cut: int, run: Path, tmp_path: Path) -> None:
+        """Not even if what is left of it ends with a brace, and another line follows."""
+        ckpt_cli.watch(run, tmp_path / "out", once=True, include=["*"])
         path = tmp_path / "out" / "watch.jsonl"
-        path.write_bytes(path.read_bytes()[:-30])
+        whole = path.read_bytes().splitlines()
+        path.write_bytes(whole[0] + b"\n" + whole[1][:-cut])
+        ckpt_cli.watch(run, tmp_path / "out", once=True, include=["*"])
+        ckpt_cli.watch(run, tmp_path / "out", once=True, include=["*"])
+        assert [json.loads(line)["step"] for line in path.read_bytes().splitlines() if line not in whole[1][:-cut]] == [100, 200]
+
+    def test_lines_are_whole_where_writes_are_not(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.write
+        monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2 + 1]))
         ckpt_cli.watch(run, tmp_path / "out", once=True)
-        lines = path.read_text().splitlines()
-        assert [json.loads(line)["step"] for line in (lines[0], lines[2])] == [100, 200]
+        assert [json.loads(line)["step"] for line in (tmp_path / "out" / "watch.jsonl").read_bytes().splitlines()] == [100, 200]
+
+    def test_what_a_killed_watch_left_of_steps_that_are_done_is_removed(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        (tmp_path / "out" / "watch.jsonl").unlink()
+        left = place_of(tmp_path / "out" / "step-100")
+        left.mkdir()
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        assert not left.exists()
+
+    def test_what_a_killed_watch_had_begun_to_remove_is_removed(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        aside = temporary_name(tmp_path / "out" / "step-100")
+        (tmp_path / "out" / "step-100").rename(aside)
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1)
+        assert [event.event for event in result.events] == ["removed"]
+        assert not aside.exists()
+
+    def test_the_lock_needs_no_room(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        (tmp_path / "out").mkdir()
+        monkeypatch.setattr(os, "pwrite", full)
+        with only_watch(tmp_path / "out"), pytest.raises(Watched), only_watch(tmp_path / "out"):
+            pass
 
     def test_a_journal_of_something_else_is_refused(self, run: Path, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()

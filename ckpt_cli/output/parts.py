@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, reading
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, NotWritable, Unreadable, reading
 from ckpt_cli.files.crc32 import combined, crc_of_content
 from ckpt_cli.files.descriptors import MadeFrom
 from ckpt_cli.files.folders import entries_in, files_in
@@ -31,12 +31,14 @@ from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.safetensors_file import read_header
 from ckpt_cli.files.source import Files, Watched, read_small, size_of
 from ckpt_cli.names import few
+from ckpt_cli.output.interrupted.place import remove_leftovers
 from ckpt_cli.output.part import MAX_PARTS, Part
 from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Record, Whole
 from ckpt_cli.output.plan import Plan, known_checksums
 from ckpt_cli.output.share import cutting, share_of
+from ckpt_cli.output.sinks.files import takes_positions
 from ckpt_cli.output.staging import Staging, sync_folder
-from ckpt_cli.output.target import check_target
+from ckpt_cli.output.target import check_target, remove_empty
 from ckpt_cli.output.writer import Written, output_errors, write_share
 from ckpt_cli.progress import Progress
 
@@ -79,6 +81,10 @@ def write_part(
     shared, share = PartsFolder(target, plan.digest), share_of(plan, part)
     with output_errors(target):
         shared.output.mkdir(parents=True, exist_ok=True)
+        if not takes_positions(shared.root):
+            remove_empty((shared.root, shared.output))
+            message = "the file system only appends to files, and parts are written to their positions in them"
+            raise NotWritable(message, path=target, hint="leave out --part, or choose another place with -o")
         done = write_share(share, shared.output, jobs=jobs, progress=progress)
         if approve is not None:
             approve(done.written)
@@ -150,6 +156,7 @@ def publish_parts(targets: Sequence[Path], *, digests: Sequence[str] = (), overw
         for target, shared in zip(targets, found, strict=True):
             if shared is not None and shared.has_its_name:
                 shared.remove()
+            remove_leftovers(target)
             if shared is None or not shared.root.is_dir():
                 outputs.append(_there_before(target))
                 continue
@@ -305,6 +312,8 @@ def _check_files(shared: PartsFolder, whole: Whole, side_files: Mapping[str, int
             path = shared.output / name
             try:
                 right = size_of(path) == size and zlib.crc32(opened.source(path).read(0, length)) == crc
+            except Unreadable:
+                raise
             except CkptError:
                 right = False
             if not right:
@@ -318,6 +327,8 @@ def _check_files(shared: PartsFolder, whole: Whole, side_files: Mapping[str, int
             path = shared.output / name
             try:
                 right = crc_of_content(path, opened) == crc
+            except Unreadable:
+                raise
             except CkptError:
                 right = False
             if not right:

@@ -16,6 +16,7 @@ from ckpt_cli.files.descriptors import MadeFrom
 from ckpt_cli.files.folders import entries_in
 from ckpt_cli.files.source import read_small
 from ckpt_cli.output.interrupted.place import MARK as STAGED
+from ckpt_cli.output.interrupted.place import temporary_name
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.staging import sync_folder
 from ckpt_cli.output.writer import copy_side_file, write_bytes
@@ -124,11 +125,15 @@ class PartsFolder:
             return None
 
     def remove(self) -> None:
-        """Remove the folder: the records first, so that nothing takes what is left for parts of an output."""
+        """Remove the folder, under another name, so that nothing ever takes what is left for parts of an output."""
+        root = self.root
         with contextlib.suppress(OSError):
-            for path in self.root.glob("part-*.json"):
+            root = root.rename(temporary_name(self.target))
+        # Where folders cannot be renamed the records go first.
+        with contextlib.suppress(OSError):
+            for path in root.glob("part-*.json"):
                 path.unlink()
-            shutil.rmtree(self.root)
+            shutil.rmtree(root)
 
 
 def _inode(folder: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.dtypes import overflow_hint
-from ckpt_cli.errors import CastOverflow, CkptError, NotWritable, OutputExists, Unreadable
+from ckpt_cli.errors import CastOverflow, CkptError, OutputExists, Unreadable
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.remote.source import MEMORY
 from ckpt_cli.files.source import Watched, size_of
@@ -26,17 +26,16 @@ from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import Write, plural, printable
 from ckpt_cli.output import plan
-from ckpt_cli.output.interrupted.place import half_published, left_over_bytes
+from ckpt_cli.output.interrupted.place import half_published, left_over_bytes, remove_published
 from ckpt_cli.output.manifest import versions
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import publish_parts, write_part
-from ckpt_cli.output.sinks.files import takes_positions
 from ckpt_cli.output.sinks.in_store import FolderInStore
 from ckpt_cli.output.sinks.sink import Output
 from ckpt_cli.output.sinks.upload import BATCH
 from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
-from ckpt_cli.output.writer import Written, execute, lanes_of, output_errors
+from ckpt_cli.output.writer import Written, execute, lanes_of
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.written import ClassComparison, FileInfo, PartDone
 from ckpt_cli.tensors.component import Note
@@ -128,7 +127,12 @@ def publish(
     done. ``write``: whether files are filled front to back; "auto" where the file system takes nothing else, which a note says.
     Raises OutputError, and what `execute` raises.
     """
-    orders = [_checked(order) for order in orders]
+    try:
+        orders = [_checked(order) for order in orders]
+    except OutputExists:
+        for order in orders if not dry_run else ():
+            remove_published(order.target.folder)
+        raise
     if part is not None and not dry_run:
         return _parts(orders, part, jobs, progress)
     # What an interrupted run left is kept or removed.
@@ -159,10 +163,6 @@ def _parts(orders: Sequence[Order], part: Part, jobs: int | None, progress: Prog
     """Write one part of each order; the last part of a launched run publishes all of them."""
     for order in orders:
         make_parents(order.target.folder)
-        with output_errors(order.target.folder):
-            if not takes_positions(order.target.folder.parent):
-                message = "the file system only appends to files, and parts are written to their positions in them"
-                raise NotWritable(message, path=order.target.folder, hint="leave out --part, or choose another place with -o")
     free = check_space({order.target.folder: order.bytes_written // part.count for order in orders}, _space_hint(orders))
     written = [
         write_part(

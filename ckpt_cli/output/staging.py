@@ -26,7 +26,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, NoMemory, NoSpace, NotWritab
 from ckpt_cli.files import manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.names import Write
-from ckpt_cli.output.interrupted.place import HOLDER, MARK, Place, half_published, remove_leftovers, take, temporary_name
+from ckpt_cli.output.interrupted.place import HOLDER, MARK, RECEIPTS, Place, half_published, remove_leftovers, take, temporary_name
 from ckpt_cli.output.sinks.files import PositionedFile, SequentialFile, takes_positions
 from ckpt_cli.output.sinks.sink import Sink
 from ckpt_cli.output.writer import output_errors, write_bytes
@@ -124,13 +124,14 @@ class Staging:
                 for folder in self.target.parent.glob(f".{glob.escape(self.target.name)}{ASIDE}*"):
                     shutil.rmtree(folder, ignore_errors=True)
         if self._place is not None:
-            shutil.rmtree(self._place.root, ignore_errors=True)
+            if self._place.is_held:
+                shutil.rmtree(self._place.root, ignore_errors=True)
             self._place.release()
 
     @property
     def _receipts(self) -> Path | None:
         """The folder of the receipts; None if this output is not written for a run that goes on."""
-        return self._place.root / f"{self._key}.receipts" if self._place is not None and self._key is not None else None
+        return self._place.root / f"{self._key}{RECEIPTS}" if self._place is not None and self._key is not None else None
 
     @property
     def resumable(self) -> bool:

@@ -16,7 +16,7 @@ class WatchEvent(Frozen):
     written, as far as they were given (None in journals of older versions), ``warnings`` what was said.
     ``pushed``: the output is in a repository of the Hub, or (``exit_code``) could not be pushed, with the code and text of the error.
     ``ran``: the command for it ended with ``exit_code``, and its last JSON line is ``metrics``. ``failed``: nothing was written, with
-    the code and text of the error. ``removed``: ``--keep`` removed the output. ``time`` is in ISO 8601, UTC.
+    the code and text of the error and what to do (``hint``). ``removed``: ``--keep`` removed the output. ``time`` is in ISO 8601, UTC.
     """
 
     event: Literal["made", "pushed", "ran", "failed", "removed"]
@@ -37,6 +37,7 @@ class WatchEvent(Frozen):
     warnings: tuple[str, ...] = ()
     error: str | None = None
     message: str | None = None
+    hint: str | None = None
 
 
 class WatchResult(Frozen):

@@ -60,7 +60,9 @@ class Journal:
                 size = os.fstat(fd).st_size
                 if size and os.pread(fd, 1, size - 1) != b"\n":
                     line = b"\n" + line
-                os.write(fd, line)
+                done = 0
+                while done < len(line):
+                    done += os.write(fd, line[done:])
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -99,9 +101,10 @@ def _events(path: Path) -> Iterator[WatchEvent]:
             continue
         try:
             yield WatchEvent.model_validate_json(line)
-        except ValidationError:
-            # Only the end of a line that a kill cut off may be anything.
-            if number == len(lines) or not line.rstrip().endswith(b"}"):
+        except ValidationError as error:
+            # Only the end of a line that a kill or a full disk cut off may be anything.
+            is_cut = not line.rstrip().endswith(b"}") or "EOF while parsing" in error.errors()[0]["msg"]
+            if number == len(lines) or is_cut:
                 continue
             hint = "move it away to begin anew"
             raise CorruptFile(f"line {number} was not written by ckpt watch", path=path, hint=hint) from None

@@ -35,8 +35,10 @@ def only_watch(folder: Path) -> Iterator[None]:
             raise Watched(f"another watch writes here{who}", path=folder, hint="let it go on, or choose another -o") from None
         except OSError as error:
             raise NotWritable(f"the folder cannot be locked: {error.strerror}", path=path, hint="choose another disk with -o") from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        # Who holds it is only told to others: on a full disk the lock is held without that.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         yield
     finally:
         os.close(fd)

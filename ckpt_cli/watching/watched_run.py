@@ -17,7 +17,7 @@ from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, NotRecognised, OutputExists, SourceChanged, UsageError
 from ckpt_cli.files.folders import FileState
 from ckpt_cli.files.manifest import foreign_entries, read_manifest
-from ckpt_cli.output.interrupted.place import temporary_name
+from ckpt_cli.output.interrupted.place import remove_leftovers, temporary_name
 from ckpt_cli.pushing import card
 from ckpt_cli.pushing.destination import Destination
 from ckpt_cli.results.watch import WatchEvent
@@ -164,6 +164,8 @@ class WatchedRun:
                 result = self.make(self.path, steps, output, overwrite=True, dry_run=True)
                 if not _is_output_of(result, output):
                     raise OutputExists("something else than would be written now has this name: move it away", path=output) from None
+                for each in result.outputs:
+                    remove_leftovers(Path(each.output))
         except UNFINISHED as error:
             self._unfinished.add(step)
             self._wait(step, short_reason(error))
@@ -174,7 +176,8 @@ class WatchedRun:
             if self._failed.get(step) != error.message:
                 self._failed[step] = error.message
                 text = ": ".join(filter(None, (error.message, error.path)))
-                self._tell("failed", step, output, time.monotonic() - started, exit_code=error.exit_code, error=error.code, message=text)
+                said = {"exit_code": error.exit_code, "error": error.code, "message": text, "hint": error.advice}
+                self._tell("failed", step, output, time.monotonic() - started, **said)
             return False
         self.waiting.pop(step, None)
         self._failed.pop(step, None)
@@ -304,3 +307,5 @@ def _remove(folder: Path) -> None:
         aside = temporary_name(folder)
         os.rename(folder, aside)
         shutil.rmtree(aside, ignore_errors=True)
+    # Of a watch that was killed right here: nothing else would ever look at this name again.
+    remove_leftovers(folder)

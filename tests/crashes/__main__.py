@@ -21,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, help="crash at every N-th call")
     parser.add_argument("--in", type=Path, dest="place", help="where it is done")
+    parser.add_argument("--only", action="append", help="a scenario (repeatable); default: all")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.place) as folder:
         work = Path(folder).resolve()
@@ -28,7 +29,7 @@ def main() -> int:
         if made is None:
             print("this needs a C compiler and LD_PRELOAD on Linux")
             return 2
-        report = campaign(work, made, every=options.every)
+        report = campaign(work, made, every=options.every, only=options.only)
     print(f"{report.runs} crashes; {report.resumed} runs went on with finished files; exit codes {report.codes}")
     print("calls of runs that do not crash:", ", ".join(f"{count} {name}" for name, count in sorted(report.calls.items())))
     print(*report.faults, sep="\n")

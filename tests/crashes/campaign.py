@@ -34,10 +34,12 @@ def library(folder: Path) -> Path | None:
 
 
 def scenarios(work: Path) -> list[dict[str, Any]]:
-    """Outputs of several files: new, in place of an old one, of two components, in place, front to back, and averages."""
+    """Outputs of several files: new, in place of old ones, of two components, in place, front to back, averages, state, parts, watches."""
     for step in (1, 2):
         tiny.verl(work / "run", tiny.weights(step), tiny.unknown(), step=step)
         tiny.verl(work / "run", tiny.weights(10 + step), tiny.unknown(), step=step, role="ref")
+        state = {"lr_scheduler": {"last_epoch": step}, "rng": {"cpu": torch.arange(100)}}
+        torch.save(state, work / "run" / f"global_step_{step}" / "actor" / "extra_state_world_size_1_rank_0.pt")
     hub = tiny.folder(work / "hub", tiny.weights(5), tiny.unknown())
     # As large as what the system copies by itself, and beside them what is assembled.
     large = {f"{i}.weight": torch.full((300, 300), float(i)) for i in range(3)} | {"bias": torch.ones(5)}
@@ -48,11 +50,18 @@ def scenarios(work: Path) -> list[dict[str, Any]]:
     old.mkdir()
     place.mkdir()
     shutil.copytree(work / "run" / "global_step_2" / "actor", place / "actor")
-    _run("merge", str(work / "run"), "--type", "actor", "--step", "1", "-o", str(old / "out"), *small)
-    run = str(work / "run")
+    run, parts, replacing = str(work / "run"), work / "parts", work / "replacing"
+    actor, plain = ("merge", run, "--type", "actor"), ("--progress", "off", "--verbose")
+    _run(*actor, "--step", "1", "-o", str(old / "out"), *small)
+    for folder, part in ((parts, "0/2"), (replacing, "0/2"), (replacing, "1/2")):
+        if folder is replacing and not folder.exists():
+            shutil.copytree(old, folder)
+        _run(*actor, "-o", str(folder / "out"), "--part", part, "--overwrite", *small)
 
-    def of(name: str, before: Path, *command: str, lacking: str = "") -> dict[str, Any]:
-        return {"name": name, "before": str(before), "command": [*command, *small], "lacking": lacking}
+    def of(
+        name: str, before: Path, *command: str, lacking: str = "", options: Sequence[str] = small, then: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        return {"name": name, "before": str(before), "command": [*command, *options], "lacking": lacking, "then": [*then]}
 
     return [
         of("merge", empty, "merge", run, "--type", "actor", "-o", "PLACE/out"),
@@ -64,6 +73,13 @@ def scenarios(work: Path) -> list[dict[str, Any]]:
         of("average, overwriting", old, "average", run, "--all", "--type", "actor", "-o", "PLACE/out", "--overwrite"),
         of("copies", empty, "merge", str(work / "large.safetensors"), "-o", "PLACE/out"),
         of("copies through memory", empty, "merge", str(work / "large.safetensors"), "-o", "PLACE/out", lacking="copy_file_range"),
+        of("with state", empty, *actor, "-o", "PLACE/out", "--with-state"),
+        of("state", empty, "extract-state", run, "--type", "actor", "-o", "PLACE/out", options=plain),
+        of("part", parts, *actor, "-o", "PLACE/out", "--part", "1/2", "--overwrite", then=("publish", "PLACE/out")),
+        of("first part", parts, *actor, "-o", "PLACE/out", "--part", "0/1", "--overwrite"),
+        of("publish", replacing, "publish", "PLACE/out", "--overwrite", options=plain),
+        of("watch", empty, "watch", run, "--once", "--settle", "0", "--since", "2", "--type", "actor", "-o", "PLACE/out"),
+        of("watch, keeping one", empty, "watch", run, "--once", "--settle", "0", "--keep", "1", "--type", "actor", "-o", "PLACE/out"),
         of("without exchange", old, "average", run, "--all", "--type", "actor", "-o", "PLACE/out", "--overwrite", lacking="renameat2"),
     ]
 
@@ -76,11 +92,12 @@ def campaign(
     failures: Sequence[int] = (KILL, SHORT, *FAILURES),
     forever: Sequence[bool] = (False, True),
     limits: Sequence[int] = LIMITS,
+    only: Sequence[str] | None = None,
 ) -> Report:
-    """Crash at every ``every``-th call with each of the failures."""
+    """Crash at every ``every``-th call of the scenarios (or ``only`` some) with each of the failures."""
     (work / "driven").mkdir()
     spec = {
-        "scenarios": scenarios(work),
+        "scenarios": [each for each in scenarios(work) if only is None or each["name"] in only],
         "work": str(work / "driven"),
         "every": every,
         "failures": list(failures),

@@ -11,12 +11,13 @@ import errno
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ KILL, SHORT = 0, -1
 REMOVING = ("unlink", "rmdir", "read-open")
 """Calls that tidy up: whether these can fail is not up to ckpt, so something may stay until the next run."""
 
+TIMES = re.compile(rb', "(time|seconds)": ("[^"]*"|[0-9.e-]+)')
 AGAIN = "run the same command again"
+JOURNAL = "watch.jsonl"
 MANIFEST = "ckpt-manifest.json"
 HIDDEN, ASIDE = ".ckpt-", ".ckpt-old-"
 Tree = dict[str, bytes]
@@ -54,12 +57,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command that writes into the folder PLACE; ``before`` is what stands there at its start, ``lacking`` calls the system has not."""
+    """A command that writes into the folder PLACE; ``before`` is what stands there at its start, ``lacking`` calls the system has not.
+
+    ``then`` is a command that shows what the first one wrote, where users see nothing of it yet.
+    """
 
     name: str
     command: list[str]
     before: str
     lacking: str = ""
+    then: Sequence[str] = ()
 
 
 @dataclass
@@ -116,7 +123,21 @@ def run(scenario: Scenario, place: Path, point: Point | None = None, *more: str)
 
 
 def tree(place: Path) -> Tree:
-    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+    return {str(path.relative_to(place)): _content(path) for path in sorted(place.rglob("*")) if path.is_file()}
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; of a journal its whole lines in any order, without failures, and when and how fast it was."""
+    if path.name != JOURNAL:
+        return path.read_bytes()
+    lines = (line for line in path.read_bytes().splitlines() if _is_whole(line) and b'"failed"' not in line)
+    return b"\n".join(sorted(TIMES.sub(b"", line) for line in lines))
+
+
+def _is_whole(line: bytes) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(json.loads(line))
+    return False
 
 
 def hidden(place: Path) -> list[str]:
@@ -145,15 +166,32 @@ class Stage:
             raise SystemExit(f"{scenario.name}: {done.text}")
         self.calls = done.calls
         self.old, self.new = seen(self.before), seen(self.place)
+        self.staying = {*hidden(self.before), *hidden(self.place)}
+        self.shown = self.show()
 
     def fresh(self) -> None:
         shutil.rmtree(self.place, ignore_errors=True)
         shutil.copytree(self.before, self.place)
 
+    def left(self) -> list[str]:
+        """Temporary files and folders that a run should have removed."""
+        return [name for name in hidden(self.place) if name not in self.staying]
+
+    def show(self) -> Tree:
+        """What is there after the second command, if there is one."""
+        if self.scenario.then and (then := run(replace(self.scenario, command=list(self.scenario.then)), self.place)).code:
+            return {"error": then.text.encode()}
+        return seen(self.place)
+
     def is_intact(self, now: Tree, text: str, *, killed: bool, forever: bool) -> bool:
         """Whether what a failure left is what was there, or if nothing could be undone any more, the output."""
         if now == self.old or ((killed or forever) and now == self.new):
             return True
+        # Outputs of a watch appear step by step, each before its line in the journal: without the line the next watch looks at it again.
+        if "watch" in self.scenario.command:
+            whole, there = _by_folder(self.new), _by_folder(now)
+            names = [files.keys() for files in whole.values()]
+            return all(files == whole.get(folder, files) and files.keys() in names for folder, files in there.items())
         # In place, files get their names one by one, the manifest last; the next run takes them back.
         if "--in-place" in self.scenario.command and (killed or forever) and not any(MANIFEST in name for name in now):
             return now.items() <= self.new.items() and self.old.items() <= now.items()
@@ -183,26 +221,29 @@ class Stage:
             faults.append("the error does not say what to do")
         named = ended.calls[point.at - 1][1] if 0 < point.at <= len(ended.calls) else ""
         if not killed and not point.forever and named not in REMOVING:
-            left = hidden(self.place)
+            left = self.left()
             if left and not (ended.code and AGAIN in ended.text):
                 faults.append(f"left {left}")
-        faults += self._again(now, report)
+        faults += self._again(now, report, tidied=killed or named not in REMOVING or "watch" not in self.scenario.command)
         report.faults += [f"{self.scenario.name}, {point} ({named}): {fault}\n{ended.text}" for fault in faults]
 
-    def _again(self, now: Tree, report: Report) -> list[str]:
+    def _again(self, now: Tree, report: Report, *, tidied: bool) -> list[str]:
+        """Run it again. A watch comes back to no step that is done, so what could not be removed then is not ``tidied``."""
         again = run(self.scenario, self.place)
         if again.code == 5 and "output-exists" in again.text and now == self.new:
-            again = run(self.scenario, self.place, None, "--overwrite")
             if "--in-place" in self.scenario.command:
-                return []
+                return [f"finding the output left {self.left()}"] if self.left() and tidied else []
+            again = run(self.scenario, self.place, None, "--overwrite")
         report.resumed += "interrupted run" in again.text
         if again.code:
             return [f"running it again ended with {again.code}: {again.text}"]
         faults = []
         if seen(self.place) != self.new:
             faults.append(f"running it again wrote something else: {_difference(seen(self.place), self.new)}")
-        if hidden(self.place):
-            faults.append(f"running it again left {hidden(self.place)}")
+        if self.left() and tidied:
+            faults.append(f"running it again left {self.left()}")
+        if self.scenario.then and (shown := self.show()) != self.shown:
+            faults.append(f"what it wrote is something else: {_difference(shown, self.shown)} {shown.get('error', b'').decode()}")
         return faults
 
 
@@ -214,6 +255,15 @@ def _warm_up(command: Sequence[str], place: Path) -> None:
         stack.enter_context(contextlib.redirect_stderr(nothing))
         stack.enter_context(contextlib.suppress(SystemExit))
         main([word.replace("PLACE", str(place)) for word in command])
+
+
+def _by_folder(tree: Tree) -> dict[str, Tree]:
+    """The files of each output of a watch."""
+    folders: dict[str, Tree] = {}
+    for path, content in tree.items():
+        if not path.endswith(JOURNAL):
+            folders.setdefault(os.path.dirname(path), {})[os.path.basename(path)] = content
+    return folders
 
 
 def _difference(now: Tree, expected: Tree) -> str:

@@ -33,10 +33,14 @@ class Screen:
         """A line about an event: the step first, then what was done."""
         from rich.text import Text
 
+        from ckpt_cli.cli.words.hints import fitting
+
         if self.session.json:
             return
         if event.error is not None:
             self.session.labelled(f"error[{event.error}]", BAD, f"{self._step(event.run, event.step)}: {event.message}")
+            if (hint := fitting(event.hint, "watch")) is not None:
+                self.session.labelled("  hint", None, hint)
             return
         for warning in event.warnings if self.session.quiet < 2 else ():
             if warning not in self.told:

@@ -25,6 +25,7 @@ from ckpt_cli.files import manifest
 MARK = ".ckpt-tmp-"
 STAGING = "staging"
 HOLDER = "holder"
+RECEIPTS = ".receipts"
 TRIES, PAUSE = 10, 0.02
 """How often, and after how many seconds, a lock is tried again: others hold it for a moment when they only look."""
 
@@ -36,6 +37,13 @@ class Place:
     root: Path
     lock: int
     lasting: bool
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder of this name is still the one that was taken: somebody may have removed it, and another run made it anew."""
+        with contextlib.suppress(OSError):
+            return self.lock < 0 or _is(self.root, self.lock)
+        return False
 
     def release(self) -> None:
         """Let go of the folder, which stays unless it was removed."""
@@ -124,12 +132,28 @@ def left_over_bytes(target: Path) -> int:
 
 def half_published(target: Path) -> list[Path]:
     """Files in an existing folder that a run which was killed gave their names there, before the manifest made them an output."""
+    if os.path.lexists(target / manifest.NAME):
+        return []
     linked: list[Path] = []
     for staged in place_of(target).glob("*/*"):
         with contextlib.suppress(OSError):
             if os.path.samestat(os.lstat(staged), os.lstat(target / staged.name)):
                 linked.append(target / staged.name)
-    return [] if target / manifest.NAME in linked else linked
+    return linked
+
+
+def remove_published(target: Path) -> None:
+    """Remove what a run left that was killed once its output was whole, where no later run will have this place.
+
+    Files that have no other name stay: they are of a run that can go on.
+    """
+    if not os.path.lexists(target / manifest.NAME):
+        return
+    for folder in _leftovers(target):
+        staged = [path for path in folder.glob("*/*") if path.parent.suffix != RECEIPTS]
+        with contextlib.suppress(OSError):
+            if all(os.path.samestat(os.lstat(path), os.lstat(target / path.name)) for path in staged):
+                shutil.rmtree(folder)
 
 
 def _leftovers(target: Path) -> Iterator[Path]:

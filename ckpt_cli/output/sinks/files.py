@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import uuid
 from pathlib import Path
 from types import TracebackType
 
@@ -104,7 +105,8 @@ class SequentialFile(FrontToBack, _File):
 
 def takes_positions(folder: Path) -> bool:
     """Whether files in a folder can be written at any position, which one small file tells. Raises OSError if writing fails."""
-    path = folder / f".ckpt-probe-{os.getpid()}"
+    # Not the process id: parts in containers share a folder, and may have the same one.
+    path = folder / f".ckpt-probe-{uuid.uuid4().hex[:12]}"
     try:
         fd = os.open(path, os.O_WRONLY | os.O_EXCL | FLAGS, 0o666)
         try:

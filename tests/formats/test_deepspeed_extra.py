@@ -43,6 +43,37 @@ class TestSecondNames:
         (text,) = (note.text for note in result.checkpoint.notes if note.code == "frozen-left-out")
         assert text.startswith("f2.weight, fz2: named but not stored")
 
+    @pytest.mark.parametrize("case", ["z2-bf16-w4-frozen", "z2-fp32-w2", "z3-bf16-w2"])
+    def test_frozen_ones_of_one_name_that_were_left_out_are_said_to_be_so(self, case: str, copy: Copy, tmp_path: Path) -> None:
+        """What DeepSpeed writes with exclude_frozen_parameters: None instead of their list, and a module without them."""
+        folder = copy("deepspeed", case)
+        wanted = load(folder / "expected.safetensors")
+        for path in (folder / "run").rglob("*_model_states.pt"):
+            with changed(path) as content:
+                frozen = set(content["frozen_param_shapes"])
+                content |= {"frozen_param_shapes": None, "frozen_param_fragments": None}
+                for name in frozen:
+                    del content["module"][name]
+        assert frozen
+        for kind in ("model", "weights16") if case == "z2-bf16-w4-frozen" else ("model",):
+            result = ckpt_cli.merge(folder / "run", tmp_path / kind, type=kind)
+            (text,) = (note.text for note in result.checkpoint.notes if note.code == "frozen-left-out")
+            assert "exclude_frozen_parameters" in text
+            assert load(tmp_path / kind).keys() == wanted.keys() - frozen
+
+    @pytest.mark.parametrize("case", ["z0-bf16-w2", "z1-bf16-w2", "z1-bf16opt-w2", "z2-bf16-w2-roundrobin", "z3-fp16-w2-lossscale"])
+    def test_where_nothing_is_frozen_nothing_is_said_of_it(self, case: str, data: Path) -> None:
+        assert "frozen-left-out" not in {note.code for note in ckpt_cli.detect(data / "deepspeed" / case / "run").checkpoint.notes}
+
+    def test_that_adapters_were_saved_without_their_model_is_no_news(self, copy: Copy) -> None:
+        folder = copy("deepspeed", "lora-z3-w2-nofrozen")
+        for path in (folder / "run").rglob("*_model_states.pt"):
+            with changed(path) as content:
+                for name in ("model.embed_tokens", "lm_head"):
+                    content["module"].pop(f"base_model.model.{name}.weight", None)
+                content["shared_params"] = {}
+        assert "frozen-left-out" not in {note.code for note in ckpt_cli.detect(folder / "run").checkpoint.notes}
+
     @pytest.mark.parametrize("lost", ["b2.bias", "f2.weight"])
     def test_a_placeholder_of_no_parameter_is_refused(self, lost: str, copy: Copy, tmp_path: Path) -> None:
         """What it is another name of is not known where it has a storage of its own, as every empty tensor has that torch loaded."""

@@ -50,11 +50,6 @@ class ModelStates:
     fragments: Mapping[str, StoredTensor]
     shared: Mapping[str, str]
 
-    @property
-    def lacks_frozen(self) -> bool:
-        """Whether frozen parameters, if there are any, were left out when saving."""
-        return self.entries.get("frozen_param_shapes") is None
-
     def number(self, key: str) -> int | None:
         """A counter or a size; None if the file does not have it."""
         value = self.entries.get(key)

@@ -25,10 +25,10 @@ from ckpt_cli.formats.deepspeed.state import (
     training_values,
 )
 from ckpt_cli.formats.deepspeed.universal import universal_files, universal_tensors
-from ckpt_cli.formats.deepspeed.weights import check_named, fp32_weights, left_out_parameters, slot_tensors, stored_weights
+from ckpt_cli.formats.deepspeed.weights import check_named, fp32_weights, frozen_notes, slot_tensors, stored_weights
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
-from ckpt_cli.names import few, plural
+from ckpt_cli.names import plural
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -98,10 +98,7 @@ class DeepSpeed(Format):
             check_named(tensors, save)
         else:
             tensors = fp32_weights(save, _masters(save, files, notes))
-        left_out = left_out_parameters(tensors, save)
-        if left_out:
-            text = f"{few(left_out, 3)}: named but not stored, since frozen parameters were left out when this was saved"
-            notes.append(Note("warning", "frozen-left-out", text))
+        notes += frozen_notes(tensors, save)
         sources = [files.source(path) for path in (*save.names.all, *universal_files(save))]
         ranks = sum(len(held) for held in save.optimizers.values()) or sum(len(held) for held in save.models.values())
         return Component(

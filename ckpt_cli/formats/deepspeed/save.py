@@ -22,6 +22,9 @@ from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.sets.recorded import Recorded, recorded_rank, refuse_exchanged
 from ckpt_cli.formats.torch_files.state_dict import read_state
 
+LISTS_FROZEN = 2
+"""The lowest stage of ZeRO that lists frozen parameters."""
+
 
 @dataclass(frozen=True)
 class Save:
@@ -56,6 +59,17 @@ class Save:
         """Whether an optimizer of ZeRO or BF16_Optimizer wrote partitions, also where its files are not there."""
         beside = as_dict(self.first.entries.get("optimizer")) or {}
         return bool(self.optimizers) or self.first.groups is not None or "single_partition_of_fp32_groups" in beside
+
+    @property
+    def lacks_frozen(self) -> bool:
+        """Whether frozen parameters, if there are any, were left out when saving (``exclude_frozen_parameters``).
+
+        Stages 2 and 3 list them otherwise, also where there are none; stages 0 and 1 never do, so that nothing tells.
+        """
+        setting = as_dict((as_dict(self.first.entries.get("ds_config")) or {}).get("zero_optimization")) or {}
+        stages = (3 if self.is_stage_3 else setting.get("stage"), *(ranks[0].stage for ranks in self.optimizers.values()))
+        lists = any(type(stage) is int and stage >= LISTS_FROZEN for stage in stages)
+        return lists and self.first.entries.get("frozen_param_shapes") is None
 
     @cached_property
     def groups(self) -> Mapping[int, Sequence[ParameterGroup]]:

@@ -18,7 +18,12 @@ from ckpt_cli.formats.deepspeed.pipeline import layer_shapes, layer_tensors, uni
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.tensor_parallel import whole_tensors
 from ckpt_cli.formats.flat import FlatRange
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
+
+ADAPTED = "lora_"
+"""In the names of adapters."""
 
 
 def stored_weights(save: Save) -> dict[str, Tensor]:
@@ -69,7 +74,7 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
             tensors[name] = replace(held, name=name)
         elif own is not None:
             if _is_placeholder(own, save):
-                if name in shared or save.first.lacks_frozen:
+                if name in shared or save.lacks_frozen:
                     continue  # another name of a frozen parameter that was left out of the save
                 text = "an empty placeholder, and neither partitions nor frozen parameters hold its values"
                 raise Unsupported(text, path=save.first.path, tensor=name, hint="load the save with DeepSpeed, and save one state dict")
@@ -102,10 +107,20 @@ def check_named(stored: Mapping[str, Tensor], save: Save) -> None:
                 )
 
 
-def left_out_parameters(tensors: Mapping[str, Tensor], save: Save) -> list[str]:
-    """Parameters of which only another name is known: they were left out when saving (exclude_frozen_parameters)."""
+def frozen_notes(tensors: Mapping[str, Tensor], save: Save) -> list[Note]:
+    """A warning if frozen parameters were left out when saving: the names that others still point to, or that there may be some.
+
+    The names of the others are in no file. Of adapters the model that they belong to is always left out: that is no news.
+    """
     empty = [name for name, own in stored_weights(save).items() if name not in save.shared and _is_placeholder(own, save)]
-    return sorted(name for name in {*save.shared.values(), *empty} if name not in tensors)
+    named = sorted(name for name in {*save.shared.values(), *empty} if name not in tensors)
+    if named:
+        text = f"{few(named, 3)}: named but not stored, since frozen parameters were left out when this was saved"
+    elif save.lacks_frozen and not any(ADAPTED in name for name in tensors):
+        text = "saved with exclude_frozen_parameters: frozen parameters, if the model has any, are not in these files"
+    else:
+        return []
+    return [Note("warning", "frozen-left-out", text)]
 
 
 def _is_placeholder(own: Tensor, save: Save) -> bool:

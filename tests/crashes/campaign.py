@@ -37,7 +37,7 @@ def scenarios(work: Path) -> list[dict[str, Any]]:
     """Outputs of several files: new, in place of old ones, of two components, in place, front to back, averages, state, parts, watches."""
     for step in (1, 2):
         tiny.verl(work / "run", tiny.weights(step), tiny.unknown(), step=step)
-        tiny.verl(work / "run", tiny.weights(10 + step), tiny.unknown(), step=step, role="ref")
+        tiny.verl(work / "run", tiny.weights(10 + step), tiny.unknown(), step=step, role="critic")
         state = {"lr_scheduler": {"last_epoch": step}, "rng": {"cpu": torch.arange(100)}}
         torch.save(state, work / "run" / f"global_step_{step}" / "actor" / "extra_state_world_size_1_rank_0.pt")
     hub = tiny.folder(work / "hub", tiny.weights(5), tiny.unknown())

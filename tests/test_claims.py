@@ -733,6 +733,66 @@ class TestAnOutputWithoutWhatWasLeftOut:
         assert missing == ["model.layers.1.self_attn.q_proj.weight"]
 
 
+class TestALayerUnderOtherNames:
+    """is renamed where a wrapper explains its names, and pointed at otherwise, before anything is said about a base."""
+
+    LAYER = "model.layers.0."
+
+    def renamed(self, folder: Path, rename: Rename, layers: int = 6) -> tuple[Path, Path]:
+        saved, tensors = saved_by(folder, layers=layers)
+        run = trained(folder / "run", saved, {rename(n) if self.LAYER in n else n: t for n, t in tensors.items()})
+        return saved, run
+
+    @pytest.mark.parametrize("asked", [True, False], ids=["transformers", "shipped names"])
+    @pytest.mark.parametrize("place", ["", "model.", "model.layers.0."])
+    def test_with_a_wrappers_part(self, request: pytest.FixtureRequest, tmp_path: Path, place: str, asked: bool) -> None:
+        saved, run = self.renamed(tmp_path, lambda name: f"{place}module.{name.removeprefix(place)}")
+        if not asked:
+            request.getfixturevalue("alone")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(saved)) == []
+        assert result.outputs[0].naming.endswith(", module. was removed from 12 of them")
+
+    def test_with_a_wrappers_part_beside_tensors_of_its_names_is_left_alone(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        more = {f"module.{name}": tensor + 1 for name, tensor in tensors.items() if self.LAYER in name}
+        result = ckpt_cli.merge(trained(tmp_path / "run", saved, {**tensors, **more}), tmp_path / "out")
+        assert "12 tensors have no place in" in notes(result)["extra-tensors"]
+        assert differences({name: tensor for name, tensor in load(tmp_path / "out").items() if name in tensors}, load(saved)) == []
+
+    @pytest.mark.parametrize(
+        ("rename", "rule"),
+        [(lambda name: f"net.{name}", "net="), (lambda name: name.removeprefix("model."), "layers=model.layers")],
+        ids=["more", "less"],
+    )
+    def test_with_another_prefix(self, tmp_path: Path, rename: Rename, rule: str) -> None:
+        saved, run = self.renamed(tmp_path, rename)
+        with pytest.raises(MissingTensors) as refused:
+            ckpt_cli.merge(run, tmp_path / "out")
+        hint = str(refused.value.hint)
+        assert hint.startswith(f"12 tensors that are missing are there under other names: {rename(self.LAYER)}")
+        assert hint.endswith(f"--key-map '{rule}' gives them theirs")
+        ckpt_cli.merge(run, tmp_path / "out", key_map=rule)
+        assert differences(load(tmp_path / "out"), load(saved)) == []
+
+    @pytest.mark.parametrize("layers", [6, 30])
+    def test_is_not_replaced_by_the_bases_without_a_word(self, tmp_path: Path, layers: int) -> None:
+        saved, run = self.renamed(tmp_path, lambda name: f"net.{name}", layers)
+        result = ckpt_cli.merge(run, tmp_path / "out", base=saved, carry_from_base="model.layers.0.*")
+        assert "12 of the tensors taken from the base are in the run under other names" in notes(result)["carried-beside"]
+        assert "net.model.layers.0." in notes(result)["carried-beside"]
+
+    def test_with_names_of_its_own(self, tmp_path: Path) -> None:
+        """The base fits as far as names go: that it is another model would be a guess."""
+        saved, run = self.renamed(tmp_path, lambda name: name.replace("model.layers", "blocks"))
+        with pytest.raises(MissingTensors) as refused:
+            ckpt_cli.merge(run, tmp_path / "out")
+        assert "have the shapes of these: if they are meant, rename them with --key-map; --base DIR" in str(refused.value.hint)
+        with pytest.raises(Inconsistent, match="too few tensors have a name of the base") as doubted:
+            ckpt_cli.merge(run, tmp_path / "out", base=saved, carry_from_base="model.layers.0.*")
+        assert "63 of 75 tensors have a name that is in the base" in doubted.value.message
+
+
 class TestNamesOfTwoKinds:
     """are refused with what was compared; experts are only mentioned where there are some of both kinds."""
 
@@ -751,7 +811,7 @@ class TestNamesOfTwoKinds:
         fit = Fit("X", "a test", "hub", 2, 3, {} if hint else {"in_proj.weight": (1,)})
         made = Claim("", fit, (), {} if hint else {"in_proj.weight": "1"}, "X", (mixed,))
         with pytest.raises(Inconsistent) as refused:
-            refuse_lacking(made, ["model.norm.weight", *more, mixed], None, "hub")
+            refuse_lacking(made, dict.fromkeys(["model.norm.weight", *more, mixed], (1,)), None, "hub")
         assert refused.value.message.startswith("1 tensor has its name in memory, the others have those of the hub, of X")
         assert refused.value.expected == expected
         assert refused.value.hint == (f"without these the model is whole: --exclude '{mixed}' leaves them out" if hint else None)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.steps import MAX_LOOKED, older_notes
-from ckpt_cli.errors import AmbiguousStep, NotFound, Unreadable
+from ckpt_cli.errors import AmbiguousStep, NotFound, NotRecognised, Unreadable
 from tests.megatron import arguments, write_legacy
 from tests.tensors import load
 
@@ -356,6 +356,51 @@ class TestALowerStepThatIsYounger:
         (note,) = older_notes(target, target.checkpoints[-1])
         assert "checkpoint-1 " in note.text
         assert len(asked) <= MAX_LOOKED + 4
+
+
+class TestAFileForEachStep:
+    """as Lightning writes them, without last.ckpt: the folder is a run of these steps."""
+
+    def saved(self, run: Path, step: int, name: str = "epoch=0-step={}.ckpt", **more: Any) -> Path:
+        run.mkdir(parents=True, exist_ok=True)
+        path = run / name.format(step)
+        torch.save({"state_dict": {"w": torch.full((4, 4), float(step))}, **more}, path)
+        return path
+
+    @pytest.mark.parametrize("more", [{}, {"pytorch-lightning_version": "2.6.0", "global_step": 3, "epoch": 0}], ids=["bare", "whole"])
+    @pytest.mark.parametrize("name", ["epoch=0-step={}.ckpt", "step-{}.ckpt", "step_{}.ckpt", "step{}.ckpt"])
+    def test_the_only_one_is_taken(self, tmp_path: Path, name: str, more: dict[str, Any]) -> None:
+        path = self.saved(tmp_path / "run", 3, name, **more)
+        result = ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+        assert (result.checkpoint.path, result.checkpoint.step, value_of(tmp_path / "out")) == (str(path), 3, 3)
+
+    def test_the_newest_of_several_is_taken(self, tmp_path: Path) -> None:
+        for step in (100, 20, 3):
+            self.saved(tmp_path / "run", step)
+        assert [found.step for found in locate(tmp_path / "run").checkpoints] == [3, 20, 100]
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "newest")
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "older", step=20)
+        ckpt_cli.average(tmp_path / "run", tmp_path / "mean", everything=True)
+        assert [value_of(tmp_path / name) for name in ("newest", "older", "mean")] == [100, 20, 41]
+
+    def test_in_the_folder_of_the_run(self, tmp_path: Path) -> None:
+        for step in (3, 20):
+            self.saved(tmp_path / "version_0" / "checkpoints", step)
+        ckpt_cli.merge(tmp_path / "version_0", tmp_path / "out")
+        assert value_of(tmp_path / "out") == 20
+
+    def test_beside_the_last_one_which_is_the_model(self, tmp_path: Path) -> None:
+        self.saved(tmp_path / "run", 20)
+        self.saved(tmp_path / "run", 30, "last.ckpt")
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "step", step=20)
+        assert [value_of(tmp_path / name) for name in ("out", "step")] == [30, 20]
+
+    def test_that_holds_no_weights_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "step-3").write_text("a file without a suffix")
+        with pytest.raises(NotRecognised):
+            ckpt_cli.detect(tmp_path / "run")
 
 
 class TestWhatATrackerSays:

@@ -9,13 +9,15 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, NotFound
 from ckpt_cli.hub.config import Config, ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
+from ckpt_cli.moved_names import moved_names
+from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
 
 def carried_tensors(
-    tensors: Collection[str], on_purpose: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str], config: Config
+    tensors: Mapping[str, Tensor], on_purpose: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str], config: Config
 ) -> tuple[dict[str, Tensor], list[Note]]:
     """The tensors of the base that ``globs`` name, besides ``tensors`` and those left out ``on_purpose``, and notes about them.
 
@@ -41,6 +43,11 @@ def carried_tensors(
         if name in tied:
             text = f"{printable(name)} is not taken from the base: config.json ties it to {printable(tied[name])}, which was trained"
             notes.append(Note("info", "tied-head", text))
+    others = {name: tensor.shape for name, tensor in tensors.items() if name not in base}
+    moved = moved_names({name: tensor.shape for name, tensor in taken.items()}, others)
+    if moved:
+        text = f"{len(moved)} of the tensors taken from the base are in the run under other names, which are not used in their place"
+        notes.append(Note("warning", "carried-beside", f"{text}: {few(grouped(list(moved.values())), 3)}; --key-map renames them"))
     return taken, notes
 
 

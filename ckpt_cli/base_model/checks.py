@@ -50,6 +50,13 @@ def checked_base(
     if found.renamed:
         text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
         return (Note("warning", "other-base", text), *differing)
+    if found.undecided and taken:
+        raise Inconsistent(
+            f"too few tensors have a name of the base to tell whether it is the model that training started from: {found.numbers}",
+            path=base.folder,
+            expected="the names of the base in the run",
+            hint="if it is that model, rename the other tensors with --key-map, otherwise pass the right one as --base",
+        )
     if not found.same_model and taken:
         raise Inconsistent(
             f"the base is another model: {found.why}",
@@ -58,7 +65,8 @@ def checked_base(
             hint="pass that model as --base",
         )
     if not found.same_model:
-        return (Note("warning", "other-base", f"the base is another model: {found.why}"),)
+        told = "may be" if found.undecided else "is"
+        return (Note("warning", "other-base", f"the base {told} another model: {found.why}"),)
     heads = next((setting for setting in settings if setting.divides_heads), None)
     if heads is not None and computed:
         raise Inconsistent(

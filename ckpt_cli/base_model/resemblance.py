@@ -16,6 +16,7 @@ from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.moved_names import moved_names
 from ckpt_cli.names import few, printable, stripped_names
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -41,6 +42,7 @@ SIZES = ("hidden_size", "intermediate_size", "d_model", "n_embd")
 class Resemblance:
     """Tensors of a model and of its base in numbers: ``common`` names, ``alike`` in shape too; ``renamed``: other names, the same shapes.
 
+    ``moved`` are more tensors that both have in one shape, with other parts in front of the name;
     ``doubt`` is a reason against the base although names and shapes fit.
     """
 
@@ -51,13 +53,20 @@ class Resemblance:
     renamed: bool = False
     comparable: bool = True
     doubt: str | None = None
+    moved: int = 0
 
     @property
     def same_model(self) -> bool:
         """Whether the base may be the model that training started from."""
         smaller = min(self.mine, self.base)
-        near = self.alike > 0 and smaller - self.alike <= FEW
-        return not self.comparable or (self.doubt is None and (near or self.alike >= ENOUGH * smaller))
+        both = self.alike + self.moved
+        near = self.alike > 0 and smaller - both <= FEW
+        return not self.comparable or (self.doubt is None and (near or both >= ENOUGH * smaller))
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing but the number of common names speaks against the base: it has no other shapes, and most of the names."""
+        return not self.same_model and self.doubt is None and self.alike == self.common and 2 * self.alike >= min(self.mine, self.base)
 
     @property
     def why(self) -> str:
@@ -68,7 +77,8 @@ class Resemblance:
     def numbers(self) -> str:
         """What was compared, in words."""
         alike = "none of them in the same shape" if not self.alike else f"{self.alike} of them in the same shape"
-        return f"{self.common} of {self.mine} tensors have a name that is in the base ({self.base} tensors), {alike}"
+        moved = f", {self.moved} more with another prefix" if self.moved else ""
+        return f"{self.common} of {self.mine} tensors have a name that is in the base ({self.base} tensors), {alike}{moved}"
 
 
 def resemblance(
@@ -95,7 +105,9 @@ def resemblance(
     comparable = not (has_adapters(mine) or has_adapters(base) or not held or not there) and not renamed
     smaller_side = held if len(held) <= len(there) else there
     doubt = _doubt(own, others, [name for name in smaller_side if held.get(name) != there.get(name)]) if kinds_known else None
-    return Resemblance(len(held), len(there), len(common), len(alike), renamed, comparable, doubt)
+    ours = {name: shape for name, shape in held.items() if name not in there}
+    moved = moved_names({name: shape for name, shape in there.items() if name not in held}, ours)
+    return Resemblance(len(held), len(there), len(common), len(alike), renamed, comparable, doubt, len(moved))
 
 
 def config_doubt(config: Config, base_config: Config) -> str | None:

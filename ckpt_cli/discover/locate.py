@@ -95,7 +95,8 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         if inside is not None and stray is None and not (all_doubtful(inside.checkpoints[0].places) and steps.found):
             refused = tuple(inside.label(found.path) for found in steps.found if all_refused(found.places))
             return replace(inside, steps_inside=len(steps.found) - len(refused), refused=refused)
-    steps = steps_of_run(given, there, step) or steps_of_run(given, there)  # all of them, to say which there are
+    # A file for each step only counts where no folder or file is the model by its name.
+    steps = steps_of_run(given, there, step, files=True) or steps_of_run(given, there, files=True)  # all of them, to say which there are
     if steps:
         target = Target(
             given,
@@ -200,7 +201,7 @@ def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
 
 
 def _holds_checkpoint(folder: Path, there: Folders) -> bool:
-    beneath = (place for found in steps_in(folder, there)[0] for place in found.places)
+    beneath = (place for found in steps_in(folder, there, files=True)[0] for place in found.places)
     return any(place.match.trouble is None for place in (*places_in(folder, there), *beneath))
 
 

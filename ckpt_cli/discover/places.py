@@ -62,8 +62,7 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
         # What the folder is taken for may be another component than that of the file.
         own = [Place(match.component, match, path.parent) for match in matches]
         return Target(path, None, (replace(found, places=tuple(chosen or own), given=path),))
-    places = tuple(Place(match.component, match, path.parent) for match in matches)
-    return Target(path, None, (Found(path, None, places, path),))
+    return Target(path, None, (Found(path, None, places_of_file(path, there), path),))
 
 
 def _of_step_above(path: Path, there: Folders) -> Target | None:
@@ -79,6 +78,11 @@ def _of_step_above(path: Path, there: Folders) -> Target | None:
         if inside:
             return Target(path, None, (Found(step, step_of(step), inside, path),))
     return None
+
+
+def places_of_file(path: Path, there: Folders) -> tuple[Place, ...]:
+    """What is recognised in a file by itself; nothing in a folder."""
+    return tuple(Place(match.component, match, path.parent) for match in recognise(path, there)) if there.is_file(path) else ()
 
 
 def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[Place, ...]:

@@ -16,12 +16,12 @@ from typing import Any
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
-from ckpt_cli.discover.places import places_in
+from ckpt_cli.discover.places import places_in, places_of_file
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, is_folder, status_of
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.step_names import counter_of, step_of
 from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, WEIGHTS, has_form, number_in
 from ckpt_cli.formats.weight_names import may_hold_weights
@@ -57,31 +57,37 @@ class Steps:
         return bool(self.found or self.blocked)
 
 
-def step_folders(run: Path, there: Folders) -> list[Path]:
-    """Entries named like a step of a run: folders, and entries that cannot be accessed, or are links that lead nowhere."""
+def step_folders(run: Path, there: Folders, *, files: bool = False) -> list[Path]:
+    """Entries named like a step of a run: folders, and entries that cannot be accessed, or are links that lead nowhere.
+
+    ``files``: files that may hold weights count too, as Lightning writes one for each step.
+    """
     folders = []
     for path in there.entries(run):
         if step_of(path) is not None:
             with contextlib.suppress(Unreadable):
-                if not there.is_folder(path) and not there.is_broken(path):
+                is_file = files and there.is_file(path) and bool(recognise(path, there))
+                if not is_file and not there.is_folder(path) and not there.is_broken(path):
                     continue
             folders.append(path)
     return folders
 
 
-def steps_in(folder: Path, there: Folders, only: int | None = None) -> tuple[tuple[Found, ...], tuple[Blocked, ...]]:
+def steps_in(
+    folder: Path, there: Folders, only: int | None = None, *, files: bool = False
+) -> tuple[tuple[Found, ...], tuple[Blocked, ...]]:
     """The checkpoints in the step folders of a run, by step number; and the step folders that cannot be looked at.
 
     ``only``: nothing is looked at but this step.
     """
     found: list[Found] = []
     blocked: list[Blocked] = []
-    for path in step_folders(folder, there):
+    for path in step_folders(folder, there, files=files):
         step = step_of(path) or 0
         if only is not None and step != only:
             continue
         try:
-            places = places_in(path, there) or _refuse_broken(path, there)
+            places = places_of_file(path, there) or places_in(path, there) or _refuse_broken(path, there)
         except Unreadable as error:
             blocked.append(Blocked(path, step, error))
             continue
@@ -99,7 +105,7 @@ def _refuse_broken(folder: Path, there: Folders) -> tuple[Place, ...]:
     return ()
 
 
-def steps_of_run(given: Path, there: Folders, only: int | None = None) -> Steps:
+def steps_of_run(given: Path, there: Folders, only: int | None = None, *, files: bool = False) -> Steps:
     """The steps in a folder and in those inside of it where some trainers keep them: all are one run.
 
     A trainer that was given another name for its folder goes on in it, so that none of them is the right one by its name.
@@ -109,7 +115,7 @@ def steps_of_run(given: Path, there: Folders, only: int | None = None) -> Steps:
     folders: list[Path] = []
     for folder in _folders_of(given):
         try:
-            checkpoints, unknown = steps_in(folder, there, only)
+            checkpoints, unknown = steps_in(folder, there, only, files=files)
         except Unreadable as error:
             if folders:
                 error.hint = ", or ".join(filter(None, (error.hint, "pass the folder of the step itself")))

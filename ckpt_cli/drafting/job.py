@@ -18,6 +18,7 @@ from ckpt_cli.hub.assets import lacking_notes
 from ckpt_cli.hub.classes.claims import refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
+from ckpt_cli.names import stripped_names
 from ckpt_cli.output import manifest
 from ckpt_cli.output.interrupted.place import refuse_held
 from ckpt_cli.output.key_map import lasting_key_map
@@ -160,7 +161,11 @@ class Job:
 def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
     """Raise MissingTensors or Inconsistent for a draft that a loader of its model would not accept."""
     for draft in drafts:
-        refuse_lacking(draft.claim, draft.tensors, setting.of_base, setting.options.names, draft.uncommon)
+        shapes = {name: tensor.shape for name, tensor in draft.tensors.items()}
+        # A key map replaces what is done about names without one, and is not combined with another.
+        plain = not setting.rules and draft.selection.change == ("", "")
+        trained = set(stripped_names(draft.stored).values()) if plain else ()
+        refuse_lacking(draft.claim, shapes, setting.of_base, setting.options.names, draft.uncommon, trained)
 
 
 def check_output(

@@ -18,7 +18,7 @@ from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.hub.tokenizer import vocabulary_notes
 from ckpt_cli.lora.merge import adapters_alone
-from ckpt_cli.names import few
+from ckpt_cli.names import DDP, few
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE
 from ckpt_cli.output.select import compare_copies
@@ -109,7 +109,7 @@ def _claimed(draft: Draft, setting: Setting[Options]) -> Draft:
 def compared_claim(draft: Draft) -> Claim:
     """What comparing the tensors of a draft with their class says."""
     selection = draft.selection
-    return claim_for(
+    claim = claim_for(
         {name: tensor.shape for name, tensor in draft.tensors.items()},
         selection.kind,
         selection.naming,
@@ -119,6 +119,8 @@ def compared_claim(draft: Draft) -> Claim:
         beside=selection.lacking,
         uncommon=draft.uncommon,
     )
+    told = f", {DDP} was removed from {selection.unwrapped} of them" if selection.unwrapped else ""
+    return replace(claim, text=claim.text + told)
 
 
 def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:

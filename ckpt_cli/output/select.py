@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +17,14 @@ from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
 from ckpt_cli.hub.peft_names import OTHER_LORA, has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
-from ckpt_cli.names import Naming, foreign_names, printable, stripped_names
+from ckpt_cli.names import DDP, Naming, foreign_names, printable, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.tensor import Tensor
+
+WRAPPED = DDP.removesuffix(".")
 
 PEFT = "these are LoRA adapters, which are not part of a model class"
 
@@ -35,7 +38,8 @@ class Selection:
     nothing to compare with; ``change`` the prefix of all names that was taken away for that, and the one that was added.
     ``differing`` maps tensors to those that the config ties them to, where the values differ. A key map sees names as trained, and
     ``dropped`` has what it leaves out under these: ``mapped_out``; ``unmapped`` are the names that they would have in the output.
-    ``lacking`` are names of the output that a second component does not have, and the model beside it has.
+    ``lacking`` are names of the output that a second component does not have, and the model beside it has. ``unwrapped`` counts names from
+    which a wrapper's part was removed although not all have it.
     """
 
     tensors: dict[str, Tensor]
@@ -51,6 +55,7 @@ class Selection:
     mapped_out: frozenset[str] = frozenset()
     unmapped: frozenset[str] = frozenset()
     lacking: tuple[str, ...] = ()
+    unwrapped: int = 0
 
     @property
     def left_out(self) -> int:
@@ -109,12 +114,13 @@ def select_tensors(
         why = config_from(component.arguments) if not config else ""
         native = hub_tensors_of_megatron(native, config, str(why))
     kept_adapters = adapters and has_adapters(native)
-    change = ("", "")
+    change, unwrapped = ("", ""), 0
     kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})
     if isinstance(kind, KnownClass):
         config = kind.config
         if names == "hub" and not rules:
             native, change = _with_prefix_of(native, kind)
+            native, unwrapped = _without_stray_wrappers(native, kind)
     hub = kind.rules if isinstance(kind, KnownClass) else rules_for(config)
     naming: Naming = names
     tensors = dict(native)
@@ -172,7 +178,20 @@ def select_tensors(
     absent = _mapped_lacking(lacking, rules, kind.rules if naming == "hub" and isinstance(kind, KnownClass) else None)
     absent = tuple(name for name in absent if is_wanted(name, include, exclude) and name not in kept and name not in tied)
     return Selection(
-        kept, dropped, renamed, filtered, tuple(notes), tied, kind, naming, change, named, frozenset(mapped_out), unmapped, absent
+        kept,
+        dropped,
+        renamed,
+        filtered,
+        tuple(notes),
+        tied,
+        kind,
+        naming,
+        change,
+        named,
+        frozenset(mapped_out),
+        unmapped,
+        absent,
+        unwrapped,
     )
 
 
@@ -199,6 +218,15 @@ def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[s
     change = common_prefix(kind, {name: tensor.shape for name, tensor in native.items()})
     renamed = {changed_prefix(name, change): tensor for name, tensor in native.items()}
     return (renamed, change) if len(renamed) == len(native) else (native, ("", ""))
+
+
+def _without_stray_wrappers(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], int]:
+    """The tensors without the wrapper's part in names that only fit the class without it, and are no other tensor's; and how many."""
+    wrapped = [name for name in native if WRAPPED in name.split(".") and not kind.count({name: native[name].shape})]
+    bare = {name: ".".join(part for part in name.split(".") if part != WRAPPED) for name in wrapped}
+    seen = Counter([*bare.values(), *native])
+    fitting = {name: new for name, new in bare.items() if seen[new] == 1 and kind.count({new: native[name].shape})}
+    return {fitting.get(name, name): tensor for name, tensor in native.items()}, len(fitting)
 
 
 def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:

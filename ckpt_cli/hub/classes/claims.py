@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, needs
 from ckpt_cli.hub.config import Config
+from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import Naming, few, foreign_names, plural, printable
 from ckpt_cli.tensors.component import Note
@@ -140,11 +142,17 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
 
 
 def refuse_lacking(
-    made: Claim, names: Collection[str], base: Collection[str] | None, naming: Naming, uncommon: Collection[str] = ()
+    made: Claim,
+    names: Mapping[str, Shape],
+    base: Collection[str] | None,
+    naming: Naming,
+    uncommon: Collection[str] = (),
+    trained: Collection[str] = (),
 ) -> None:
     """Raise MissingTensors if tensors that a loader needs are missing, Inconsistent if most have other shapes than the config says.
 
-    ``base`` are the names that could be taken from the base, ``uncommon`` those that --intersect left out.
+    ``base`` are the names that could be taken from the base, ``uncommon`` those that --intersect left out, ``trained`` the names that
+    a key map would see.
     """
     if made.mixed:
         many = "1 tensor has its name" if len(made.mixed) == 1 else f"{len(made.mixed)} tensors have their names"
@@ -180,20 +188,39 @@ def refuse_lacking(
     elif made.lacking.keys() <= set(uncommon):
         hint = f"average checkpoints that all have them alike; {_flags('--allow-missing', globs)} writes the folder without them"
         message = _counted(made, absent)
-    elif there and len(there) == len(made.lacking):
-        hint = f"the base has them: pass {_flags('--carry-from-base', globs)} to take them from there"
-        message = _counted(made, absent)
     else:
-        hint = f"{_flags('--allow-missing', globs)} writes the folder without them"
-        if base is None:
-            hint = f"--base DIR with {_flags('--carry-from-base', globs)} takes them from the base model; {hint}"
-        message = _counted(made, absent)
+        message, (hint, are_all) = _counted(made, absent), _under_other_names(made, names, trained)
+        if there and len(there) == len(made.lacking):
+            more = f"the base has them: pass {_flags('--carry-from-base', globs)} to take them from there"
+        else:
+            more = f"{_flags('--allow-missing', globs)} writes the folder without them"
+            if base is None:
+                more = f"--base DIR with {_flags('--carry-from-base', globs)} takes them from the base model; {more}"
+        hint = hint if are_all else "; ".join(filter(None, (hint, more)))
     raise MissingTensors(
         message,
         details=details,
         expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and made.fit.expected else None,
         hint=hint,
     )
+
+
+def _under_other_names(made: Claim, names: Mapping[str, Shape], trained: Collection[str]) -> tuple[str, bool]:
+    """The hint about missing tensors that are, or may be, there under other names, and whether these surely are all that are missing."""
+    extra = names if made.fit is None else made.fit.extra
+    others = {name: names[name] for name in extra if name in names and name in trained}
+    wanted = {name: shape for name, shape in (made.fit.missing if made.fit is not None else {}).items() if name in made.lacking}
+    for glob in (name for name in made.lacking if name.endswith(".*")):  # what is counted has no shapes
+        start = glob.removesuffix("*")
+        wanted |= {start + end: shape for name, shape in others.items() if (end := name.partition(f".{start}")[2])}
+    moved = moved_names(wanted, others)
+    rules = renaming_rules(moved, trained)
+    if moved and rules is not None:
+        there = f"{len(moved)} tensors that are missing are there under other names: {few(grouped(list(moved.values())), 3)}"
+        return f"{there}; {_flags('--key-map', rules)} gives them theirs", len(moved) == len(wanted)
+    if not wanted or Counter(wanted.values()) - Counter(others.values()):
+        return "", False
+    return f"{few(grouped(list(others)), 3)} have the shapes of these: if they are meant, rename them with --key-map", False
 
 
 def _beside_single_experts(name: str, names: Collection[str]) -> bool:

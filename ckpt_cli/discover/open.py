@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
-from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, homes_of
+from ckpt_cli.discover.beside.homes import asset_homes, asset_notes
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.optimizer import weights_hint
@@ -232,8 +232,8 @@ def step_info(found: Found, problem: str | None = None) -> StepInfo:
 def describe_place(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:
     """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
     place = found.known_place(name)
-    homes = homes_of(found, place)
-    assets = find_assets(asset_homes(found, place), base)
+    homes = tuple(asset_homes(found, place))
+    assets = find_assets(homes, base)
     check_marks(found, place)
     try:
         component = describe(place.match, files, reading_options(assets.config, shard_order))
@@ -258,7 +258,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *mark_notes(found, place),
         *between_notes(found, place),
         *snapshot_notes(found),
-        *asset_notes(found, place, assets),
+        *asset_notes(found, place, assets, component.tensors),
     )
     average = is_average_name(unnumbered(name)[0])
     beside = {

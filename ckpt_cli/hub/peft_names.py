@@ -8,15 +8,20 @@ a whole lies in ``modules_to_save.<adapter>.``, its first state in ``original_mo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, Unsupported
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.names import few, printable, stripped_names
 from ckpt_cli.tensors.tensor import Tensor
 
 PREFIX = "base_model.model."
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FOLDER = "lora_adapter"
+"""Where verl puts the adapter in PEFT's own format."""
+
 BASE = "base_layer"
 ADAPTED = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
@@ -78,6 +83,11 @@ class PeftState:
     saved: tuple[str, ...]
     exported: dict[str, Tensor]
     wrapped: Mapping[str, str] = field(default_factory=dict)
+
+
+def adapter_config(homes: Iterable[Path]) -> Path | None:
+    """PEFT's config in the first of these folders that has one; None without."""
+    return next((path for home in homes for path in (home / ADAPTER_FOLDER / ADAPTER_CONFIG, home / ADAPTER_CONFIG) if is_file(path)), None)
 
 
 def has_adapters(names: Mapping[str, object]) -> bool:

@@ -14,7 +14,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, Undecidable, Unsupported,
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
 from ckpt_cli.tensors.component import Note
 
 META = "lora_train_meta.json"
@@ -24,9 +24,6 @@ CONFIG = ADAPTER_CONFIG
 FLAG = "--lora-alpha"
 LARGEST = 1e30
 """No alpha is larger; also no NaN, no infinity, and no integer that a float cannot hold."""
-FOLDER = "lora_adapter"
-"""Where verl puts the adapter in PEFT's own format."""
-
 UNSUPPORTED = ("alora_invocation_tokens", "arrow_config", "layer_replication", "megatron_config", "trainable_token_indices")
 PATTERN = re.compile(r"[\w.|^$\\*\-]{1,300}", re.ASCII)
 """Expressions without groups, which match in no time."""
@@ -146,7 +143,7 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object
     if given is not None and not (math.isfinite(given) and given > 0):
         raise UsageError("--lora-alpha is out of range", expected="a number above 0")
     meta_path = _first(homes, META)
-    config_path = next((path for home in homes for path in (home / FOLDER / CONFIG, home / CONFIG) if is_file(path)), None)
+    config_path = adapter_config(homes)
     meta = _object(meta_path) if meta_path is not None else {}
     config = _object(config_path) if config_path is not None else {}
     _check_kind(config, config_path)

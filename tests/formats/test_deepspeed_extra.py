@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,34 @@ class TestClientState:
         with pytest.raises(kind):
             ckpt_cli.merge(folder / "run", tmp_path / "out", type="ema")
         assert not (tmp_path / "out").exists()
+
+
+class TestAdapterConfig:
+    """What scales adapters is found where config.json is: beside the weights, in the step, in the run."""
+
+    @pytest.mark.parametrize(
+        ("tag", "lies", "given"),
+        [
+            ("global_step2", ".", "."),
+            ("global_step2", ".", "global_step2"),
+            ("checkpoint-2/global_step2", "checkpoint-2", "."),
+            ("checkpoint-2/global_step2", ".", "."),
+            ("checkpoint-2/global_step2", ".", "checkpoint-2/global_step2"),
+            ("checkpoints/checkpoint_2/pytorch_model", ".", "."),
+            ("checkpoints/checkpoint_2/pytorch_model", "checkpoints", "checkpoints/checkpoint_2"),
+            ("2", ".", "."),
+        ],
+    )
+    def test_it_is_found(self, tag: str, lies: str, given: str, copy: Copy, tmp_path: Path) -> None:
+        run, moved = copy("deepspeed", "lora-z3-w2-nofrozen") / "run", tmp_path / "moved"
+        (moved / tag).parent.mkdir(parents=True)
+        (run / "global_step2").rename(moved / tag)
+        (moved / tag).with_name("latest").write_text(Path(tag).name)
+        (run / "adapter_config.json").rename(moved / lies / "adapter_config.json")
+        result = ckpt_cli.merge(moved / given, tmp_path / "out")
+        wanted = json.loads((moved / lies / "adapter_config.json").read_text())
+        written = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert (written["r"], written["lora_alpha"]) == (wanted["r"], wanted["lora_alpha"])
+        told = [note.text for note in result.checkpoint.notes if note.code == "assets-of-run"]
+        in_run = (lies == "." and tag != "2") or lies == "checkpoints"
+        assert [text.startswith("adapter_config.json: taken from the folder of the run") for text in told] == [True] * in_run

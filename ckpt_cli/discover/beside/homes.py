@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import CONFIGS, RUNS, THE_RUN
 from ckpt_cli.hub.assets import Assets
+from ckpt_cli.hub.peft_names import adapter_config, has_adapters
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -38,10 +40,14 @@ def run_folders(found: Found) -> list[Path]:
     return [run, run.parent] if run.name in RUNS else [run]
 
 
-def asset_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
-    """What was taken from the folder of the run, since the step has none of its own."""
+def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, object]) -> list[Note]:
+    """What was taken from the folder of the run, since the step has none of its own; ``names`` are those of the tensors."""
     runs = run_folders(found)
-    taken = {name: path for name, path in assets.files.items() if path.parent in runs}
+    files = dict(assets.files)
+    if has_adapters(names):
+        path = adapter_config(asset_homes(found, place))
+        files |= {path.name: path} if path is not None else {}
+    taken = {name: path for name, path in files.items() if path.parent in runs}
     if not taken:
         return []
     where = next(iter(taken.values())).parent

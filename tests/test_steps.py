@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.steps import MAX_LOOKED, older_notes
-from ckpt_cli.errors import AmbiguousStep, NotFound, NotRecognised, Unreadable
+from ckpt_cli.errors import AmbiguousStep, NotFound, NotRecognised, Undecidable, Unreadable
 from tests.megatron import arguments, write_legacy
 from tests.tensors import load
 
@@ -382,6 +382,18 @@ class TestAFileForEachStep:
         ckpt_cli.merge(tmp_path / "run", tmp_path / "older", step=20)
         ckpt_cli.average(tmp_path / "run", tmp_path / "mean", everything=True)
         assert [value_of(tmp_path / name) for name in ("newest", "older", "mean")] == [100, 20, 41]
+
+    @pytest.mark.parametrize("name", ["epoch=02-val_loss=0.32.ckpt", "mnist-epoch=2.ckpt", "epoch=0-step=3-v1.ckpt"])
+    def test_of_another_name_is_the_model_if_it_is_the_only_one(self, tmp_path: Path, name: str) -> None:
+        self.saved(tmp_path / "run", 3, name)
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+        assert value_of(tmp_path / "out") == 3
+        self.saved(tmp_path / "run", 20, "epoch=07-val_loss=0.2.ckpt")
+        with pytest.raises(Undecidable, match="several files could be the model"):
+            ckpt_cli.merge(tmp_path / "run", tmp_path / "second")
+        self.saved(tmp_path / "run", 50)
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "third")
+        assert value_of(tmp_path / "third") == 50
 
     def test_in_the_folder_of_the_run(self, tmp_path: Path) -> None:
         for step in (3, 20):

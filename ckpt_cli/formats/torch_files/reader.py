@@ -21,6 +21,7 @@ from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.names import PartName, part_name
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
+from ckpt_cli.formats.trainers import STEPS, has_form
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Note
@@ -38,6 +39,9 @@ ADAPTER = "adapter_model.bin"
 
 LAST = re.compile(r"last(-v[0-9]+)?\.ckpt", re.ASCII)
 """Lightning's newest checkpoint, beside those of single epochs."""
+
+METRIC = re.compile(r"(.*[-_])?(epoch|step)=[0-9]+.*\.ckpt", re.ASCII)
+"""What Lightning calls a checkpoint whose name has more than epoch and step in it, such as a metric; others are steps of a run."""
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 
@@ -65,6 +69,8 @@ class TorchFiles(Format):
             found, parts = parts, []
         if not found and not parts:
             found = [entry for entry in listed if entry.name == ADAPTER] or there.files(path, LAST.fullmatch)
+            named = [] if found else there.files(path, METRIC.fullmatch)
+            found = found or (named if not any(has_form(entry.name, STEPS) for entry in named) else [])
         if parts:
             unproven = without_index(path / INDEX, parts, there)
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]

@@ -13,9 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Inconsistent, MissingShard, NotFound, Undecidable, Unsupported
+from ckpt_cli.errors import (
+    CkptError,
+    CorruptFile,
+    IncompleteError,
+    Inconsistent,
+    MissingShard,
+    NotFound,
+    PartOfSet,
+    Undecidable,
+    Unsupported,
+)
 from ckpt_cli.formats.torch_checkpointing.reader import TorchCheckpointing
 from tests.formats.conformance import Example, FormatConformance, everything_said_by
 from tests.tensors import differences, load
@@ -214,6 +225,59 @@ def test_without_metadata_safetensors_are_parts_of_a_set(step: Callable[[str], P
     folder = step("st-fsdp-4")
     (folder / "metadata.pkl").unlink()
     refused(folder, CkptError, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kept", ["all", "weights", "a rank is missing", "one file", "one file elsewhere", "its tensors alone"])
+def test_without_metadata_one_file_of_safetensors_is_no_model(kept: str, step: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = step("st-fsdp-4")
+    (folder / "metadata.pkl").unlink()
+    given = folder / "model_0.safetensors"
+    gone = {"all": "nothing", "weights": "[!m]*_?.*", "a rank is missing": "model_2.*", "one file": "*_[!1].*"}.get(kept, "nothing")
+    for path in folder.glob(gone):
+        path.unlink()
+    if kept == "one file":
+        given = folder / "model_1.safetensors"
+    if kept == "one file elsewhere":
+        given = Path(shutil.copy(given, tmp_path / "model_3.safetensors"))
+    if kept == "its tensors alone":
+        given = tmp_path / "policy_0.safetensors"
+        save_file(load_file(folder / "model_0.safetensors"), given)
+    refused(given, CkptError, tmp_path / "out")
+    with pytest.raises(CkptError) as caught:
+        ckpt_cli.inspect(given)
+    assert "metadata.pkl" in str(caught.value.expected)
+    assert caught.value.exit_code == 4
+
+
+def test_a_numbered_file_with_metadata_in_its_header_is_a_model(tmp_path: Path) -> None:
+    """As accelerate writes the second of two models."""
+    save_file({"w": torch.ones(4, 4)}, tmp_path / "model_1.safetensors", {"format": "pt"})
+    ckpt_cli.merge(tmp_path / "model_1.safetensors", tmp_path / "out")
+    assert list(load(tmp_path / "out")) == ["w"]
+
+
+@pytest.mark.parametrize("lost", ["model_0.pt", "model_[!2].pt", "nothing"])
+def test_one_file_of_ranks_names_its_set(lost: str, step: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = step("fsdp-4")
+    (folder / "metadata.pkl").unlink()
+    for path in folder.glob(lost):
+        path.unlink()
+    given = folder / "model_2.pt"
+    if lost == "nothing":
+        given = given.rename(tmp_path / "model.pt")
+    error = refused(given, PartOfSet, tmp_path / "out")
+    assert "one rank's file of a set by 4 ranks" in error.message
+    assert ("model_0.pt" in str(error.expected)) == (lost != "nothing")
+
+
+@pytest.mark.parametrize("given", ["", "checkpoint", "checkpoint/step-3"])
+def test_items_of_one_rank_without_metadata_are_a_step(given: str, step: Callable[[str], Path], saves: Path, tmp_path: Path) -> None:
+    folder = step("one-1")
+    (folder / "metadata.pkl").unlink()
+    result = ckpt_cli.merge(folder.parent.parent / given, tmp_path / "out")
+    assert result.checkpoint.step == 3
+    assert "no-metadata" in {note.code for note in result.checkpoint.notes}
+    assert differences(load(tmp_path / "out"), load(saves / "one-1" / "expected.safetensors")) == []
 
 
 @pytest.mark.parametrize("case", ["fsdp-4", "tp-4"])

@@ -6,7 +6,6 @@ tensors in the files say their rank and how many there are; without any, the fil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,8 @@ from ckpt_cli.formats.assembly import RankState
 from ckpt_cli.formats.base import Match, OptimizerOfRanks, RankValues, ReadOptions
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.reader import RankShards, announced_size, unproven
-from ckpt_cli.formats.sets.names import MARKS, OF, WEAK, error_of, part_of
-from ckpt_cli.formats.torch_checkpointing.items import named_items
+from ckpt_cli.formats.sets.names import ITEM, MARKS, OF, WEAK, error_of, part_of
+from ckpt_cli.formats.torch_checkpointing.items import named_items, ranks_of_state
 from ckpt_cli.formats.torch_checkpointing.metadata import METADATA
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import beside_weights
@@ -28,8 +27,6 @@ from ckpt_cli.tensors.component import Component, Note
 FORMAT = "self-describing"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 MAX_NAMES = 1000
-NUMBERED = re.compile(r"(?P<item>model|ema|policy|actor|critic)_(?P<rank>[0-9]{1,7})\.pt", re.ASCII)
-"""An item of torch_checkpointing where no metadata are beside it: only if there are several, and number 0 is one of them."""
 
 
 class SelfDescribing(RankShards):
@@ -58,7 +55,7 @@ class SelfDescribing(RankShards):
 
     def world_size(self, match: Match, states: Sequence[RankState]) -> int:
         """What the distributed tensors say. Raises PartOfSet, with the kind of set that names tell, if a file has none."""
-        if not all(map(announced_size, states)):
+        if not all(map(announced_size, states)) and match.world_size != 1:
             part = part_of(match.files[0], Folders())
             raise unproven(states) if part is None else error_of(part, Folders())
         return max(match.world_size or 0, max(match.ranks) + 1, *map(announced_size, states))
@@ -76,7 +73,7 @@ class SelfDescribing(RankShards):
 
     def of_save(self, match: Match, there: Folders) -> list[Path]:
         """Items of torch_checkpointing that are state of the same ranks; none if there are no such items, or if metadata tell more."""
-        if NUMBERED.fullmatch(match.files[0].name) is None or there.is_file(match.root / METADATA):
+        if ITEM.fullmatch(match.files[0].name) is None or there.is_file(match.root / METADATA):
             return []
         items = [(name, ranks) for root in (match.root, *match.more_roots) for name, ranks in named_items(root, there).items()]
         return [path for name, ranks in items if is_state_key(name) or is_record_key(name) for path in ranks.values()]
@@ -95,11 +92,7 @@ def _match(file: Path, there: Folders) -> Match | None:
     """The set that a file belongs to, as files of ranks; None for a file that is one of no set, or of another kind."""
     part = part_of(file, there)
     if part is None:
-        fields = NUMBERED.fullmatch(file.name)
-        ranks = _numbered(file.parent, fields["item"], there) if fields is not None else {}
-        if fields is None or 0 not in ranks or len(ranks) == 1:
-            return None
-        return Match(FORMAT, fields["item"], file.parent, tuple(ranks.values()), "files of ranks", ranks=ranks)
+        return _item(file, there)
     if part.place is None or part.kind not in (*MARKS, OF, WEAK):
         return None
     # "1 of 4" to "4 of 4" begin with one.
@@ -111,9 +104,17 @@ def _match(file: Path, there: Folders) -> Match | None:
     return Match(FORMAT, component, file.parent, tuple(ranks.values()), "files of ranks", size, ranks)
 
 
-def _numbered(folder: Path, item: str, there: Folders) -> dict[int, Path]:
-    found = ((NUMBERED.fullmatch(path.name), path) for path in there.files(folder, NUMBERED.fullmatch))
-    return dict(sorted((int(fields["rank"]), path) for fields, path in found if fields is not None and fields["item"] == item))
+def _item(file: Path, there: Folders) -> Match | None:
+    """An item of torch_checkpointing without metadata: several files with number 0, or as many as there are of the state beside them."""
+    fields = ITEM.fullmatch(file.name)
+    if fields is None:
+        return None
+    items = named_items(file.parent, there)
+    ranks, states = items[fields["item"]], ranks_of_state(items)
+    if any(path.suffix != ".pt" for path in ranks.values()) or not (max(ranks) < states or (0 in ranks and len(ranks) > 1)):
+        return None
+    size = states if max(ranks) < states else None
+    return Match(FORMAT, fields["item"], file.parent, tuple(ranks.values()), "files of ranks", size, ranks)
 
 
 def _with_first(match: Match, path: Path) -> Match:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, PartOfSet, Unsupported
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
-from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.safetensors_file import parse_json, read_header
 from ckpt_cli.files.source import read_small
 from ckpt_cli.files.torch_file import TorchFile, dimensions
+from ckpt_cli.formats.sets.names import ITEM
 from ckpt_cli.tensors.tensor import Tensor
 
 DEEPSPEED = "put it back into the folder of its save, under the name that DeepSpeed gave it, and pass that folder"
@@ -132,14 +134,22 @@ def refuse_shard(metadata: Mapping[str, str]) -> None:
 
 
 def share_error(tensors: Mapping[str, Tensor], path: Path) -> PartOfSet | None:
-    """The error for a file that is one parameter of a Nanotron checkpoint, or one of several files in Meta's format; None for others.
+    """The error for a file that is, or may be, one of several of the same model; None for others.
 
-    There the output projection has fewer columns than all heads together; ``params.json`` beside it says how many these are, and
-    without it they are taken to make up the width of the model.
+    One rank's file of torch_checkpointing has no metadata, where transformers, accelerate and diffusers write some. Of Nanotron a file is
+    one parameter. In Meta's format the output projection has fewer columns than all heads together; ``params.json`` beside it says how
+    many these are, and without it they are taken to make up the width of the model.
     """
     if tensors.keys() == {"data"} and path.name.startswith("model_"):
         text = "this is one parameter of a Nanotron checkpoint"
         return PartOfSet(text, path=path, expected="the whole folder", hint="convert it with Nanotron's own tools")
+    if ITEM.fullmatch(path.name) and path.suffix == ".safetensors" and tensors and not _has_metadata(tensors):
+        return PartOfSet(
+            f"{path.name} is called like one rank's file of torch_checkpointing, which may hold parts of the tensors",
+            path=path,
+            expected=f"the files of all ranks, and {path.with_name('metadata.pkl')}, which says what parts they hold",
+            hint="copy metadata.pkl from where the save was written; if the file is a whole model, rename it without the number",
+        )
     wo = tensors.get("layers.0.attention.wo.weight")
     if wo is None or len(wo.shape) != 2 or not all(wo.shape):
         return None
@@ -150,6 +160,11 @@ def share_error(tensors: Mapping[str, Tensor], path: Path) -> PartOfSet | None:
         hint = "get the other files (consolidated.*.pth); one model in one file is read"
         return PartOfSet(text, path=path, tensor=wo.name, expected="the whole set", hint=hint)
     return None
+
+
+def _has_metadata(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the header of the file of these tensors has metadata."""
+    return any(read_header(piece.source).metadata for tensor in islice(tensors.values(), 1) for piece in tensor.pieces)
 
 
 def _meta_columns(params: Path, width: int) -> int:

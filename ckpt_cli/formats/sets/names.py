@@ -114,6 +114,10 @@ ADAPTERS = re.compile(r"lora|dora|locon|lokr|loha|adapter", re.IGNORECASE)
 """In names of adapters, "rank32" is mostly the rank of the factors."""
 
 
+ITEM = re.compile(r"(?P<item>model|ema|policy|actor|critic)_(?P<rank>[0-9]{1,7})\.(?P<suffix>pt|safetensors)", re.ASCII)
+"""What torch_checkpointing calls a rank's file of an item that holds weights, and others that of an epoch: content tells."""
+
+
 @dataclass(frozen=True, slots=True)
 class SetMember:
     """One file of a set: its number, how many there are (None: unknown), and its siblings that are there, by number.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, Inconsistent, reading
@@ -31,6 +31,11 @@ def named_items(folder: Path, there: Folders) -> dict[str, dict[int, Path]]:
         if (fields := ITEM_FILE.fullmatch(path.name)) is not None:
             items.setdefault(fields["item"], {})[int(fields["rank"])] = path
     return {name: dict(sorted(ranks.items())) for name, ranks in items.items()}
+
+
+def ranks_of_state(items: Mapping[str, Mapping[int, Path]]) -> int:
+    """How many ranks wrote a save whose metadata are lost, by the items that are state of all ranks; 0 if there are none."""
+    return max((len(ranks) for name, ranks in items.items() if is_state_key(name) and max(ranks) == len(ranks) - 1), default=0)
 
 
 def item_of(name: str, match: Match, saved: Saved) -> Item:

@@ -32,6 +32,7 @@ from ckpt_cli.formats.torch_checkpointing.items import (
     named_items,
     notes_of_others,
     path_of,
+    ranks_of_state,
     weights,
 )
 from ckpt_cli.formats.torch_checkpointing.metadata import ITEM_FILE, METADATA, Saved, read_metadata
@@ -79,7 +80,7 @@ class TorchCheckpointing(Format):
     def _without_metadata(self, folder: Path, there: Folders) -> list[Match]:
         """Items in safetensors whose metadata, which alone says what parts the ranks hold, is lost: state of the same ranks shows them."""
         items = named_items(folder, there)
-        counts = {len(ranks) for name, ranks in items.items() if is_state_key(name) and [*ranks] == [*range(len(ranks))]}
+        states = ranks_of_state(items)
         lost = MissingShard(
             f"{METADATA}, which says what part of the tensors each file holds, is missing",
             path=folder,
@@ -89,7 +90,7 @@ class TorchCheckpointing(Format):
         return [
             replace(self._named(name, folder, items), trouble=lost)
             for name, ranks in items.items()
-            if len(ranks) > 1 and len(ranks) in counts and all(path.suffix == ".safetensors" for path in ranks.values())
+            if states > 1 and max(ranks) < states and all(path.suffix == ".safetensors" for path in ranks.values())
         ]
 
     def _named(self, item: str, folder: Path, items: Mapping[str, Mapping[int, Path]]) -> Match:

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Undecidable, reading
-from ckpt_cli.files.folders import Folders
+from ckpt_cli.errors import CorruptFile, Gap, Inconsistent, PartOfSet, Undecidable, reading
+from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
@@ -16,9 +16,10 @@ from ckpt_cli.formats.base import Format, Match, OptimizerOfRanks, ReadOptions
 from ckpt_cli.formats.foreign import foreign_content
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.formats.rank_files.reader import announced_size
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
 from ckpt_cli.formats.sets.contents import refuse_part
-from ckpt_cli.formats.sets.names import PartName, part_name
+from ckpt_cli.formats.sets.names import ITEM, PartName, part_name
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.trainers import STEPS, has_form
@@ -26,6 +27,7 @@ from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
+from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "torch-file"
 INDEX = "pytorch_model.bin.index.json"
@@ -42,6 +44,9 @@ LAST = re.compile(r"last(-v[0-9]+)?\.ckpt", re.ASCII)
 
 METRIC = re.compile(r"(.*[-_])?(epoch|step)=[0-9]+.*\.ckpt", re.ASCII)
 """What Lightning calls a checkpoint whose name has more than epoch and step in it, such as a metric; others are steps of a run."""
+
+MAX_NAMED = 64
+"""Of how many ranks the files are looked for, to name those that are missing."""
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 
@@ -123,7 +128,7 @@ class TorchFiles(Format):
             if index is not None:
                 raise_first(index.misplaced({path.relative_to(first.parent).as_posix(): state.locals}))
             leaves += others
-            tensors.update(assemble([state], 1, (), options).tensors)
+            tensors.update(_assembled(state, options))
         return Component(
             match.component,
             FORMAT,
@@ -176,6 +181,26 @@ def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[Ra
         beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]
         notes += notes_of_group(path.name, way, groups, group)
     return RankState(0, path, held), [*beside, *leaves]
+
+
+def _assembled(state: RankState, options: ReadOptions) -> dict[str, Tensor]:
+    """The tensors of a file that is whole. Raises PartOfSet for that of one rank, whose distributed tensors are parts."""
+    try:
+        return assemble([state], 1, (), options).tensors
+    except (Inconsistent, Gap) as error:
+        count, fields = announced_size(state), ITEM.fullmatch(state.path.name)
+        if count < 2:
+            raise
+        text = f"{state.path.name} is one rank's file of a set by {count} ranks: it holds parts of distributed tensors"
+        names = [f"{fields['item']}_{rank}.{fields['suffix']}" for rank in range(min(count, MAX_NAMED))] if fields is not None else []
+        lost = [name for name in names if not is_file(state.path.with_name(name))]
+        raise PartOfSet(
+            text,
+            path=state.path,
+            tensor=error.tensor,
+            expected=f"the files of all ranks{'; not here: ' + few(lost) if lost else ''}",
+            hint="get the missing files from where they were written, and pass the folder" if lost else None,
+        ) from None
 
 
 def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict[str, Any]:

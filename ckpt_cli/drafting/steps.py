@@ -103,7 +103,7 @@ def _claimed(draft: Draft, setting: Setting[Options]) -> Draft:
         selection.kind,
         selection.naming,
         draft.assets.config,
-        on_purpose=selection.on_purpose,
+        on_purpose=selection.on_purpose - selection.tied.keys(),  # a class that needs what is tied is told
         change=selection.change,
         beside=selection.lacking,
     )

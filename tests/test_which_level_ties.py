@@ -12,6 +12,7 @@ import transformers
 
 import ckpt_cli
 from ckpt_cli.hub.classes import transformers_child
+from ckpt_cli.hub.classes.tying import ties_embeddings
 from tests.architectures import answered_here
 from tests.tensors import load
 
@@ -112,3 +113,18 @@ def test_an_encoder_decoder_ties_what_its_class_ties(tmp_path: Path, flag: bool 
     run, saved = run_of(tmp_path, config)
     ckpt_cli.merge(run, tmp_path / "out")
     assert load(tmp_path / "out").keys() == load(saved).keys()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "outer", "ties"),
+    [("qwen3_vl", False, False), ("qwen3_vl", None, False), ("gemma3", False, False), ("gemma3", None, True)],
+)
+def test_without_transformers_the_outer_config_counts(
+    monkeypatch: pytest.MonkeyPatch, model_type: str, outer: bool | None, ties: bool
+) -> None:
+    for module in ("expected_tensors", "rules", "transformers_child"):
+        monkeypatch.setattr(f"ckpt_cli.hub.classes.{module}.installed_version", lambda: None)
+    config = composed(model_type, outer, True)
+    for part, kind in (("text_config", f"{model_type}_text"), ("vision_config", "siglip_vision_model")):
+        config[part]["model_type"] = kind if part == "text_config" or model_type == "gemma3" else f"{model_type}_vision"
+    assert ties_embeddings(config) is ties

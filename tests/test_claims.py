@@ -457,6 +457,19 @@ class TestCustomCode:
         saved, _ = saved_by(tmp_path, **self.OWN, vision_config={"depth": 2})
         assert "no-tower" in notes(ckpt_cli.merge(saved, tmp_path / "out"))
 
+    def test_has_an_audio_part_by_the_names_of_its_class(self) -> None:
+        """A class may call it otherwise than others do: on the hub this one's is `perception.encoder`."""
+        kinds = {
+            "nemo_speechlm": ("Nemotron3_5TranscribeForConditionalGeneration", []),
+            "qwen2_audio": ("Qwen2AudioForConditionalGeneration", ["config.json has an audio_config"]),
+        }
+        for model_type, (name, said) in kinds.items():
+            content = {"model_type": model_type, "architectures": [name], "audio_config": {"depth": 2}}
+            names = class_names(content)
+            assert names is not None
+            found = mismatches(content, {"language_model.lm_head.weight": (4, 4)}, known=False, namings=(names.native, names.hub))
+            assert [item.text.split(",")[0] for item in found if item.code == "no-tower"] == said
+
     def test_may_have_linear_layers_with_activations_between(self, tmp_path: Path) -> None:
         saved, tensors = saved_by(tmp_path, **self.OWN)
         head = {f"head.layers.{i}.{kind}": torch.ones(4) for i in (0, 2, 4) for kind in ("weight", "bias")}

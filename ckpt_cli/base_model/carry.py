@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, NotFound
-from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.moved_names import moved_names
 from ckpt_cli.name_patterns import grouped

@@ -114,7 +114,7 @@ def compared_claim(draft: Draft) -> Claim:
         selection.kind,
         selection.naming,
         draft.assets.config,
-        on_purpose=draft.on_purpose,
+        on_purpose=draft.on_purpose - selection.tied.keys(),  # a class that needs what is tied is told
         change=selection.change,
         beside=selection.lacking,
         uncommon=draft.uncommon,

@@ -39,16 +39,6 @@ def huge_number(config: Config) -> str | None:
     return None
 
 
-def ties_embeddings(config: Config, default: bool = False) -> bool:
-    """Whether the output head is tied to the input embedding, by the config itself or by that of its language model.
-
-    ``default``: what the architecture does if neither says so.
-    """
-    text = config.get("text_config")
-    said = [level["tie_word_embeddings"] for level in (config, text) if isinstance(level, Mapping) and "tie_word_embeddings" in level]
-    return any(value is True for value in said) if said else default
-
-
 def expert_count(config: Config) -> int | None:
     """The number of experts, None if no level or if several levels with different numbers name one."""
     counts = {level[key] for level in levels(config) for key in EXPERT_COUNTS if type(level.get(key)) is int and level[key] > 1}

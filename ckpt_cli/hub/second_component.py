@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from ckpt_cli.boxes import shape_text
 from ckpt_cli.errors import Undecidable
-from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.name_patterns import grouped, pattern_of

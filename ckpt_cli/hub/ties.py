@@ -6,8 +6,11 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ckpt_cli.hub.classes.expected_tensors import Expected
+from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.rules import HubRules
-from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.tied_names import HEADS, last_two, tied_pair
 from ckpt_cli.names import printable, stripped_names, unnumbered
 from ckpt_cli.tensors.component import Note
@@ -28,23 +31,32 @@ class Tie:
 
 
 def find_ties(
-    component: str, tensors: Mapping[str, Tensor], config: Config, rules: HubRules | None, live: Live | None = None
+    component: str,
+    tensors: Mapping[str, Tensor],
+    config: Config,
+    rules: HubRules | None,
+    kind: KnownClass | str = "",
+    live: Live | None = None,
 ) -> tuple[list[Tie], list[tuple[str, str]]]:
     """The tied tensors of a component, by the names of the model in memory.
 
-    ``rules`` know which names an architecture may tie, without them an output head and an embedding are looked for. Only
+    ``rules`` know which names an architecture may tie, without them an output head and an embedding are looked for. Where the tensors
+    of the class, ``kind``, are known, it decides which names are one tensor, otherwise the config does. Only
     equal values are tied, but for an EMA of which one of the two was not averaged: it is the ``live`` model's own. The second list are
     pairs that the config ties and whose values differ.
     """
-    ties = ties_embeddings(config, rules.ties if rules else False)
+    expected = kind.known if isinstance(kind, KnownClass) and isinstance(kind.known, Expected) else None
+    said = ties_embeddings(config, rules.ties if rules else False)
     found: list[Tie] = []
     differing: list[tuple[str, str]] = []
-    for name, partner in _pairs(tensors, rules, ties):
+    for name, partner in _pairs(tensors, rules, said):
+        one = expected.one_tensor(name, partner) if expected is not None else None
+        ties = said if one is None else one
         if any(tie.name in (name, partner) for tie in found):
             continue
         if same_values(tensors[name], tensors[partner]):
             shared = tensors[name].alias_of is not None or tensors[partner].alias_of is not None
-            if ties or (shared and not name.endswith(HEADS)):
+            if ties or (one is None and shared and not name.endswith(HEADS)):
                 found.append(Tie(name, partner, f"tied to {partner}, which has the same values"))
         elif ties and unnumbered(component)[0] == "ema" and (reason := _not_averaged(tensors[name], name, partner, live)) is not None:
             found.append(Tie(name, partner, f"tied to {partner}; {reason}"))

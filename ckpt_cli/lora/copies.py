@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ckpt_cli.errors import Inconsistent
-from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
 from ckpt_cli.tensors.equality import same_after_cast, same_values

@@ -12,7 +12,8 @@ from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
-from ckpt_cli.hub.config import Config, architecture, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config

@@ -11,7 +11,8 @@ from ckpt_cli.drafting.steps import copies_compared, noted
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.bagel import PATCH_EMBEDDING, QK_NORMS
-from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.names import few, plural, printable

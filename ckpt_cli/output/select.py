@@ -163,7 +163,7 @@ def select_tensors(
         text = f"these are {trainer}'s own tensor names, which no Hugging Face class loads: rename them with --key-map"
         notes.append(Note("warning", "foreign-names", text))
     final = {id(tensor): name for name, tensor in tensors.items()}
-    ties, differing = find_ties(component.name, native, config, hub, live)
+    ties, differing = find_ties(component.name, native, config, hub, kind, live)
     tied: dict[str, str] = {}
     for tie in ties:
         name, partner = final.get(id(native[tie.name])), final.get(id(native[tie.partner]))

@@ -12,7 +12,7 @@ from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import Inconsistent, Undecidable
 from ckpt_cli.formats.optimizer_state import RankEntries
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.hub.config import ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, plural, stripped_names
 from ckpt_cli.state.parameter_order import name_parameters

@@ -66,8 +66,8 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
-    known = isinstance(kind, KnownClass) and kind.has_shapes
-    for item in mismatches(config, shapes, known=known):
+    known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
+    for item in mismatches(config, shapes, known=known, namings=namings):
         found += [finding(item.code, item.text, tensor=glob) for glob in item.lacking or (None,)]
     if not isinstance(kind, KnownClass):
         return ConfigCheck(config, (*found, finding("not-compared", kind)))

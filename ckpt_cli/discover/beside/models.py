@@ -16,7 +16,8 @@ from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
-from ckpt_cli.hub.config import Config, architecture, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, stripped_names
 from ckpt_cli.tensors.component import Component, Note

@@ -80,7 +80,8 @@ def claim_for(
     lacking where the class has them. ``beside`` are names that the model has of which these are an
     average: they are lacking too, unless the tensors of the class are known.
     """
-    odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=isinstance(kind, KnownClass) and kind.has_shapes)
+    known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
+    odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=known, namings=namings)
     counted = {glob: item.text for item in odd for glob in item.lacking}
     notes = [Note("warning", item.code, f"{item.text}; {ADVICE[item.code]}") for item in odd if not item.lacking]
     absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]

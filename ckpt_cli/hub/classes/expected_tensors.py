@@ -30,6 +30,12 @@ class Expected:
     optional: tuple[str, ...]
     ignored: tuple[str, ...]
 
+    def one_tensor(self, name: str, other: str) -> bool | None:
+        """Whether two names in memory are one tensor of the class; None if it has no tensor of one of these names."""
+        if name not in self.native or other not in self.native:
+            return None
+        return self.tied.get(name, name) == self.tied.get(other, other)
+
 
 def expected_tensors(config: Config) -> Expected | str:
     """The tensors of the model that a config describes, or why they are unknown. Custom code is never run."""

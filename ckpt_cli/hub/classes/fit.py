@@ -55,6 +55,11 @@ class KnownClass:
         """Whether all tensors are known, with their shapes; otherwise only names by pattern are."""
         return isinstance(self.known, Expected)
 
+    @property
+    def namings(self) -> tuple[frozenset[str], ...]:
+        """Its names by pattern, in memory and on the hub, where shapes are unknown."""
+        return () if isinstance(self.known, Expected) else (self.known.native, self.known.hub)
+
     def count(self, shapes: Mapping[str, Shape]) -> int:
         """How many of these names the class knows, in memory or on the hub, in this or older versions of transformers."""
         unknown = [name for name in shapes if not self.knows(name)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.megatron.settings import Arguments, compare, groups, odd_argument
 from ckpt_cli.hub.megatron.sizes import size_of
 from ckpt_cli.tensors.component import Note

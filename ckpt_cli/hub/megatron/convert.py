@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ckpt_cli.boxes import shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors, Unsupported
-from ckpt_cli.hub.config import Config, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.megatron.architectures import ARCHITECTURES, Architecture, architecture_of
 from ckpt_cli.hub.megatron.names import OUTPUT, OUTPUT_BIAS, Parsed, common_wrapper, parsed
 from ckpt_cli.hub.megatron.rows import CRITIC, CRITIC_BIAS, TOP, Row, Rows

@@ -38,6 +38,27 @@ def test_files_of_deepspeed_in_a_step_of_the_trainer(tmp_path: Path, said: int) 
     assert told(tmp_path / "run", tmp_path / "out") == (["the folder says step 4, the state in it says 2"] if said == 2 else [])
 
 
+@pytest.mark.parametrize(
+    ("tag", "counter"),
+    [("checkpoints/checkpoint_0/pytorch_model", "saves"), ("checkpoint_1/pytorch_model", "saves"), ("epoch_2/global_step9", "epochs")],
+)
+def test_folders_that_count_something_else_contradict_no_step(tmp_path: Path, tag: str, counter: str) -> None:
+    deepspeed(tmp_path / "run" / tag, 9)
+    (tmp_path / "run" / tag).with_name("latest").write_text(Path(tag).name)
+    assert told(tmp_path / "run", tmp_path / "out") == []
+    texts = [note.text for note in ckpt_cli.detect(tmp_path / "run").checkpoint.notes if note.code == "step-differs"]
+    assert [text.partition(" is ")[2] for text in texts] == [f"numbered by {counter}; the state in it says step 9"]
+
+
+def test_of_two_tags_neither_is_said_to_be_the_only_one(tmp_path: Path) -> None:
+    for tag in (1, 2):
+        deepspeed(tmp_path / "run" / str(tag), tag)
+    (tmp_path / "run" / "latest").write_text("2")
+    notes = {note.code: note.text for note in ckpt_cli.detect(tmp_path / "run").checkpoint.notes}
+    assert notes["between"] == "model was read from 2/"
+    assert "1/ could be model too" in notes["passed-over"]
+
+
 @pytest.mark.parametrize("said", [77, 3])
 def test_a_tag_of_deepspeed(tmp_path: Path, said: int) -> None:
     deepspeed(tmp_path / "run" / "global_step77", said)

@@ -387,6 +387,14 @@ def test_the_only_folder_with_weights_is_meant_whatever_it_is_called(tmp_path: P
     assert "the only folder with weights" in notes["between"]
 
 
+def test_that_it_is_the_only_one_is_said_only_where_it_is(tmp_path: Path) -> None:
+    step = some_step(tmp_path)
+    for seed, name in enumerate(("anything", "ema")):
+        dcp.save(model(seed), checkpoint_id=str(step / name), no_dist=True)
+    notes = {note.code: note.text for note in ckpt_cli.detect(step).checkpoint.notes}
+    assert notes["between"] == "model was read from anything/"
+
+
 def test_of_two_folders_neither_is_meant(tmp_path: Path) -> None:
     step = some_step(tmp_path)
     for seed, name in enumerate(("one", "two")):

@@ -123,7 +123,15 @@ def between_notes(found: Found, place: Place) -> list[Note]:
     below = place_below(root, place.home)[1]
     if has_form(below, WEIGHTS) or has_form(root.name, WEIGHTS):
         return []
-    return [Note("info", "between", f"{place.name} was read from {below}/, the only folder with weights in {place.home.name}/")]
+    others: list[Held] = []
+    with contextlib.suppress(Unreadable):
+        others = [
+            entry
+            for entry in held_below(place.home, Folders()) or ()
+            if not root.is_relative_to(entry.path) and not entry.path.is_relative_to(root)
+        ]
+    alone = "" if others or place.passed_over else f", the only folder with weights in {place.home.name}/"
+    return [Note("info", "between", f"{place.name} was read from {below}/{alone}")]
 
 
 def step_above(path: Path, there: Folders) -> Path | None:

@@ -21,7 +21,7 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small, size_of
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import ranks_of
-from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.step_names import counts_other, step_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.plain_values import TensorValue, ValueReader
@@ -117,8 +117,14 @@ def renamed_notes(found: Found, components: Iterable[Component]) -> list[Note]:
         content = parse_json(read_small(path, MAX_TRAINER_STATE)) if is_file(path) else None
         said.append(_natural(content.get("global_step")) if isinstance(content, dict) else None)
     others = sorted({number for number in said if number is not None and number != found.step})
-    text = f"the folder says step {found.step}, the state in it says {few(list(map(str, others)))}"
-    return [Note("warning", "step-differs", text)] if others else []
+    return [step_note(found, few(list(map(str, others))))] if others else []
+
+
+def step_note(found: Found, said: object) -> Note:
+    """That the state in a folder is of another step than its name says: a warning, unless the name counts something else."""
+    if (counter := counts_other(found.path)) is not None:
+        return Note("info", "step-differs", f"{found.path.name} is numbered by {counter}; the state in it says step {said}")
+    return Note("warning", "step-differs", f"the folder says step {found.step}, the state in it says {said}")
 
 
 def foreign_step(found: Found, place: Place, said: int, files: Files) -> str | None:

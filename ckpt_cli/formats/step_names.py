@@ -8,6 +8,9 @@ from pathlib import PurePath
 
 from ckpt_cli.formats.trainers import STEPS, number_in, words_of
 
+OF_SAVES = ("checkpoint_N",)
+"""accelerate's own names (``automatic_checkpoint_naming``): N is how many saves there were before."""
+
 LAST = ("last", "latest", "final", "newest", "end", "resume")
 """What the last save of a training is called, where that is no number."""
 
@@ -53,3 +56,13 @@ def counter_of(folder: PurePath) -> str | None:
     if form is None:
         return None
     return "epochs" if words_of(form)[-1:] == ["epoch"] else "steps"
+
+
+def counts_other(folder: PurePath) -> str | None:
+    """What the number of a folder counts if that is not steps: epochs or saves, so that no step can contradict it.
+
+    >>> [counts_other(PurePath(name)) for name in ("epoch_3", "checkpoint_3", "checkpoint-3")]
+    ['epochs', 'saves', None]
+    """
+    counter = "saves" if number_in(folder.name, OF_SAVES) is not None else counter_of(folder)
+    return None if counter == "steps" else counter

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.discover.counters import SCHEDULERS, STEPS, counter_of, disagreement, foreign_step, nodes_disagree, scheduler_step
+from ckpt_cli.discover.counters import SCHEDULERS, STEPS, counter_of, disagreement, foreign_step, nodes_disagree, scheduler_step, step_note
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.state_files import StateFile, find_state_files
 from ckpt_cli.errors import CorruptFile, reading
@@ -371,8 +371,7 @@ def _describe(found: Found, state: TrainingState) -> None:
     said = _number(places, STEPS)
     step = found.step if found.step is not None else said
     if said is not None and found.step is not None and said != found.step:
-        text = f"the folder says step {found.step}, the state in it says {said}"
-        state.notes.append(Note("warning", "step-differs", text))
+        state.notes.append(step_note(found, said))
     rates = state.scheduler.get("_last_lr") if isinstance(state.scheduler, dict) else None
     counters = {name: number for name, value in state.extra.items() if (number := _as_number(value)) is not None}
     state.training = {"step": step, "epoch": _number(places, EPOCHS), "lr": rates, "counters": counters, **state.training}

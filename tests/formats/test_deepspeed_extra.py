@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,31 @@ class TestAdapterConfig:
         told = [note.text for note in result.checkpoint.notes if note.code == "assets-of-run"]
         in_run = (lies == "." and tag != "2") or lies == "checkpoints"
         assert [text.startswith("adapter_config.json: taken from the folder of the run") for text in told] == [True] * in_run
+
+
+class Planted:
+    """What would make a file if it were loaded."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (str(self.made),))
+
+
+def test_a_planted_call_beside_what_is_read_is_not_run_and_scan_lists_it(copy: Copy, tmp_path: Path) -> None:
+    folder, made = copy("deepspeed", "z2-fp32-w2"), tmp_path / "made"
+    (path,) = (folder / "run").rglob("mp_rank_00_model_states.pt")
+    with changed(path) as content:
+        content["note"] = Planted(made)
+    ckpt_cli.merge(folder / "run", tmp_path / "out")
+    assert differences(load(tmp_path / "out"), load(folder / "expected.safetensors")) == []
+    ckpt_cli.extract_state(folder / "run", tmp_path / "state", optimizer=True)
+    assert "mkdir" in ckpt("scan", path).out
+    assert not made.exists()
+    with changed(path) as content:
+        content["note"], content["param_shapes"] = None, Planted(made / "inner")
+    with pytest.raises(CkptError) as caught:
+        ckpt_cli.merge(folder / "run", tmp_path / "refused")
+    assert path.name in str(caught.value.path)
+    assert not (made / "inner").exists()

@@ -16,7 +16,8 @@ from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
-from ckpt_cli.hub.config import Config, architecture, ties_embeddings
+from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable

@@ -769,17 +769,17 @@ def test_bars_of_an_upload_go_away_when_they_are_done() -> None:
     """Those of huggingface_hub itself, on what it takes for a terminal of 80 and 120 columns."""
     import io
 
-    import huggingface_hub
+    from huggingface_hub.utils import tqdm
 
     from ckpt_cli.pushing.upload import _quiet
 
     for columns in (80, 120):
         shown = io.StringIO()
-        with _quiet(huggingface_hub, bars=True):
-            bar = huggingface_hub.utils.tqdm(total=10, desc="model.safetensors", file=shown, ncols=columns, disable=False)
+        with _quiet(bars=True):
+            bar = tqdm(total=10, desc="model.safetensors", file=shown, ncols=columns, disable=False)
             bar.update(10)
             bar.close()
         assert "model.safetensors" in shown.getvalue()
         assert shown.getvalue().split("\r")[-1].strip() == shown.getvalue().split("\r")[-2].strip() == ""
         assert "\n" not in shown.getvalue()
-    assert huggingface_hub.utils.tqdm(total=1, file=io.StringIO(), disable=False).leave is True
+    assert tqdm(total=1, file=io.StringIO(), disable=False).leave is True

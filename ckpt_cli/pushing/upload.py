@@ -85,7 +85,7 @@ def push(folder: Path, to: Destination, progress: Progress | None = None, *, str
     api = hub.HfApi(token=token, library_name="ckpt", library_version=__version__)
     names = files_of(folder, manifest)
     total = sum(size_of(folder / name) for name in names)
-    with explained(to.repo, to.again(folder), token), _quiet(hub, bars=stages(progress).pushing(total, to.repo)):
+    with explained(to.repo, to.again(folder), token), _quiet(bars=stages(progress).pushing(total, to.repo)):
         repo = api.create_repo(to.repo, private=True if to.private else None, exist_ok=True).repo_id
         _check_privacy(api, repo, to, folder)
         if to.branch != MAIN:
@@ -160,12 +160,13 @@ def _url(repo: str, branch: str) -> str:
 
 
 @contextlib.contextmanager
-def _quiet(hub: Any, *, bars: bool) -> Iterator[None]:
+def _quiet(*, bars: bool) -> Iterator[None]:
     """huggingface_hub says nothing meanwhile, but for progress bars where they do not disturb a display of ours.
 
     Bars go away when they are done, as ours do: the result says what was pushed.
     """
-    utils = hub.utils
+    from huggingface_hub import utils
+
     close = utils.tqdm.close
 
     def vanish(bar: Any) -> None:

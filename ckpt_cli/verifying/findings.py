@@ -90,9 +90,7 @@ KINDS: dict[str, Kind] = {
     "vocabulary-rows": Kind("warning", "headers", "the embedding does not have vocab_size rows", "correct config.json"),
     "no-prediction-layers": Kind("warning", "headers", "config.json asks for multi-token prediction, but its layers are missing"),
     "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) for which there are no tensors"),
-    "left-out": Kind(
-        "info", "headers", "the class has this tensor, but it was left out on purpose (filters, a key map, --intersect, --allow-missing)"
-    ),
+    "left-out": Kind("info", "headers", "the class has this tensor, but it was left out on purpose (filters, a key map, --allow-missing)"),
     "partial-output": Kind("warning", "headers", "the output was made from one that had been written without some tensors"),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not match", "export the adapter again"),
     "partial-adapter": Kind(

@@ -148,7 +148,8 @@ class TestMixedFiles:
             shutil.copyfile(rank_file(folder, rank % 4), rank_file(folder, rank, others))
         with pytest.raises(MixedWorldSizes) as caught:
             ckpt_cli.inspect(folder)
-        assert f"4 (4 files) and {others}" in caught.value.message or f"{others} ({others} files) and 4" in caught.value.message
+        counted = f"{others} ({others} file{'s' if others > 1 else ''})"
+        assert f"4 (4 files) and {counted}" in caught.value.message or f"{counted} and 4 (4 files)" in caught.value.message
         assert caught.value.path == str(folder)
 
     def test_files_that_claim_a_smaller_world_than_their_mesh_are_refused(self, copy: Copy) -> None:

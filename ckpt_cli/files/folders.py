@@ -213,13 +213,21 @@ def similar_hint(path: Path) -> str | None:
     alike: dict[float, list[Path]] = {}
     for name in names:
         matcher.set_seq1(name.lower())
-        if status_of(missing.parent / name) is not None:
+        if _leads_somewhere(missing.parent / name):
             alike.setdefault(round(matcher.ratio(), 6), []).append(missing.parent / name)
     best = max(alike, default=0.0)
     if best < 0.6:  # as `difflib.get_close_matches` does
         return None
-    found = [place / below for place in alike[best] if status_of(place / below) is not None] or alike[best]
+    found = [place / below for place in alike[best] if _leads_somewhere(place / below)] or alike[best]
     return f"did you mean {' or '.join(map(str, found[:3]))}?"
+
+
+def _leads_somewhere(path: Path) -> bool:
+    """Whether a path may be proposed: a link to nothing, a loop of links and what is below a file may not."""
+    try:
+        return status_of(path) is not None
+    except Unreadable:
+        return False
 
 
 def files_below(path: Path, depth: int = DEEP) -> Iterator[FileState]:

@@ -165,7 +165,10 @@ def _quiet(*, bars: bool) -> Iterator[None]:
 
     Bars go away when they are done, as ours do: the result says what was pushed.
     """
-    from huggingface_hub import utils
+    import huggingface_hub
+    import huggingface_hub.utils
+
+    utils: Any = huggingface_hub.utils
 
     close = utils.tqdm.close
 

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -340,7 +340,7 @@ def side_file(path: str | os.PathLike[str]) -> Watched:
         return listed_file(path)
     fd, identity = opened(os.fspath(path))
     os.close(fd)
-    return SideFile(identity)
+    return SideFile(replace(identity, path=os.path.abspath(identity.path)))
 
 
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:

@@ -156,7 +156,7 @@ def refuse_lacking(
     a key map would see.
     """
     if made.mixed:
-        many = "1 tensor has its name" if len(made.mixed) == 1 else f"{len(made.mixed)} tensors have their names"
+        many = plural(len(made.mixed), "tensor has its name", "tensors have their names")
         fused = [name for name in made.mixed if _beside_single_experts(name, names)]
         whole = made.fit is not None and not made.lacking and not made.fit.reshaped
         others = _globs(list(made.mixed), [name for name in names if name not in made.mixed])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,38 @@ class TestWhatOlderStepsHave:
     def test_is_told_of_each_step_in_lists(self, run: Path) -> None:
         steps = ckpt_cli.inspect(run, type="critic").checkpoint.steps
         assert [step.problem for step in steps] == [None, "no component critic", "no component critic"]
+
+
+class TestWhatIsNotWholeInTheChosenStep:
+    @pytest.fixture
+    def without_rank(self, layouts: Path, tmp_path: Path) -> Callable[..., Path]:
+        def made(*lacking: str) -> Path:
+            run = Path(shutil.copytree(layouts / "lmms-run" / "run", tmp_path / "run"))
+            for folder in lacking:
+                next((run / folder).glob("*_rank_2.pt")).unlink()
+            return run
+
+        return made
+
+    def test_is_named_with_the_step_that_its_type_takes(self, without_rank: Callable[..., Path], tmp_path: Path) -> None:
+        run = without_rank("checkpoint-200/pytorch_ema_model_fsdp_0")
+        said = ckpt("detect", run)
+        assert "result  model can be merged, ema cannot\n" in said.out
+        assert "step 200, the newest with model complete\n" in said.out
+        assert " 200  model, ema  ema: rank 2 of 4 is missing  <- chosen\n" in said.out
+        note = "ema of step 200 cannot be merged: rank 2 of 4 is missing; by the names of the files, --type ema takes step 100\n"
+        assert note in said.err
+        assert "lmms-engine, ema, step 100 (not 200: rank 2 of 4 is missing)" in ckpt("inspect", run, "--type", "ema").out
+        assert "note: ema of" not in ckpt("detect", run, "--type", "ema").err
+
+    def test_has_no_step_where_none_is_whole(self, without_rank: Callable[..., Path]) -> None:
+        run = without_rank(*(f"checkpoint-{step}/pytorch_ema_model_fsdp_0" for step in (100, 200)))
+        assert "note: ema of step 200 cannot be merged: rank 2 of 4 is missing\n" in ckpt("detect", run).err
+
+    def test_is_said_where_an_older_step_is_written(self, without_rank: Callable[..., Path], tmp_path: Path) -> None:
+        run = without_rank("checkpoint-200/pytorch_model_fsdp_0")
+        said = ckpt("merge", run, "-o", tmp_path / "out")
+        assert "lmms-engine, step 100 (not 200: rank 2 of 4 is missing), 4 ranks" in said.out
+        assert "(not 200" not in ckpt("merge", run, "-o", tmp_path / "other", "--step", "100").out
+        assert " 200  model, ema  model: rank 2 of 4 is missing\n" in ckpt("detect", run).out
+        assert "result  can be merged\n" in ckpt("detect", run).out

@@ -96,6 +96,19 @@ class TestTwoThings:
         with pytest.raises(DifferentTensors, match="no tensor name in common"):
             ckpt_cli.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
 
+    def test_two_without_a_tensor_of_one_shape_are_not_called_equal(self, tmp_path: Path) -> None:
+        for name, rows in (("a", 4), ("b", 5)):
+            save_file({f"layers.{i}.weight": torch.ones(rows, 4) for i in range(3)}, tmp_path / f"{name}.safetensors")
+        shown = ckpt("diff", "a.safetensors", "b.safetensors", "--exit-code", "--html", "page.html", cwd=tmp_path)
+        assert shown.code == 1
+        assert "result       nothing could be compared: no tensor has the same name and shape in both\n" in shown.out
+        assert "equal" not in shown.out
+        assert "nothing could be compared" in (tmp_path / "page.html").read_text()
+        data = json.loads(ckpt("diff", "a.safetensors", "b.safetensors", "--json", cwd=tmp_path).out)["data"]
+        assert (data["identical"], data["compared"]) == (False, 0)
+        sampled = ckpt("diff", "a.safetensors", "b.safetensors", "--sample", "50%", cwd=tmp_path)
+        assert "in both\n" in sampled.out
+
     def test_two_models_are_told_apart(self, tmp_path: Path) -> None:
         same = {"norm.weight": torch.ones(3)}
         save_file({**same, **{f"a.{i}.weight": torch.ones(4, 4) for i in range(9)}}, tmp_path / "a.safetensors")

@@ -181,7 +181,7 @@ def test_tensors_that_a_step_has_and_the_one_before_lacks_are_named(tmp_path: Pa
     moved = by_step(ckpt_cli.report(tmp_path / "run", drift=True))
     assert (moved[2].partly, moved[3].partly) == (None, "drift of 8 elements only, of 12")
     shown = ckpt("detect", "run", "--report", "--drift", cwd=tmp_path).out
-    assert "complete, other tensors than step 2: c.weight, drift of 8 elements only, of 12  <- newest" in shown
+    assert "newest complete, other tensors than step 2: c.weight, drift of 8 elements only, of 12" in shown
 
 
 def test_the_drift_is_the_relative_change_of_all_weights(run: Path, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def diff(
         after=_side(sides[1], tensors[1]),
         naming=named[0].part.selection.naming,
         identical=_is_identical(comparison),
+        compared=comparison.compared,
         comparison=comparison,
         written=tuple(str(path) for path in (picture, page) if path is not None),
         notes=tuple(dict.fromkeys((*opened, *named[0].notes, *named[1].notes))),

@@ -51,7 +51,7 @@ def detect(
     try:
         with Files(progress=progress, values=False) as files:
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
-            checkpoint = describe_checkpoint(opened, _partial_notes(opened))
+            checkpoint = describe_checkpoint(opened, [*_partial_notes(opened), *_other_step_notes(opened)])
     except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
         target = locate(path, step, nodes)
         with Files(progress=progress, values=False) as files:
@@ -174,6 +174,24 @@ def report(
 
 def _partial_notes(opened: Opened) -> list[Note]:
     return [note for each in opened.components for note in partial_notes(each.component, each.made)]
+
+
+def _other_step_notes(opened: Opened) -> list[Note]:
+    """Of which step ``--type`` takes a component that is not whole in the step chosen for another one, as names tell."""
+    target, notes = opened.target, []
+    if not opened.chosen or target.blocked:
+        return []
+    for place in opened.found.places:
+        problem = listed_component(place).problem
+        if problem is None or place.name in {one.name for one in opened.components}:
+            continue
+        whole = (found for found in reversed(target.checkpoints)
+                 if any(other.name == place.name and listed_component(other).problem is None for other in found.places))  # fmt: skip
+        text, other = f"{place.name} of step {opened.found.step} cannot be merged: {problem}", next(whole, None)
+        if other is not None:
+            text += f"; by the names of the files, --type {place.name} takes step {other.step}"
+        notes.append(Note("info", "other-component", text))
+    return notes
 
 
 def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:

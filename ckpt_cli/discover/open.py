@@ -222,11 +222,12 @@ def steps_of(target: Target, problems: Mapping[Path, str]) -> tuple[StepInfo, ..
 
 
 def step_info(found: Found, problem: str | None = None) -> StepInfo:
-    """One line about a step, from names, or with the problem that was found in its content."""
-    by_name = next((info.problem for place in found.places if (info := listed_component(place)).problem), None)
-    return StepInfo(
-        step=found.step, path=str(found.path), components=tuple(place.name for place in found.places), problem=problem or by_name
-    )
+    """One line about a step, from names, or with the problem that was found in its content; which components have it, if not all."""
+    faults = {place.name: listed_component(place).problem for place in found.places}
+    problem = problem or next(filter(None, faults.values()), None)
+    having = [name for name, fault in faults.items() if fault == problem]
+    said = f"{few(having)}: {problem}" if problem and 0 < len(having) < len(faults) else problem
+    return StepInfo(step=found.step, path=str(found.path), components=tuple(faults), problem=said)
 
 
 def describe_place(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:

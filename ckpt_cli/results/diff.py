@@ -21,14 +21,15 @@ class DiffSide(Frozen):
 class DiffResult(Frozen):
     """How far tensors moved from ``before`` (the base of ``comparison``) to ``after``.
 
-    ``identical``: both have the same names, shapes, dtypes and bits (of a sample: in what was compared). ``written`` are the files that
-    hold the picture and the page.
+    ``identical``: both have the same names, shapes, dtypes and bits (of a sample: in what was compared). ``compared`` tensors have the
+    same name and shape in both; with 0 nothing is known of any value. ``written`` are the files that hold the picture and the page.
     """
 
     before: DiffSide
     after: DiffSide
     naming: str
     identical: bool
+    compared: int
     comparison: BaseComparison
     written: tuple[str, ...] = ()
     notes: tuple[NoteInfo, ...] = ()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ckpt_cli.names import plural
 from ckpt_cli.results.checkpoint import Frozen, Place
 from ckpt_cli.results.numbers import Number
 
 Kind = Literal["floating", "integer", "packed"]
 """Of which tensors distances are measured: those of floating-point (or complex) numbers. Integers and booleans count or select, and packed
 elements are no numbers on their own: of these it is only known how many elements differ."""
+
+
+NOTHING = "nothing could be compared: no tensor has the same name and shape in both"
 
 
 class TensorDrift(Frozen):
@@ -145,3 +149,13 @@ class BaseComparison(Frozen):
     groups: tuple[DriftGroup, ...] = ()
     frozen: tuple[FrozenPart, ...] = ()
     heatmap: Heatmap | None = None
+
+    @property
+    def compared(self) -> int:
+        """How many tensors were compared by value."""
+        return len(self.drifts) + (self.unchanged or 0)
+
+    @property
+    def counted(self) -> str:
+        """How many of them differ, in words."""
+        return f"{len(self.drifts)} of {plural(self.compared, 'tensor')} differ" if self.compared else NOTHING

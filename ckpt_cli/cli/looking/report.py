@@ -11,7 +11,6 @@ from ckpt_cli.cli.screens.widgets import (
     BAD,
     BOLD,
     GAP,
-    GOOD,
     WARNING,
     fitted,
     good,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from ckpt_cli.cli.session import Session
 
-COMPLETE, NEWEST = "complete", "  <- newest"
+COMPLETE, NEWEST = "complete", "newest complete"
 LEAST_NEEDED = ("components", "other", "optimizer")
 FREED = "of older steps, optimizers that a newer one replaces, and what is damaged or incomplete"
 
@@ -89,7 +88,7 @@ def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
         "drift": ["" if step.drift is None else change_text(step.drift) for step in steps],
     }
     states = [_state(step, result) for step in steps]
-    short = min(len(COMPLETE + NEWEST), max(map(len, states), default=0))
+    short = min(len(NEWEST), max(map(len, states), default=0))
     fit = fitted({head: cells for head, cells in columns.items() if any(cells)}, LEAST_NEEDED, width - GAP - short)
     yield from fit.heading("every step" if len(steps) > 1 else "the step", width)
     wide = {head: max(len(head), *map(len, columns[head])) for head in fit.shown}
@@ -114,10 +113,10 @@ def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
 def _state(step: StepReport, result: ReportResult) -> Text:
     if step.problem is not None:
         return good(step.problem, BAD)
-    state = good(COMPLETE)
+    state = good(NEWEST if step.path == result.newest else COMPLETE)
     for odd in filter(None, (step.differs, step.partly)):
         state.append(f", {odd}", style=WARNING)
-    return state.append(NEWEST, style=GOOD) if step.path == result.newest else state
+    return state
 
 
 def _size(count: int) -> str:

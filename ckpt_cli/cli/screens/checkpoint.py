@@ -16,7 +16,7 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
     """What it is, whether it is complete, how much there is, and what lies beside the weights."""
     described = [checkpoint.framework, info.name] if info.name != "model" else [checkpoint.framework]
     if checkpoint.step is not None:
-        described.append(f"step {checkpoint.step}")
+        described.append(f"step {checkpoint.step}{_passed_over(checkpoint, info.name)}")
     if info.world_size:
         mesh = f" (device mesh: {info.mesh})" if info.mesh else ""
         described.append(f"{text.plural(info.world_size, 'rank')}{mesh}")
@@ -39,6 +39,15 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
         ("size", f"{text.size(info.bytes or 0)}   {text.params(info.elements or 0)} params   {dtypes}"),
         ("assets", ", ".join(filter(None, (assets, *others[:6], f"{len(others) - 6} more" if len(others) > 6 else "", *lacking)))),
     ]
+
+
+def _passed_over(checkpoint: Checkpoint, component: str) -> str:
+    """Which newer step of the run was not taken, and why."""
+    newer = [step for step in checkpoint.steps if step.problem and (step.step or 0) > (checkpoint.step or 0)]
+    if not newer or not checkpoint.newest_complete:
+        return ""
+    more = f"; {text.plural(len(newer) - 1, 'more step')} passed over" if len(newer) > 1 else ""
+    return f" (not {newer[-1].step}: {(newer[-1].problem or '').removeprefix(f'{component}: ')}{more})"
 
 
 def counted_tensors(info: ComponentInfo) -> str:

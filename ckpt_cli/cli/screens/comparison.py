@@ -49,8 +49,7 @@ def base_facts(comparison: BaseComparison, sides: Sides, width: int) -> list[tup
     """The base, how many tensors differ from it, and `comparison_facts`."""
     alike = comparison.common - len(comparison.reshaped)
     named = f"{text.path(comparison.base)}   {text.plural(comparison.common, 'tensor')} in common, {alike} of the same shape"
-    differ = len(comparison.drifts)
-    said = "" if comparison.unchanged is None else f"{differ} of {text.plural(differ + comparison.unchanged, 'tensor')} differ"
+    said = "" if comparison.unchanged is None else comparison.counted
     return [("base", named), ("drift", said), *comparison_facts(comparison, sides, width)]
 
 

@@ -49,7 +49,6 @@ def _verdict(result: DiffResult) -> str:
     share = f" (about {100 * comparison.sample:g}% of the values were compared)" if comparison.sample is not None else ""
     if result.identical:
         return f"identical, bit for bit{share}" if comparison.sample is None else f"no difference found{share}"
-    compared = len(comparison.drifts) + (comparison.unchanged or 0)
-    if not comparison.drifts:
-        return f"{text.plural(compared, 'tensor')} compared, all values are equal{share}"
-    return f"{len(comparison.drifts)} of {text.plural(compared, 'tensor')} differ{share}"
+    if comparison.compared and not comparison.drifts:
+        return f"{text.plural(comparison.compared, 'tensor')} compared, all values are equal{share}"
+    return f"{comparison.counted}{share if comparison.compared else ''}"

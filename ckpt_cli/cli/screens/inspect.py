@@ -13,6 +13,7 @@ from ckpt_cli.cli.screens.widgets import (
     DIM,
     GAP,
     GOOD,
+    WARNING,
     as_cells,
     fitted,
     good,
@@ -26,12 +27,14 @@ from ckpt_cli.cli.screens.widgets import (
 )
 from ckpt_cli.formats.base import MEANINGS
 from ckpt_cli.formats.registry import format_of
+from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from ckpt_cli.cli.session import Session
 
@@ -57,11 +60,13 @@ def detect_result(result: DetectResult, session: Session) -> None:
     main = checkpoint.components[0]
     saver = f", saved by {main.writer}" if format_of(main).tells_writer and main.elements is not None else ""
     kind = "run" if checkpoint.run else "checkpoint"
-    facts = [("result", good("can be merged") if result.problem is None else good("cannot be merged", BAD))]
+    facts = [("result", _verdict(result))]
     facts.append(("found", here(checkpoint.run or checkpoint.path, f"{checkpoint.framework} {kind}{saver}")))
     if checkpoint.run:
         named = [f"step {checkpoint.step}"] if checkpoint.step is not None else []
-        why = ["the newest complete one"] if checkpoint.newest_complete else []
+        opened = few([info.name for info in checkpoint.components if info.elements is not None])
+        newest = "the newest complete one" if checkpoint.complete else f"the newest with {opened} complete"
+        why = [newest] if checkpoint.newest_complete else []
         facts.append(("chosen", here(checkpoint.path, ", ".join(named + why))))
     print_facts(console, facts)
     console.print()
@@ -77,6 +82,17 @@ def detect_result(result: DetectResult, session: Session) -> None:
         session.labelled("warning", "yellow", f"it cannot be merged: {result.problem}")
         if result.error is not None and result.error.hint is not None:
             session.labelled("hint", "dim", result.error.hint)
+
+
+def _verdict(result: DetectResult) -> Text:
+    """Whether what was opened can be merged, and which of the other components cannot, as far as names tell."""
+    if result.problem is not None:
+        return good("cannot be merged", BAD)
+    components = result.checkpoint.components
+    broken = [info.name for info in components if info.problem]
+    if not broken:
+        return good("can be merged")
+    return good(f"{few([info.name for info in components if info.elements is not None])} can be merged, {few(broken)} cannot", WARNING)
 
 
 def inspect_result(result: InspectResult, session: Session, *, show_all: bool = False) -> None:
@@ -125,8 +141,10 @@ def _step_table(checkpoint: Checkpoint) -> Table:
     """The steps of a run; which one is taken stands beside its state, however wide the screen is."""
     steps = new_table(("step", "components", "files"), right=(0,))
     for step in checkpoint.steps:
-        state = plain(step.problem or COMPLETE)
-        state.append("  <- chosen" if step.path == checkpoint.path else "", style=GOOD)
+        chosen = step.path == checkpoint.path
+        # What was chosen is whole in a part that was asked for.
+        state = good(step.problem or COMPLETE, GOOD if step.problem is None else WARNING if chosen and checkpoint.newest_complete else BAD)
+        state.append("  <- chosen" if chosen else "", style=GOOD)
         steps.add_row(plain(str(step.step)), plain(", ".join(step.components)), state)
     return steps
 

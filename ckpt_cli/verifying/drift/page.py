@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckpt_cli.names import printable
-from ckpt_cli.results.drift import BaseComparison, Heatmap, HeatmapRow, TensorDrift
+from ckpt_cli.results.drift import NOTHING, BaseComparison, Heatmap, HeatmapRow, TensorDrift
 from ckpt_cli.verifying.drift.groups import Scale, covered_text, scale_of
 
 VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -35,11 +35,11 @@ TIPS = {
 def drift_page(comparison: BaseComparison, name: str) -> str:
     """The page, for a comparison that was made with values; equal input gives equal text."""
     base = comparison.base
-    compared = len(comparison.drifts) + (comparison.unchanged or 0)
+    counts = f"{comparison.compared} tensors: {len(comparison.drifts)} differ, {comparison.unchanged or 0} are unchanged"
     facts = [
         ("A", base),
         ("B", name),
-        ("compared", f"{compared} tensors: {len(comparison.drifts)} differ, {comparison.unchanged or 0} are unchanged"),
+        ("compared", counts if comparison.compared else NOTHING),
         ("partly", covered_text(comparison, "A", "in B")),
         ("sample", "" if comparison.sample is None else f"about {100 * comparison.sample:g}% of the elements"),
         ("frozen", ", ".join(f"{part.part} ({part.tensors})" for part in comparison.frozen[:12] if part.tensors > 1)),

@@ -11,6 +11,7 @@ import functools
 import operator
 import os
 import re
+import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -60,6 +61,9 @@ SUFFIXES = {"": 1, "B": 1} | {
     for letter, power in (("K", 1), ("M", 2), ("G", 3), ("T", 4))
     for name, factor in ((letter, 1000**power), (f"{letter}B", 1000**power), (f"{letter}IB", 1024**power))
 }
+FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+"""Endings of files of weights: a folder that is still to be made is not meant by such a name."""
+
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -100,6 +104,10 @@ def path_text(value: object, option: str = "PATH", *, use: Use = "read") -> str:
         os.fsencode(text)
     except UnicodeEncodeError:
         raise UsageError(f"{option} has characters that no path can have here", expected="a path") from None
+    stem, suffix = os.path.splitext(text)
+    if use == "output" and suffix.lower() in FILES and not os.path.lexists(os.path.expanduser(text)):
+        hint = f"-o {shlex.quote(stem)}"
+        raise UsageError(f"the output is a folder, and {text} is the name of a file", expected="the name of a folder", hint=hint)
     address = _address(text, isinstance(value, os.PathLike), use)
     if address is not None:
         return str(address.path)

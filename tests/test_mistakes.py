@@ -45,6 +45,9 @@ WORK = {
     "merge run out --step latest": "checkpoint-200",
     "merge run out --step checkpoint-100": "checkpoint-100",
     "merge run out --tag global_step100": "checkpoint-100",
+    "merge run --checkpoint 100 -o out": "checkpoint-100",
+    "inspect run --checkpoint=100": "checkpoint-100",
+    "merge --checkpoint run/checkpoint-100 -o out": "checkpoint-100",
     "ls run": "ckpt merge run --dry-run",
     "info run": "ckpt merge run --dry-run",
     "convert run -o out": "ckpt verify out",
@@ -138,6 +141,13 @@ FAIL = {
     "merge run --type actor": "model, ema",
     "merge run --key-map net.": "net= takes net. off",
     "merge run --key-map a=b=c": "A=B renames",
+    "merge run --checkpoint 300": "one of the steps 100, 200",
+    "merge run 100": "did you mean ckpt merge run --step 100?",
+    "merge run --step 100 200": "did you mean ckpt merge run --step 200?",
+    "merge run pytorch_model.bin": "-o pytorch_model",
+    "merge run -o out/model.safetensors": "-o out/model",
+    "average run --last 2 -o averaged.pt": "-o averaged",
+    "extract-state run -o state.pth": "-o state",
     "merge s3:/bucket/run": "write it as s3://bucket/run",
 }
 

@@ -181,6 +181,13 @@ def refuse_swapped(command: str, path: str, other: str) -> None:
         raise NotFound("no such file or folder", path=path, hint=hint)
 
 
+def refuse_number(path: str, other: str) -> None:
+    """Raise UsageError for a bare number where the output stands: a step is meant, or the name is to be written as a path."""
+    if other.isdecimal():
+        again = shlex.join(["ckpt", "merge", path, "--step", other])
+        raise UsageError(f"{other} stands where the output is named", hint=f"did you mean {again}? a folder of that name is -o ./{other}")
+
+
 def _missing(parameter: Any, command: Any) -> CkptError:
     if parameter.param_type_name == "argument":
         return UsageError(f"{metavar_of(parameter)} is missing", expected=parameter.help, hint=command.epilog.splitlines()[0])

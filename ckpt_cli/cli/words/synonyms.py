@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,9 @@ PATHS = ("--local-dir", "--path", "--input", "--input-dir", "--checkpoint")
 WITH_VALUE = {"--report": ("--html", (".html", ".htm"))}
 """Flags after which a value may stand, of which these are the endings, and the option that takes it."""
 
+STEPS = ("--checkpoint",)
+"""Those of `PATHS` that are a step where a number follows: no path is meant by one, unless it is there."""
+
 
 def rewritten(args: Sequence[str], command: Any) -> list[str]:
     """The arguments with PATH in place of an option that names it, dashes where other tools have underscores, and values for flags."""
@@ -42,6 +46,8 @@ def rewritten(args: Sequence[str], command: Any) -> list[str]:
         after = value or next(iter(args[at + 1 :]), "")
         if option in own and after.lower().endswith(endings) and not after.startswith("-"):
             words += [name, f"{option}={value}"] if value else [name, option]
+        elif name in STEPS and "--step" in own and after.isdecimal() and not os.path.lexists(after):
+            words.append(f"--step={value}" if value else "--step")
         elif name in own or name not in PATHS:
             words.append(f"{name}{equals}{value}")
         elif equals:

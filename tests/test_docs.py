@@ -188,6 +188,6 @@ def test_the_lines_for_jq_print_what_they_say(tmp_path: Path) -> None:
     (tmp_path / "RUN_merged" / "watch.jsonl").write_text(events)
     (script,) = [block.text for block in blocks_of("docs/faq.md") if "jq" in block.text]
     lines = run(script, variables).splitlines()
-    assert lines[0] == "100\trank 2 of 4 is missing"
+    assert lines[0] == "100\tmodel: rank 2 of 4 is missing"
     assert lines[1].split("\t")[1] == "model.embed_tokens.weight"
     assert lines[-1].split("\t")[0] == "100"

@@ -1,8 +1,9 @@
-"""Files whose copy did not end: of full size, with zeros or holes where weights should be."""
+"""Files whose copy did not end: of full size, with zeros or holes where weights should be, or too short."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, NotFound, Unreadable
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, Unreadable
 from ckpt_cli.hub.text_assets import unmarked
 
 ROWS = 600
@@ -140,3 +141,35 @@ class TestTexts:
         (note,) = [note for note in merged.notes if note.code == "damaged-asset"]
         assert (note.level, "tokenizer.json" in note.text) == ("warning", True)
         assert ckpt_cli.verify(tmp_path / "out").exit_code == 1
+
+
+class TestARankFileThatEndsTooEarly:
+    """What it should have is known from the files of the other ranks, if they are there and alike."""
+
+    @pytest.fixture
+    def step(self, layouts: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(layouts / "lmms-run" / "run" / "checkpoint-200", tmp_path / "step"))
+
+    @pytest.mark.parametrize(("length", "there"), [(8000, "8,000 bytes are there, its end is missing"), (0, "the file is empty")])
+    def test_is_compared_with_those(self, step: Path, length: int, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(step.parent)
+        ranks = sorted((step / "pytorch_model_fsdp_0").glob("*.pt"))
+        whole = ranks[1].stat().st_size
+        os.truncate(ranks[1], length)
+        for path in (step, Path("step")):
+            with pytest.raises(CorruptFile, match=there) as caught:
+                ckpt_cli.inspect(path)
+            assert Path(str(caught.value.path)).name == ranks[1].name
+            assert caught.value.expected == f"about {whole:,} bytes, as the files of the other ranks have"
+
+    def test_is_not_where_none_is_whole_or_none_is_beside_it(self, step: Path, tmp_path: Path) -> None:
+        for path in (step / "pytorch_model_fsdp_0").glob("*.pt"):
+            os.truncate(path, 8000)
+        with pytest.raises(CorruptFile) as caught:
+            ckpt_cli.inspect(step)
+        assert caught.value.expected is None
+        torch.save({"a": torch.ones(5000)}, tmp_path / "model.pt")
+        os.truncate(tmp_path / "model.pt", 8000)
+        with pytest.raises(CorruptFile, match="8,000 bytes are there") as caught:
+            ckpt_cli.inspect(tmp_path / "model.pt")
+        assert caught.value.expected is None

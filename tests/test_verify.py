@@ -571,16 +571,18 @@ class TestTheNextCommand:
         assert ckpt(*shlex.split(command)[1:]).code == 0
         assert {path.name: path.read_bytes() for path in out.iterdir() if path.name != "ckpt-manifest.json"} == before
 
-    @pytest.mark.parametrize("wrong", [("--type", "ema"), ("--step", "100")], ids=str)
+    @pytest.mark.parametrize("wrong", [("run", "--type", "ema"), ("run", "--step", "100"), ("copy/checkpoint-100",)], ids=str)
     def test_never_replaces_a_good_folder_that_was_compared_with_something_else(
-        self, layouts: Path, tmp_path: Path, wrong: tuple[str, str]
+        self, layouts: Path, tmp_path: Path, wrong: tuple[str, ...]
     ) -> None:
-        run = layouts / "lmms-run" / "run"
+        for name in ("run", "copy"):
+            shutil.copytree(layouts / "lmms-run" / "run", tmp_path / name)
+        run = tmp_path / "run"
         ckpt_cli.merge(run, tmp_path / "out", step=200)
-        shown = ckpt("verify", tmp_path / "out", "--against", run, *wrong)
+        shown = ckpt("verify", tmp_path / "out", "--against", tmp_path / wrong[0], *wrong[1:])
         assert shown.code == 1
         why, command = shown.err.splitlines()[-2:]
-        assert why == "hint: it was merged from another source: model"
+        assert why == f"hint: it was merged from {run / 'checkpoint-200'} (model, step 200)"
         command = command.removeprefix("next: ")
         assert shlex.split(command) == ["ckpt", "verify", str(tmp_path / "out"), "--against", str(run / "checkpoint-200")]
         assert ckpt(*shlex.split(command)[1:]).code == 0

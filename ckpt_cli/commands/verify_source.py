@@ -234,6 +234,12 @@ def made_of(manifest: Manifest | None) -> str | None:
     return component if isinstance(component, str) and component.isprintable() else None
 
 
+def made_at(manifest: Manifest | None) -> int | None:
+    """The step of that checkpoint."""
+    step = manifest.facts.get("step") if manifest is not None and manifest.command == MERGE else None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
+
+
 def made_by(manifest: Manifest | None, folder: Path) -> tuple[str, ...]:
     """The command, word by word, that would write an output again; empty if it was not merged, or its source is gone."""
     source = made_from(manifest)

@@ -97,11 +97,7 @@ class ZipMap:
         tail = self._source.read(max(0, size - 98), min(size, 98))
         end = tail[-22:]
         if end[:4] != END:
-            raise CorruptFile(
-                "the file is cut off or damaged: it does not end with a zip directory",
-                expected=f"a complete zip archive of {size} bytes",
-                hint=INTERRUPTED,
-            )
+            raise CorruptFile(f"the file is cut off or damaged: {size:,} bytes are there, its end is missing", hint=INTERRUPTED)
         disk, first_disk, here, count, length, start, comment = struct.unpack("<4H2IH", end[4:])
         if disk or first_disk or here != count or comment:
             raise CorruptFile("the zip directory is inconsistent")

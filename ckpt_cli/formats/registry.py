@@ -18,11 +18,12 @@ module                reads
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from ckpt_cli.errors import Inconsistent, InputError, PartOfSet
+from ckpt_cli.errors import INTERRUPTED, CkptError, Inconsistent, InputError, PartOfSet
 from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.manifest import unfinished_error
@@ -59,6 +60,10 @@ FORMATS: tuple[Format, ...] = (
     SelfDescribing(),
     Unread(),
 )
+
+
+OTHERS, ALIKE = 8, 1.1
+"""How many other ranks a file that is too short is compared with, and by how much their files may differ in size."""
 
 
 def recognise(path: Path, there: Folders | None = None) -> list[Match]:
@@ -108,11 +113,28 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     except InputError as trouble:
         if trouble.path is None and trouble.tensor is None:
             trouble.path = str(match.files[0] if len(match.files) == 1 else match.root)
+        if trouble.hint == INTERRUPTED and trouble.expected is None:
+            trouble.expected = _size_of_others(match, trouble.path, files)
         raise
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error
     refuse_placeholders(component)
     return replace(component, notes=(*component.notes, *unversioned_notes(origins_of(component.tensors.values()))))
+
+
+def _size_of_others(match: Match, short: str | None, files: Files) -> str | None:
+    """How large the files of other ranks are, of which one is ``short``; None if they are not alike, or not larger."""
+    ranks = {os.path.abspath(path) for path in match.ranks.values()}
+    if short is None or (name := os.path.abspath(short)) not in ranks:
+        return None
+    others = sorted(ranks - {name})[:OTHERS]
+    try:
+        sizes = [files.source(path).size for path in others]
+        if not sizes or max(sizes) > ALIKE * min(sizes) or files.source(name).size >= min(sizes):
+            return None
+    except CkptError:
+        return None  # only asked for the message
+    return f"about {max(sizes):,} bytes, as the files of the other ranks have"
 
 
 def _alone(match: Match) -> Path | None:

@@ -120,9 +120,9 @@ class VerifyResult(Frozen):
     ``names`` is what came of that, in a line; ``wrapped``: TRL's prefix stands in front of
     the names. ``notes`` are what opening the checkpoint, its source and the base said: a step that was
     skipped, say.
-    ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_of`` the component of it, ``made_by`` the
-    command that would merge it again; ``expected`` counts the tensors that the model
-    class has, None if that is not known; ``bytes_read`` of ``bytes`` were read for ``full``.
+    ``made_from`` is the checkpoint that the manifest names, if it is still there, ``made_of`` the component of it, ``made_at`` its
+    step, ``made_by`` the command that would merge it again; ``expected`` counts the tensors that the model class has, None if that is not
+    known; ``bytes_read`` of ``bytes`` were read for ``full``.
     """
 
     path: Place
@@ -137,6 +137,7 @@ class VerifyResult(Frozen):
     levels: tuple[str, ...]
     made_from: Place | None = None
     made_of: str | None = None
+    made_at: int | None = None
     made_by: tuple[Place, ...] = ()
     expected: int | None = None
     naming: str | None = None

@@ -148,7 +148,8 @@ def _other_source(result: VerifyResult) -> tuple[str | None, str | None] | None:
         return None, "check that --against names the source of this folder"
     made_of = result.made_of.split("+") if result.made_of is not None else []
     if any(os.path.realpath(source.source) != made_from or (made_of and source.component not in made_of) for source in result.against):
-        what = f"it was merged from another source: {result.made_of}" if result.made_of is not None else "it was merged from another source"
+        which = ", ".join(filter(None, (result.made_of, f"step {result.made_at}" if result.made_at is not None else None)))
+        what = f"it was merged from {text.path(made_from)}{f' ({which})' if which else ''}"
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}", what
     if any(item.code == "changed-source" for item in result.findings):
         return None, "find out why the source changed after the merge: the folder may be right"

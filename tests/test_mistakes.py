@@ -294,3 +294,33 @@ def test_an_answer_loads_nothing_heavy() -> None:
     code = "import sys; from ckpt_cli.cli import _run; _run(['merge', 'run', '--json', '--stp', '1']); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert {"torch", "numpy", "transformers", "rich"} & set(done.stderr.split()) == set()
+
+
+@pytest.mark.parametrize(
+    "line", ["merge run old", "merge run -o ./old/", "average run --all --output=old", "extract-state run -o taken", "merge run taken"]
+)
+def test_a_dry_run_shows_its_plan_where_the_output_exists_and_a_command_that_works(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").mkdir()
+    Path("taken", "mine").touch()
+    assert _run([*line.split(), "--dry-run"]) == 5
+    out, err = capsys.readouterr()
+    assert "would write" in out
+    assert "error[output-exists]" in err
+    proposed = next(each for each in err.splitlines() if each.startswith("next: "))
+    assert _run(shlex.split(proposed.removeprefix("next: ckpt "))) == 0
+    assert os.listdir("taken") == ["mine"]
+
+
+def test_a_dry_run_tells_of_the_source_before_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    shard = Path("run/checkpoint-200/pytorch_model_fsdp_0/model_world_size_4_rank_1.pt")
+    shard.write_bytes(shard.read_bytes()[:100])
+    assert _run(["merge", "run", "old", "--step", "200", "--dry-run"]) == 3
+    assert "error[corrupt-file]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["detect run", "inspect run", "detect run --type ema"])
+def test_what_is_proposed_after_a_merge_works(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ckpt_cli.merge("run", type="ema" if "ema" in line else None)
+    assert _run(line.split()) == 0
+    proposed = capsys.readouterr().err.splitlines()[-1]
+    assert _run(shlex.split(proposed.removeprefix("next: ckpt "))) == 0

@@ -131,7 +131,7 @@ FAIL = {
     "inspect run --tensor model.norm.weight": "ckpt show PATH TENSOR",
     "diff run": "ckpt diff run OTHER",
     "diff run old third": "A and B",
-    "merge run --all": "ckpt inspect and ckpt average have --all",
+    "merge run --all": "ckpt inspect and ckpt average have it",
     "merge run --steps 100,200": "did you mean --step?",
     "average run --step 100 -o out": "did you mean --steps?",
     "merge run --world-size 4": "how many ranks",
@@ -148,6 +148,14 @@ FAIL = {
     "merge run -o out/model.safetensors": "-o out/model",
     "average run --last 2 -o averaged.pt": "-o averaged",
     "extract-state run -o state.pth": "-o state",
+    "merge run --step -1": "leave out --step",
+    "merge run/checkpoint-200 --step 100": "checkpoint-100, which is beside it",
+    "merge old run/checkpoint-100": "ckpt average old run/checkpoint-100 -o DIR, or ckpt diff old run/checkpoint-100",
+    "diff ./run": "ckpt diff run --steps 100,200",
+    "average run --last 5": "ckpt average run --last 5 -o DIR",
+    "merge run --type optim": "ckpt extract-state run --optimizer",
+    "verify run/checkpoint-200 --type optimizer": "ckpt extract-state run/checkpoint-200 --optimizer",
+    "inspect run --top 5": "ckpt inspect --help",
     "merge s3:/bucket/run": "write it as s3://bucket/run",
 }
 

@@ -332,3 +332,20 @@ def test_what_is_proposed_after_a_merge_works(line: str, capsys: pytest.CaptureF
     assert _run(line.split()) == 0
     proposed = capsys.readouterr().err.splitlines()[-1]
     assert _run(shlex.split(proposed.removeprefix("next: ckpt "))) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "proposed"),
+    [
+        ("verify run/checkpoint-200 --full --type ema", "ckpt inspect run/checkpoint-200 --type ema"),
+        ("verify run/checkpoint-200 --type ema", "ckpt verify run/checkpoint-200 --type ema --full"),
+        ("scan run", "ckpt detect run"),
+        ("scan plain", "ckpt scan plain -v"),
+    ],
+)
+def test_what_is_proposed_keeps_the_options_and_works(line: str, proposed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plain").mkdir()
+    Path("plain", "notes.txt").write_text("nothing")
+    assert _run(line.split()) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == f"next: {proposed}"
+    assert _run(shlex.split(proposed)[1:]) == 0

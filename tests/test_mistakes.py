@@ -131,7 +131,7 @@ FAIL = {
     "inspect run --tensor model.norm.weight": "ckpt show PATH TENSOR",
     "diff run": "ckpt diff run OTHER",
     "diff run old third": "A and B",
-    "merge run --all": "ckpt inspect and ckpt average have --all",
+    "merge run --all": "ckpt inspect and ckpt average have it",
     "merge run --steps 100,200": "did you mean --step?",
     "average run --step 100 -o out": "did you mean --steps?",
     "merge run --world-size 4": "how many ranks",
@@ -148,6 +148,14 @@ FAIL = {
     "merge run -o out/model.safetensors": "-o out/model",
     "average run --last 2 -o averaged.pt": "-o averaged",
     "extract-state run -o state.pth": "-o state",
+    "merge run --step -1": "leave out --step",
+    "merge run/checkpoint-200 --step 100": "checkpoint-100, which is beside it",
+    "merge old run/checkpoint-100": "ckpt average old run/checkpoint-100 -o DIR, or ckpt diff old run/checkpoint-100",
+    "diff ./run": "ckpt diff run --steps 100,200",
+    "average run --last 5": "ckpt average run --last 5 -o DIR",
+    "merge run --type optim": "ckpt extract-state run --optimizer",
+    "verify run/checkpoint-200 --type optimizer": "ckpt extract-state run/checkpoint-200 --optimizer",
+    "inspect run --top 5": "ckpt inspect --help",
     "merge s3:/bucket/run": "write it as s3://bucket/run",
 }
 
@@ -294,3 +302,50 @@ def test_an_answer_loads_nothing_heavy() -> None:
     code = "import sys; from ckpt_cli.cli import _run; _run(['merge', 'run', '--json', '--stp', '1']); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert {"torch", "numpy", "transformers", "rich"} & set(done.stderr.split()) == set()
+
+
+@pytest.mark.parametrize(
+    "line", ["merge run old", "merge run -o ./old/", "average run --all --output=old", "extract-state run -o taken", "merge run taken"]
+)
+def test_a_dry_run_shows_its_plan_where_the_output_exists_and_a_command_that_works(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("taken").mkdir()
+    Path("taken", "mine").touch()
+    assert _run([*line.split(), "--dry-run"]) == 5
+    out, err = capsys.readouterr()
+    assert "would write" in out
+    assert "error[output-exists]" in err
+    proposed = next(each for each in err.splitlines() if each.startswith("next: "))
+    assert _run(shlex.split(proposed.removeprefix("next: ckpt "))) == 0
+    assert os.listdir("taken") == ["mine"]
+
+
+def test_a_dry_run_tells_of_the_source_before_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    shard = Path("run/checkpoint-200/pytorch_model_fsdp_0/model_world_size_4_rank_1.pt")
+    shard.write_bytes(shard.read_bytes()[:100])
+    assert _run(["merge", "run", "old", "--step", "200", "--dry-run"]) == 3
+    assert "error[corrupt-file]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["detect run", "inspect run", "detect run --type ema"])
+def test_what_is_proposed_after_a_merge_works(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ckpt_cli.merge("run", type="ema" if "ema" in line else None)
+    assert _run(line.split()) == 0
+    proposed = capsys.readouterr().err.splitlines()[-1]
+    assert _run(shlex.split(proposed.removeprefix("next: ckpt "))) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "proposed"),
+    [
+        ("verify run/checkpoint-200 --full --type ema", "ckpt inspect run/checkpoint-200 --type ema"),
+        ("verify run/checkpoint-200 --type ema", "ckpt verify run/checkpoint-200 --type ema --full"),
+        ("scan run", "ckpt detect run"),
+        ("scan plain", "ckpt scan plain -v"),
+    ],
+)
+def test_what_is_proposed_keeps_the_options_and_works(line: str, proposed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plain").mkdir()
+    Path("plain", "notes.txt").write_text("nothing")
+    assert _run(line.split()) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == f"next: {proposed}"
+    assert _run(shlex.split(proposed)[1:]) == 0

@@ -13,9 +13,9 @@ from ckpt_cli.cli.words.listed import Commands, Listed
 
 START = """ckpt {version}: from the shards of a training run to a model folder that loads
 
-  ckpt detect ./run             what is there, and is it complete?
-  ckpt merge ./run              write one Hugging Face folder
-  ckpt verify ./run_merged      is it right?
+  ckpt detect ./run                what is there, and is it complete?
+  ckpt merge ./run -o ./merged     write one Hugging Face folder
+  ckpt verify ./merged             is it right?
 
 next: ckpt --help, or ckpt help merge"""
 

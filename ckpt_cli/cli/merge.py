@@ -30,7 +30,7 @@ def merge(
     **given: Any,
 ) -> int:
     from ckpt_cli.cli.screens.written import merge_result
-    from ckpt_cli.cli.words.mistakes import refuse_number, refuse_swapped
+    from ckpt_cli.cli.words.mistakes import refuse_number, refuse_swapped, refuse_two_inputs
     from ckpt_cli.commands import merge as merging
 
     def work(shown: Progress) -> MergeResult:
@@ -39,6 +39,7 @@ def merge(
         if second is not None:
             refuse_swapped("merge", path, second)
             refuse_number(path, second)
+            refuse_two_inputs(path, second)
         target = output if output is not None else second
         return merging.merge(path, target, type=type, step=step, base=base, also=also or (), progress=shown, **given)
 

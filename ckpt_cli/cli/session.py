@@ -8,13 +8,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from ckpt_cli.cli import SIGPIPE, Ended
 from ckpt_cli.cli.text import path as shown_path
 from ckpt_cli.cli.text import wrapped
-from ckpt_cli.errors import CkptError, Warned
+from ckpt_cli.errors import CkptError, OutputExists, Warned
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
 
@@ -69,6 +69,11 @@ class Session:
                 import traceback
 
                 traceback.print_exc()
+            planned: Any = getattr(error, "planned", None)
+            if isinstance(error, OutputExists) and planned is not None and not self.json and not self.quiet:
+                from ckpt_cli.cli.words.elsewhere import past
+
+                render(planned, replace(self, typed=past(error, self.typed)))
             return self.fail(error)
         progress.finish()
         from ckpt_cli.cli.screens.troubles import as_errors, lines, troubles_of
@@ -104,7 +109,9 @@ class Session:
             from ckpt_cli.results.envelope import ErrorInfo
 
             warned = [ErrorInfo(code=code, message=printable(text)) for code, text in error.warnings] if isinstance(error, Warned) else []
-            print_document(_envelope(self.command, error.exit_code, None, warned or [ErrorInfo.of(error)]))
+            planned: Any = getattr(error, "planned", None)
+            data = None if planned is None else planned.model_dump(mode="json")
+            print_document(_envelope(self.command, error.exit_code, data, warned or [ErrorInfo.of(error)]))
         else:
             self.show(error)
         return error.exit_code

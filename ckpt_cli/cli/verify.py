@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.cli import options
 from ckpt_cli.cli.session import Session
+from ckpt_cli.cli.text import options_again
 from ckpt_cli.cli.words.declare import command
 from ckpt_cli.errors import UsageError
 from ckpt_cli.output.part import AUTO
@@ -34,6 +36,7 @@ def verify(
     from ckpt_cli.cli.screens.verify import verify_result
     from ckpt_cli.commands import verify as verification
 
+    session = replace(session, again=options_again(type=type, step=step, also=also))
     given |= {"type": type, "step": step, "also": also or (), "against": against}
 
     def launched(shown: Progress) -> VerifyResult | VerifyPart:

@@ -23,6 +23,7 @@ from ckpt_cli.given import PathLike, boundary, options_of, path_of, path_text, p
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.strict import refuse_warnings
+from ckpt_cli.output.target import refuse_planned
 from ckpt_cli.progress import Progress
 from ckpt_cli.pushing.destination import Destination, refuse_several
 from ckpt_cli.pushing.upload import delivered, planned
@@ -95,7 +96,7 @@ def average(
         checked = verify(jobs[0].output, full=True, jobs=chosen.jobs, progress=progress)
         outputs = [outputs[0].model_copy(update={"verified": (checked,)})]
         push = delivered(jobs[0].output, to, (checked,), progress, strict=chosen.strict)
-    return AverageResult(
+    result = AverageResult(
         checkpoint=newest,
         method=method,
         divisor=mixed.divisor,
@@ -105,6 +106,9 @@ def average(
         seconds=seconds,
         notes=tuple(note for note in map(NoteInfo.of, dict.fromkeys(snapshots.notes)) if note not in newest.notes),
     )
+    if chosen.dry_run:
+        refuse_planned([job.output for job in jobs], overwrite=chosen.overwrite, planned=result)
+    return result
 
 
 def _run(

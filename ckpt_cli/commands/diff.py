@@ -12,8 +12,9 @@ from typing_extensions import Unpack
 
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.opening import Named, named_tensors, opened_component
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened
-from ckpt_cli.errors import DifferentTensors, UsageError, within_memory
+from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, progress_of, text_of
 from ckpt_cli.hub.settings import different_settings, settings_notes
@@ -108,9 +109,19 @@ def _places(before: object, after: object, type: object, steps: object) -> tuple
     places = [Side(path, step, kind) for path, step, kind in zip((first, second), chosen, named, strict=True)]
     if after is None and places[0] == places[1]:
         expected = "a second path, --steps A,B of a run, or --type A,B"
-        hint = f"ckpt diff {shlex.quote(str(first))} OTHER; ckpt detect {shlex.quote(str(first))} lists steps and components"
+        given = shlex.quote(str(first))
+        hint = f"{_two_steps(first)}ckpt diff {given} OTHER; ckpt detect {given} lists steps and components"
         raise UsageError("there is nothing to compare it with", expected=expected, hint=hint)
     return places[0], places[1]
+
+
+def _two_steps(run: Path) -> str:
+    """The command that compares the last two steps of a run, to stand before another; empty for anything else."""
+    try:
+        steps = [found.step for found in locate(run, None, ()).checkpoints if found.step is not None]
+    except CkptError:
+        return ""
+    return f"ckpt diff {shlex.quote(str(run))} --steps {steps[-2]},{steps[-1]}, or " if len(steps) > 1 else ""
 
 
 def _two(value: object, option: str) -> tuple[object, object]:

@@ -32,7 +32,7 @@ from ckpt_cli.output import manifest, plan
 from ckpt_cli.output.options import check_way, check_writing
 from ckpt_cli.output.publish import Order, OutputFolder, SideFiles, publish
 from ckpt_cli.output.strict import refuse_warnings
-from ckpt_cli.output.target import check_target
+from ckpt_cli.output.target import check_target, refuse_planned
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -89,7 +89,8 @@ def extract_state(
         target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
-        check_target(target, sources, overwrite=chosen.overwrite, read=[*state.sources, *state.copies.values()])
+        read = [*state.sources, *state.copies.values()]
+        check_target(target, sources, overwrite=chosen.overwrite, read=read, dry_run=chosen.dry_run)
         if optimizer is not None:
             state.lost += optimizer.lost
             notes = [*notes, *optimizer_notes(found, place, files, component is not None)]
@@ -113,7 +114,7 @@ def extract_state(
         (published,) = publish([order], dry_run=chosen.dry_run, jobs=chosen.jobs, progress=progress, write=chosen.write)
     written = [FileInfo(name=name, bytes=size) for name, size in published.written.files.items()]
     written += [FileInfo(name=n, bytes=size_of(c) if isinstance(c, Path) else len(c)) for n, c in side.items()]
-    return ExtractResult(
+    result = ExtractResult(
         path=str(found.path),
         step=found.step,
         component=place.name,
@@ -131,6 +132,9 @@ def extract_state(
         seconds=time.monotonic() - started,
         notes=tuple(NoteInfo.of(note) for note in dict.fromkeys((*notes, *published.notes))),
     )
+    if chosen.dry_run:
+        refuse_planned([target], overwrite=chosen.overwrite, planned=result)
+    return result
 
 
 def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:

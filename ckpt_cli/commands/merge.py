@@ -24,6 +24,7 @@ from ckpt_cli.merging.plan import planned_jobs
 from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.publish import Publication
 from ckpt_cli.output.strict import refuse_warnings
+from ckpt_cli.output.target import refuse_planned
 from ckpt_cli.progress import Progress
 from ckpt_cli.pushing.destination import Destination, refuse_several
 from ckpt_cli.pushing.upload import delivered, planned
@@ -106,7 +107,10 @@ def merge(
     push = None
     if to is not None:
         push = planned(to) if chosen.dry_run else delivered(jobs[0].output, to, outputs[0].verified, progress, strict=chosen.strict)
-    return MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), push=push, dry_run=chosen.dry_run, seconds=seconds)
+    result = MergeResult(checkpoint=checkpoint, outputs=tuple(outputs), push=push, dry_run=chosen.dry_run, seconds=seconds)
+    if chosen.dry_run and not chosen.in_place:
+        refuse_planned([job.output for job in jobs], overwrite=chosen.overwrite, planned=result)
+    return result
 
 
 def _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,9 @@ from ckpt_cli.formats.registry import format_of, groups
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Note
+
+OPTIMIZERS = ("optim", "optimizer", "optimizers", "optimizer_state")
+"""What people call what is no component: `extract-state` writes it."""
 
 SYNONYMS = {"regular": "model", "main": "model"}
 MAIN_MEANT = ("model", *SYNONYMS)
@@ -108,11 +112,15 @@ def why_none(target: Target, errors: Sequence[tuple[Found, CkptError]], wanted: 
 def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> NoComponent:
     """The error for a component that is not ``there``, where names go with what is shown of them."""
     close = difflib.get_close_matches(name, there, n=1)
+    if name in OPTIMIZERS:
+        hint = f"ckpt extract-state {shlex.quote(str(path))} --optimizer writes the state of the optimizer"
+    else:
+        hint = f"did you mean --type {close[0]}?" if close else "pass one of these to --type"
     return NoComponent(
         f"{who} component {name}",
         path=path,
         expected=f"one of: {', '.join(there.values())}",
-        hint=f"did you mean --type {close[0]}?" if close else "pass one of these to --type",
+        hint=hint,
     )
 
 

@@ -18,7 +18,7 @@ from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
 from ckpt_cli.discover.places import places_in, places_of_file
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
-from ckpt_cli.files.folders import Folders, broken_link, is_folder, status_of
+from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import format_of, recognise
@@ -211,8 +211,18 @@ def no_step(target: Target, step: int) -> NotFound:
         f"there is no step {step}",
         path=target.path,
         expected=f"one of the steps {there}" if there else None,
-        hint=None if made is None else f"{made.name} is an output of ckpt, not a save of the training: if you mean it, pass {made}",
+        hint=f"{made.name} is an output of ckpt, not a save of the training: if you mean it, pass {made}"
+        if made
+        else _sibling(target, step),
     )
+
+
+def _sibling(target: Target, step: int) -> str | None:
+    """What helps whoever passed one step and asks for another one beside it."""
+    with contextlib.suppress(CkptError, OSError):
+        beside = entries_in(target.path.parent) if step_of(target.path) is not None else ()
+        return next((f"pass {each}, which is beside it" for each in beside if step_of(each) == step), None)
+    return None
 
 
 def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:

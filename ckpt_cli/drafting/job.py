@@ -171,9 +171,9 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
 def check_output(
     target: Path, paths: Iterable[Path], components: Iterable[OpenedComponent], setting: Setting[Options], whole: Plan = UNPLANNED
 ) -> None:
-    """Raise OutputError for a folder that exists, that another run writes, or in or around the input: checkpoints, base, what is read."""
+    """Raise OutputError for a folder that exists (unless in a dry run), is being written, or is in or around what is read."""
     refuse_held(target)
     roots = [root for c in components for root in (c.component.root, *c.place.match.more_roots, *c.place.more_homes)]
     base = [setting.base.folder] if setting.base is not None else []
     read = [Path(source.path) for source in whole.sources]
-    check_target(target, [*paths, *roots, *base], overwrite=setting.options.overwrite, read=read)
+    check_target(target, [*paths, *roots, *base], overwrite=setting.options.overwrite, read=read, dry_run=setting.options.dry_run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -22,11 +23,16 @@ from ckpt_cli.urls import is_remote
 ELSEWHERE = "choose another place with -o"
 
 
-def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read: Iterable[Path] = ()) -> None:
+def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read: Iterable[Path] = (), dry_run: bool = False) -> None:
     """Refuse an output in or around a source, one that holds a file which is ``read``, and an existing folder that ckpt must not replace.
 
-    So is one that would count as a step beside a source. Raises OutputInsideSource or OutputExists.
+    So is one that would count as a step beside a source. Raises OutputInsideSource or OutputExists; the latter not in a dry run, which
+    shows its plan first: see `refuse_planned`.
     """
+    if dry_run:
+        with contextlib.suppress(OutputExists):
+            check_target(target, sources, overwrite=overwrite, read=read)
+        return
     for source in (*sources, *(path for path in read if _is_inside(path, target))):
         if _is_inside(target, source):
             raise OutputInsideSource(
@@ -66,7 +72,19 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
             hint="choose another -o, or move the folder away",
         )
     if not overwrite and not unfinished:
-        raise OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
+        exists = OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
+        exists.replaceable = True
+        raise exists
+
+
+def refuse_planned(targets: Iterable[Path], *, overwrite: bool, planned: object) -> None:
+    """Raise OutputExists for a dry run whose outputs could not be written, with what it ``planned``."""
+    for target in targets:
+        try:
+            check_target(target, (), overwrite=overwrite)
+        except OutputExists as error:
+            error.planned = planned
+            raise
 
 
 def make_parents(target: Path) -> list[Path]:

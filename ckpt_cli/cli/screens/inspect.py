@@ -22,6 +22,7 @@ from ckpt_cli.cli.screens.widgets import (
     new_table,
     next_line,
     plain,
+    planned_merge,
     print_facts,
     print_notes,
 )
@@ -77,7 +78,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
     console.print()
     print_notes(session, checkpoint.notes, everything=True)
     if result.problem is None:
-        next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
+        next_line(session, planned_merge(session, checkpoint.path))
     else:
         session.labelled("warning", "yellow", f"it cannot be merged: {result.problem}")
         if result.error is not None and result.error.hint is not None:
@@ -125,7 +126,7 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
     if checkpoint.framework == "Hugging Face":
         next_line(session, f"ckpt verify {text.argument(session.path or checkpoint.path)} --full")
     else:
-        next_line(session, f"ckpt merge {text.argument(session.path or checkpoint.path)}{session.again} --dry-run")
+        next_line(session, planned_merge(session, checkpoint.path))
 
 
 def _single_rows(info: ComponentInfo) -> tuple[TensorGroup, ...]:

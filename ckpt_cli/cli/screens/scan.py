@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.widgets import BAD, GOOD, ROWS, WARNING, good, here, new_table, next_line, plain, print_facts
+from ckpt_cli.discover.locate import locate
+from ckpt_cli.errors import CkptError
 from ckpt_cli.names import printable
 from ckpt_cli.results.scan import ScanFinding, ScanResult
 from ckpt_cli.scanning.sarif import as_sarif
@@ -37,7 +39,18 @@ def scan_result(result: ScanResult, session: Session) -> None:
             _print_findings(console, label, severity, found, everything=session.verbose)
     _print_lists(console, result, everything=session.verbose)
     console.print()
-    next_line(session, f"ckpt detect {text.argument(result.path)}")
+    if _is_recognised(result.path):
+        next_line(session, f"ckpt detect {text.argument(result.path)}")
+    elif not session.verbose:
+        next_line(session, f"ckpt scan {text.argument(result.path)} -v")
+
+
+def _is_recognised(path: str) -> bool:
+    """Whether `ckpt detect` has anything to say of a path: any folder can be scanned."""
+    try:
+        return bool(locate(path).checkpoints)
+    except CkptError:
+        return False
 
 
 def _verdict(result: ScanResult) -> str:

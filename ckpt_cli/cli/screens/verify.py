@@ -46,7 +46,7 @@ def verify_result(result: VerifyResult | VerifyPart, session: Session) -> None:
         print_comparison(result.comparison, session)
     console.print()
     print_notes(session, result.notes)
-    command, advice = _next(result)
+    command, advice = _next(result, session.again)
     if advice is not None:
         session.labelled("hint", DIM, advice)
     if command is not None:
@@ -156,7 +156,7 @@ def _other_source(result: VerifyResult) -> tuple[str | None, str | None] | None:
     return None
 
 
-def _next(result: VerifyResult) -> tuple[str | None, str | None]:
+def _next(result: VerifyResult, again: str) -> tuple[str | None, str | None]:
     """A command to copy and advice in words, either may be missing: for the most severe finding, or the check that proves more."""
     for item in result.findings:
         if item.severity == "error":
@@ -178,5 +178,6 @@ def _next(result: VerifyResult) -> tuple[str | None, str | None]:
     if result.made_from is not None and not result.against:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}", None
     if "full" not in result.levels and not result.against:
-        return f"ckpt verify {text.argument(result.path)} --full", None
-    return f"ckpt inspect {text.argument(result.path)}", None
+        return f"ckpt verify {text.argument(result.path)}{again} --full", None
+    # Of two folders, the options chose a part of the source.
+    return f"ckpt inspect {text.argument(result.path)}{'' if result.against else again}", None

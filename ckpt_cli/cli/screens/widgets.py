@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
+from ckpt_cli.cli.words.elsewhere import beside
 from ckpt_cli.names import printable
 from ckpt_cli.results.checkpoint import NoteInfo
 
@@ -62,6 +63,13 @@ def print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool
 def next_line(session: Session, command: str) -> None:
     """The last line of every command: the command to copy next."""
     session.labelled("next", DIM, command, style=ACCENT, wrap=False)
+
+
+def planned_merge(session: Session, checkpoint: str) -> str:
+    """The command that plans a merge of what was looked at, with a name for the output where that which it has by default is taken."""
+    other = beside(checkpoint)
+    output = "" if other is None else f" -o {text.argument(other)}"
+    return f"ckpt merge {text.argument(session.path or checkpoint)}{session.again}{output} --dry-run"
 
 
 def here(path: str, *more: str) -> Text:

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ckpt_cli.cli.words.help import label_of, metavar_of
@@ -70,7 +71,7 @@ def explained(error: Exception, arguments: Sequence[str]) -> CkptError:
         return _wrong_use(str(getattr(error, "option_name", "")), str(getattr(error, "message", error)), path, command)
     parameter = getattr(error, "param", None)
     if parameter is not None and not getattr(error, "message", ""):
-        return _missing(parameter, command)
+        return _missing(parameter, command, arguments)
     describe = getattr(error, "format_message", None)
     message = (describe() if describe else str(error)).rstrip(".")
     extra = re.match(r"Got unexpected extra argument\S* \((.*)\)", message)
@@ -108,8 +109,9 @@ def shown(commands: Mapping[str, Any]) -> list[str]:
 
 def closest(word: str, known: Collection[str]) -> str | None:
     """The most similar of the known words, None if none is similar."""
-    near = difflib.get_close_matches(word.lower(), {name.lower(): name for name in known}, n=1, cutoff=0.6)
-    return next(name for name in known if name.lower() == near[0]) if near else None
+    bare = {name.lower().lstrip("-"): name for name in known}  # dashes would make all short options alike
+    near = difflib.get_close_matches(word.lower().lstrip("-"), bare, n=1, cutoff=0.6)
+    return bare[near[0]] if near else None
 
 
 def _early(option: str, arguments: Sequence[str]) -> CkptError:
@@ -181,6 +183,25 @@ def refuse_swapped(command: str, path: str, other: str) -> None:
         raise NotFound("no such file or folder", path=path, hint=hint)
 
 
+def refuse_two_inputs(path: str, other: str) -> None:
+    """Raise UsageError for a checkpoint where the output stands, unless ckpt wrote it: an output may be replaced."""
+    from ckpt_cli.discover.locate import locate
+    from ckpt_cli.files.manifest import NAME as MANIFEST
+
+    second = os.path.expanduser(other)
+    if not os.path.exists(second) or os.path.lexists(os.path.join(second, MANIFEST)):
+        return
+    try:
+        locate(Path(second), None, ())
+    except CkptError:
+        return
+    both = shlex.join([path, other])
+    hint = f"two inputs? ckpt average {both} -o DIR, or ckpt diff {both}; to write a folder, choose another -o"
+    raise UsageError(
+        f"{other} is a checkpoint, and stands where the output is named", expected="one PATH, and a folder to write", hint=hint
+    )
+
+
 def refuse_number(path: str, other: str) -> None:
     """Raise UsageError for a bare number where the output stands: a step is meant, or the name is to be written as a path."""
     if other.isdecimal():
@@ -188,10 +209,15 @@ def refuse_number(path: str, other: str) -> None:
         raise UsageError(f"{other} stands where the output is named", hint=f"did you mean {again}? a folder of that name is -o ./{other}")
 
 
-def _missing(parameter: Any, command: Any) -> CkptError:
+def _missing(parameter: Any, command: Any, arguments: Sequence[str]) -> CkptError:
     if parameter.param_type_name == "argument":
         return UsageError(f"{metavar_of(parameter)} is missing", expected=parameter.help, hint=command.epilog.splitlines()[0])
-    return UsageError(f"{_long(parameter)} is missing", expected=parameter.help, hint=f"{label_of(parameter)}")
+    short = min(parameter.opts, key=len)
+    return UsageError(
+        f"{_long(parameter)} is missing",
+        expected=f"{label_of(parameter)}: {parameter.help}",
+        hint=f"{shlex.join(['ckpt', *arguments])} {short} {metavar_of(parameter)}",
+    )
 
 
 def _too_many(words: str, path: str, command: Any) -> CkptError:

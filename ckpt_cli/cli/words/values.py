@@ -18,6 +18,9 @@ NEWEST = ("latest", "newest", "last")
 FOLDER = re.compile(r"[A-Za-z_.=-]*?([0-9]+)/?", re.ASCII)
 """A step, or the name of its folder: global_step_100, checkpoint-100."""
 
+NEGATIVE = re.compile(r" *-[0-9]+ *", re.ASCII)
+"""A number that counts from the end, in other tools."""
+
 
 def whole(context: typer.Context, param: typer.CallbackParam, value: Any) -> int | None:
     """A whole number. Raises UsageError."""
@@ -35,6 +38,10 @@ def step(context: typer.Context, param: typer.CallbackParam, value: Any) -> int 
     """The number of a step, also from the name of its folder; None for the newest one. Raises UsageError."""
     if not isinstance(value, str) or value.strip().lower() in NEWEST:
         return None
+    if NEGATIVE.fullmatch(value):
+        raise UsageError(
+            f"{value} is no step", expected="a step such as 100, or latest", hint="the newest is the default: leave out --step"
+        )
     found = FOLDER.fullmatch(value)
     number: int | None = _number(int, "a step such as 100, or latest", param, found[1] if found is not None else value)
     return number

@@ -549,8 +549,8 @@ class TestFilesCalledLikeTrainingState:
     @pytest.mark.parametrize("name", WEIGHT_FILES)
     def test_are_told_from_weights_with_such_a_beginning(self, tmp_path: Path, name: str) -> None:
         torch.save(MODEL, tmp_path / name)
-        ckpt_cli.merge(tmp_path / name, tmp_path.with_name("out") / name)
-        assert differences(load(tmp_path.with_name("out") / name), MODEL) == []
+        ckpt_cli.merge(tmp_path / name, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), MODEL) == []
 
     def test_and_weights_with_such_a_beginning_are_told_beside_a_model(self, tmp_path: Path) -> None:
         folder = hub_folder(tmp_path / "run")

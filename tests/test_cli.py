@@ -331,7 +331,7 @@ class TestHelp:
     def test_without_a_command_the_first_steps_are_printed(self) -> None:
         outcome = ckpt()
         assert outcome.code == 0
-        assert all(f"ckpt {command} ./run" in outcome.out for command in ("detect", "merge", "verify"))
+        assert all(f"ckpt {words} " in outcome.out for words in ("detect ./run", "merge ./run -o ./merged", "verify ./merged"))
         assert "ckpt help" in outcome.out
 
     @pytest.mark.parametrize("width", [60, 80, 100, 120])

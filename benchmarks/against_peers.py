@@ -191,21 +191,25 @@ def measure(peer: Peer, version: str, folder: Path, parameters: int, options: ar
     )
 
 
+def installed(options: argparse.Namespace) -> dict[Peer, str]:
+    """The peers that can be measured, of those that were asked for, and their versions."""
+    asked = [peer for peer in PEERS if options.peer in (None, peer.name)]
+    versions = {peer: version_of(options.peers, peer.module) for peer in asked}
+    return {peer: version for peer, version in versions.items() if version is not None}
+
+
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """A row per installed peer; a checkpoint is there only while its peers are measured."""
+    found = installed(options)
     for kind in BYTES:
-        wanted = [peer for peer in PEERS if peer.kind == kind and options.peer in (None, peer.name)]
-        versions = {peer: version_of(options.peers, peer.module) for peer in wanted}
-        for peer in [peer for peer, version in versions.items() if version is None]:
-            print(f"{peer.name:32}not installed", file=sys.stderr)
-        if not any(versions.values()):
+        versions = {peer: version for peer, version in found.items() if peer.kind == kind}
+        if not versions:
             continue
         folder = options.folder / kind
         shutil.rmtree(folder, ignore_errors=True)
         parameters = write(kind, folder, options)
         for peer, version in versions.items():
-            if version is not None:
-                yield measure(peer, version, folder, parameters, options)
+            yield measure(peer, version, folder, parameters, options)
         shutil.rmtree(folder)
 
 

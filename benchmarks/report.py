@@ -65,10 +65,11 @@ def copies(options: argparse.Namespace) -> Iterator[merge_against_cp.Row]:
 
 
 def measured(part: str, options: argparse.Namespace, stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A part after each of its rows, with when it ran and how busy the machine was; with ``--peer`` the rows of others stay as stored."""
-    before = stored["load"][0] if options.peer and stored else round(os.getloadavg()[0], 1)
+    """A part after each of its rows, with when it ran and how busy the machine was; rows of peers that are not measured stay."""
+    before = round(os.getloadavg()[0], 1)
     names = [peer.name for peer in against_peers.PEERS]
-    rows = [row for row in stored.get("rows", ()) if part == "peers" and options.peer and row["peer"] != options.peer]
+    again = {peer.name for peer in against_peers.installed(options)} if part == "peers" else set()
+    rows = [row for row in stored.get("rows", ()) if part == "peers" and row["peer"] not in again]
     found: Iterator[Any] = {
         "copies": lambda: copies(options),
         "peers": lambda: against_peers.rows(options),

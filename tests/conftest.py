@@ -27,6 +27,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def quiet_transformers() -> Iterator[None]:
+    """transformers prints neither warnings nor bars, and goes on as before: its settings, and those of huggingface_hub, are of the process."""
+    from huggingface_hub import utils
+    from transformers import logging
+
+    level, disabled = logging.get_verbosity(), utils.are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    yield
+    logging.set_verbosity(level)
+    if not disabled:
+        logging.enable_progress_bar()
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with `layouts`, one `torch-<version>` per version, and `dcp/<version>`."""

@@ -36,12 +36,8 @@ Rename = Callable[[str], str]
 
 
 @pytest.fixture(autouse=True)
-def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def asked_here(quiet_transformers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers answers in this process, which has it already."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answered_here)
 
 

@@ -26,14 +26,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet(quiet_transformers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers is asked in this process, which has it already."""
-    import transformers
-
     monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answered_here)
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -94,11 +94,8 @@ def merged_by_peft(model: Any, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+def quiet(quiet_transformers: None) -> None:
+    """transformers and peft are the oracles here."""
 
 
 @pytest.fixture(params=CASES)

@@ -21,6 +21,9 @@ PATIENCE = timedelta(minutes=2)
 TIMEOUTS = {"timeout": "5m", "read_timeout": "60s", "connect_timeout": "10s"}
 """For a whole request, for a part of its body, and for a connection."""
 
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL")
+"""Variables that name another server than the usual one."""
+
 CUT = 3
 """How often a request is made again whose body was cut."""
 
@@ -135,10 +138,9 @@ def _raw(address: Address, query: str) -> Any:
         client["allow_http"] = address.scheme == "http"
         url = f"{address.scheme}://{address.root}{f'?{query}' if query else ''}"
         return HTTPStore.from_url(url, client_options=client, retry_config=retry)
+    # Whoever names an endpoint without TLS means it.
+    client["allow_http"] = any(os.environ.get(name, "").startswith("http:") for name in ENDPOINTS)
     if address.scheme in ("s3", "s3a"):
-        # Whoever names an endpoint without TLS means it.
-        names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-        client["allow_http"] = any(os.environ.get(name, "").startswith("http:") for name in names)
         return S3Store(address.root, client_options=client, retry_config=retry)
     if address.scheme in ("gs", "gcs"):
         return GCSStore(address.root, client_options=client, retry_config=retry)

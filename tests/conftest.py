@@ -29,7 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def quiet_transformers() -> Iterator[None]:
-    """transformers prints neither warnings nor bars, and goes on as before: its settings, and those of huggingface_hub, are of the process."""
+    """transformers prints neither warnings nor bars, and later as before: such settings are of the whole process."""
     from huggingface_hub import utils
     from transformers import logging
 

@@ -47,7 +47,8 @@ class Blobs(http.server.BaseHTTPRequestHandler):
         start, stop = int(first), min(len(data), int(last) + 1 if last else len(data))
         return self.answer(206, data[start:stop], f"bytes {start}-{stop - 1}/{len(data)}")
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def listing(self, prefix: str, *, azure: bool) -> str:
         keys = [path.relative_to(self.folder).as_posix() for path in sorted(self.folder.rglob("*")) if path.is_file()]

@@ -336,7 +336,7 @@ class TestNothingAtAll:
 
 
 def test_more_nodes_than_are_looked_through_are_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpt_cli.discover.nodes.MAX_NODES", 2)
+    monkeypatch.setattr("ckpt_cli.discover.nodes.parents.MAX_NODES", 2)
     for rank in range(3):
         folder = tmp_path / "nodes" / f"node{rank}" / "global_step_3"
         folder.mkdir(parents=True)

@@ -11,6 +11,7 @@ from ckpt_cli.discover.components import why_none
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first
+from ckpt_cli.discover.nodes.also import also_notes, contradicts
 from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, step_info
 from ckpt_cli.discover.steps import ambiguous, by_counter, newest_notes, no_step, told_by_trackers, told_counters
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
@@ -109,13 +110,15 @@ def open_snapshots(
             )
 
         def open_found(checkpoint: Found, path: Path = path, target: Target = target) -> Opened:
-            only = replace(target, checkpoints=(checkpoint,), trackers=(), folders=())
+            only = replace(target, checkpoints=(checkpoint,), trackers=(), folders=(), also=())
             return open_checkpoint(
                 path, files, type=type, step=checkpoint.step, base=base, also=also, shard_order=shard_order, located=only
             )
 
         if choice.says_something and target.run is not None:
-            found += _of_one_component(_steps_of(target, choice, open_found, notes, type, files), notes)
+            steps_read = _of_one_component(_steps_of(target, choice, open_found, notes, type, files), notes)
+            notes += also_notes(target, [(opened.found, [one.name for one in opened.components]) for opened in steps_read])
+            found += steps_read
         else:
             found.append(open_checkpoint(path, files, type=type, base=base, also=also, shard_order=shard_order, located=target))
             notes += [note for note in found[-1].notes if note.code == "step-skipped"]
@@ -180,7 +183,7 @@ def _steps_of(
     passed = Passed()
 
     def may_pass(candidate: Found, error: CkptError) -> bool:
-        if not isinstance(error, PASSED) or not (choice.steps or isinstance(error, Undecidable)):
+        if not isinstance(error, PASSED) or not (choice.steps or isinstance(error, Undecidable) or contradicts(candidate, error)):
             return isinstance(error, PASSED)
         if len(choice.steps) > 2:
             error.hint = ", or ".join(filter(None, (error.hint, f"leave step {candidate.step} out")))

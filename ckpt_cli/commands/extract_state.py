@@ -18,6 +18,7 @@ from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import Passed, newest_first
+from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts
 from ckpt_cli.discover.open import bare_notes, listed_component, since, step_info
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes
@@ -170,8 +171,11 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             raise UsageError("state is extracted for one component at a time", expected=f"--type with one of: {', '.join(names)}")
         place = found.known_place(names[0])
         trouble = place.match.trouble
-        if trouble is not None and (isinstance(trouble, (Unreadable, LfsPointer, Unsupported)) or not is_chosen(place)):
+        if trouble is not None and (
+            isinstance(trouble, (Unreadable, LfsPointer, Unsupported)) or not is_chosen(place) or contradicts(found, trouble)
+        ):
             raise trouble
+        check_more(found, place)
         problem, linked = listed_component(place).problem, list[Note]()
         try:
             linked = other_step_notes(found, place, place.match.files)
@@ -185,6 +189,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
             if step is None and target.run is not None:
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
+            newer += also_notes(target, [(found, [place.name])])
             beside = [*linked, *unread_notes(found, place), *mark_notes(found, place)]
             return found, place, [*newer, *passed.notes(target, "skipped"), *notes, *beside]
         candidates.append((found, place, problem))
@@ -197,7 +202,8 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
     twins = [other for other, _, _ in candidates if other.step == found.step]
     if step is None and target.run is not None and len(twins) > 1:
         raise ambiguous(target, found.step, twins)
-    return found, place, [Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")]
+    incomplete = Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")
+    return found, place, [incomplete, *also_notes(target, [(found, [place.name])])]
 
 
 def _notes_of_twins(taken: Found, target: Target) -> list[Note]:

@@ -240,12 +240,18 @@ def made_at(manifest: Manifest | None) -> int | None:
     return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
+def _also(manifest: Manifest) -> list[str]:
+    """The folders of other nodes that an output was merged from, as options."""
+    said = manifest.facts.get("also")
+    return [word for folder in (said if isinstance(said, list) else []) if isinstance(folder, str) for word in ("--also", folder)]
+
+
 def made_by(manifest: Manifest | None, folder: Path) -> tuple[str, ...]:
     """The command, word by word, that would write an output again; empty if it was not merged, or its source is gone."""
     source = made_from(manifest)
     if manifest is None or source is None or manifest.options.get("in_place"):
         return ()
-    words = ["ckpt", "merge", source, "-o", str(folder)]
+    words = ["ckpt", "merge", source, *_also(manifest), "-o", str(folder)]
     component, base = manifest.facts.get("component"), manifest.facts.get("base")
     if isinstance(component, str):
         words += ["--type", "both" if component == "model+ema" else component]

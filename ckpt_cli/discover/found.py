@@ -39,13 +39,15 @@ class Place:
 class Found:
     """A checkpoint, by names: its step (None if the folder does not say) and its components, the main one first.
 
-    ``given``: what was passed, a folder in it or a file of it; None where it was found as a step of a run.
+    ``given``: what was passed, a folder in it or a file of it; None where it was found as a step of a run. ``more`` is the same
+    checkpoint in the folders of ``--also``, as far as they hold anything of it.
     """
 
     path: Path
     step: int | None
     places: tuple[Place, ...]
     given: Path | None = None
+    more: tuple[Found, ...] = ()
 
     def place(self, name: str) -> Place | None:
         return next((place for place in self.places if place.name == name), None)
@@ -99,7 +101,8 @@ class Target:
     names those of them that are not read; ``bare`` are
     step folders without weights, ``blocked`` those that could not be looked at; ``stray``: a weights file beside them that is
     no model, and why not; ``folders`` are those in which the steps lie, if there are several;
-    ``partial`` are folders of steps whose names say that the save is not whole, ``made`` outputs of ckpt that are named like steps.
+    ``partial`` are folders of steps whose names say that the save is not whole, ``made`` outputs of ckpt that are named like steps;
+    ``also`` is what the folders of ``--also`` were taken for.
     """
 
     path: Path
@@ -115,6 +118,7 @@ class Target:
     refused: tuple[str, ...] = ()
     partial: tuple[Path, ...] = ()
     made: tuple[Path, ...] = ()
+    also: tuple[Target, ...] = ()
 
     def label(self, path: Path) -> str:
         """How a step folder is called in messages: by its name, or where steps lie in several folders, as it lies in the run."""

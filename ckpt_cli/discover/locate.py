@@ -18,7 +18,8 @@ from ckpt_cli.discover.beside.optimizer import optimizer_error
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.hub_cache import repository_in, snapshot_of
-from ckpt_cli.discover.nodes import joined_targets, mark_partial_steps, node_folders
+from ckpt_cli.discover.nodes.also import with_also
+from ckpt_cli.discover.nodes.parents import mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_doubtful, all_refused, inside_checkpoint, places_in
 from ckpt_cli.discover.steps import (
     Steps,
@@ -49,7 +50,7 @@ MAX_LOOKED_INTO = 200
 
 
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = (), *, steps: bool = False) -> Target:
-    """Determine what a path is; ``also`` are folders of other nodes with more files of the same checkpoints.
+    """Determine what a path is; ``also`` are folders of other nodes with more files of the same checkpoints (`with_also`).
 
     ``steps``: steps are requested, so a model beside them is not meant.
     Raises NotFound or NotRecognised, with what is there and a suggestion.
@@ -63,7 +64,7 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
             what = "the folder itself" if same_file(path, other) else "a folder twice"
             raise UsageError(f"--also names {what}: {other}", hint="leave it out")
         parts.append(_locate(other, step, steps, there))
-        target = joined_targets(target, parts[-1])
+        target = with_also(target, parts[-1])
     return mark_partial_steps(target, parts) if target.run is not None else target
 
 

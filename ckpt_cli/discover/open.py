@@ -26,6 +26,7 @@ from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first, short_reason, skipped_notes
+from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, more_folders
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
@@ -119,7 +120,7 @@ def open_checkpoint(
         return found, tuple(describe_place(found, name, files, base, shard_order) for name in component_names(found, type))
 
     def may_pass(listed: Found, error: CkptError) -> bool:
-        if not isinstance(error, PASSED) or (choosing and not isinstance(error, Undecidable)):
+        if not isinstance(error, PASSED) or (choosing and not (isinstance(error, Undecidable) or contradicts(listed, error))):
             return isinstance(error, PASSED)
         whole = _other_step(listed, target, lambda found: _is_whole(found, type, files, base, shard_order)) if _helps(error) else None
         hint = _step_hint(whole, target, also, located) if whole is not None else None
@@ -136,7 +137,7 @@ def open_checkpoint(
         notes += skipped_notes(target, problems)
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
-        notes += numbered_notes(target, found, type)
+        notes += [*also_notes(target, [(found, [one.name for one in components])]), *numbered_notes(target, found, type)]
         notes += renamed_notes(found, [opened.component for opened in components])
         if step is None and target.run is not None:
             notes += newest_notes(target, found, lambda other: _is_whole(other, type, files, base, shard_order))
@@ -161,7 +162,6 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
     main = opened.components[0]
     described = {opened.name: ComponentInfo.of(opened.component, opened.name, listed=tensors) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
-    config = main.assets.config
     notes = [*opened.notes, *extra_notes]
     if opened.target.steps_inside:
         text = f"the folder has weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
@@ -181,14 +181,15 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
         path=str(opened.found.path),
         step=opened.found.step,
         run=str(opened.target.run) if opened.target.run else None,
+        also=tuple(map(str, more_folders(opened.found))),
         framework=opened.found.trainer(opened.target.run),
         components=tuple(listed.values()),
         newest_complete=opened.chosen,
         steps=steps_of(opened.target, opened.problems),
         assets=tuple(main.assets.names),
         lacking=tuple(main.assets.lacking),
-        architecture=architecture(config),
-        layers=layer_count(config),
+        architecture=architecture(main.assets.config),
+        layers=layer_count(main.assets.config),
         notes=tuple(NoteInfo.of(note) for note in notes),
     )
 
@@ -234,6 +235,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     """One component of a checkpoint, described and proved whole, with its assets. Raises what `describe` raises."""
     place = found.known_place(name)
     homes = tuple(asset_homes(found, place))
+    check_more(found, place)
     assets = find_assets(homes, base)
     check_marks(found, place)
     try:
@@ -362,6 +364,8 @@ def since(found: Found) -> Callable[[int], bool]:
 
 def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Target | None) -> str | None:
     """How to ask for another step, which is whole: by number where the command takes one (others locate by themselves), or by folder."""
+    if len(whole.more) < len(target.also):
+        return None  # the folder of --also has no such step
     if target.run is not None and located is None:
         return f"pass --step {whole.step}, which is whole"
     return None if also or target.nodes > 1 else f"use {whole.path}, which is whole"

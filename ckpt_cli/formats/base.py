@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_cli.errors import CkptError
+from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.names import ShardOrder as ShardOrder
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 1 << 20
 """More ranks than any training has: larger numbers in names or files are damaged or false, and never looped over."""
+
+ONCE, APART = "every file in one of the folders", "join only folders of one save, each with files that the others do not have"
+"""What is said where two folders that are joined hold the same file."""
 
 WEIGHTS_16 = "weights16"
 """The component that is the model in the dtype of the training, beside one in fp32."""
@@ -170,9 +173,27 @@ class Format(ABC):
         """Whether a match of another folder may be part of a save in this format: files of a node without metadata say less of theirs."""
         return other.format == self.name
 
+    def part_name(self, file: Path) -> str:
+        """What tells a file from the others of its save."""
+        return file.name
+
     def joined(self, first: Match, second: Match) -> Match:
         """Two matches of the same component as one. Contradictions become its ``trouble``; nothing is read."""
-        return replace(first, files=(*first.files, *second.files), more_roots=all_roots(first, second))
+        trouble = self.twice(first, second) or first.trouble
+        return replace(first, files=(*first.files, *second.files), more_roots=all_roots(first, second), trouble=trouble)
+
+    def twice(self, first: Match, second: Match) -> CkptError | None:
+        """The error for a file that two folders hold: one of them is not of this save, or a copy, and nothing tells which."""
+        held = {self.part_name(file): file.parent for file in first.files}
+        both = next((file for file in second.files if self.part_name(file) in held), None)
+        if both is None:
+            return None
+        name = self.part_name(both)
+        return Inconsistent(f"{name} is in both {held[name]} and {both.parent}", path=both, expected=ONCE, hint=APART)
+
+    def adds(self, first: Match, second: Match) -> bool:
+        """Whether a match of another folder holds files that the first one lacks."""
+        return not {self.part_name(file) for file in second.files} <= {self.part_name(file) for file in first.files}
 
     def complements(self, first: Match, second: Match) -> bool:
         """Whether two matches look like parts of one save: they have no file in common, and neither has the files of all ranks."""

@@ -29,7 +29,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.manifest import unfinished_error
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.ages import origins_of, unversioned_notes
-from ckpt_cli.formats.base import Format, Match, ReadOptions
+from ckpt_cli.formats.base import APART, Format, Match, ReadOptions
 from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.deepspeed.reader import DeepSpeed
 from ckpt_cli.formats.megatron.legacy import Legacy
@@ -176,7 +176,8 @@ def joined(first: Match, second: Match) -> Match:
     """Two matches of the same component, from two folders, as one. Contradictions become its ``trouble``; nothing is read."""
     known = _common(first, second)
     if known is None:
-        return replace(first, trouble=Inconsistent(f"{first.root} is {first.format}, {second.root} is {second.format}"))
+        text = f"{first.root} is {first.format}, {second.root} is {second.format}"
+        return replace(first, trouble=Inconsistent(text, path=second.root, expected="folders of one save", hint=APART))
     return known.joined(first, second)
 
 

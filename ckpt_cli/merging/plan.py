@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.base_model.opened import Base, open_base
 from ckpt_cli.discover.default_output import default_output
+from ckpt_cli.discover.nodes.also import more_folders
 from ckpt_cli.discover.open import Opened, OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
@@ -137,6 +138,7 @@ def _facts(opened: Opened, drafts: Sequence[Draft], setting: Setting[MergeOption
     """What the manifest says besides what every output has."""
     return {
         "checkpoint": os.path.abspath(opened.found.path),
+        **({"also": list(map(os.path.abspath, more))} if (more := more_folders(opened.found)) else {}),
         "step": opened.found.step,
         "trainer": opened.found.trainer(opened.target.run),
         "component": "+".join(draft.opened.name for draft in drafts),

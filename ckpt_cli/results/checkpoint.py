@@ -139,12 +139,13 @@ class Checkpoint(Frozen):
     """A checkpoint: where it is, what it holds, whether it is complete.
 
     ``steps`` lists the whole run when a run was given; ``newest_complete``: the step was chosen for this reason, nobody asked
-    for it. ``components`` begins with the main one.
+    for it. ``components`` begins with the main one; ``also`` are folders of other nodes that hold files of it.
     """
 
     path: Place
     step: int | None
     run: Place | None = None
+    also: tuple[Place, ...] = ()
     framework: str
     components: tuple[ComponentInfo, ...]
     newest_complete: bool = False

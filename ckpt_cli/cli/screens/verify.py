@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -150,10 +151,16 @@ def _other_source(result: VerifyResult) -> tuple[str | None, str | None] | None:
     if any(os.path.realpath(source.source) != made_from or (made_of and source.component not in made_of) for source in result.against):
         which = ", ".join(filter(None, (result.made_of, f"step {result.made_at}" if result.made_at is not None else None)))
         what = f"it was merged from {text.path(made_from)}{f' ({which})' if which else ''}"
-        return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}", what
+        return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}{_also(result)}", what
     if any(item.code == "changed-source" for item in result.findings):
         return None, "find out why the source changed after the merge: the folder may be right"
     return None
+
+
+def _also(result: VerifyResult) -> str:
+    """The folders of other nodes that its source lies in, as options."""
+    pairs = itertools.pairwise(result.made_by)
+    return "".join(f" --also {text.argument(folder)}" for option, folder in pairs if option == "--also")
 
 
 def _next(result: VerifyResult, again: str) -> tuple[str | None, str | None]:
@@ -176,7 +183,7 @@ def _next(result: VerifyResult, again: str) -> tuple[str | None, str | None]:
             return " ".join([*(text.argument(word) for word in result.made_by[:-2]), "--base DIR", *result.made_by[-2:]]), None
         return None, KINDS["lacks-config"].advice
     if result.made_from is not None and not result.against:
-        return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}", None
+        return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}{_also(result)}", None
     if "full" not in result.levels and not result.against:
         return f"ckpt verify {text.argument(result.path)}{again} --full", None
     # Of two folders, the options chose a part of the source.

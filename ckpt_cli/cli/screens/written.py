@@ -112,10 +112,9 @@ def merge_result(result: MergeResult, session: Session) -> None:
     elif any(output.verified for output in result.outputs) and not result.exit_code:
         next_line(session, f"ckpt inspect {text.argument(result.outputs[0].output)}")
     else:
-        # Of several nodes, the folder of one is not the whole.
-        source = checkpoint.run if any(note.code == "nodes" for note in checkpoint.notes) and checkpoint.run else checkpoint.path
+        also = "".join(f" --also {text.argument(folder)}" for folder in checkpoint.also)
         written = text.argument(result.outputs[0].output)
-        next_line(session, f"ckpt verify {written} --against {text.argument(source)}{session.again}")
+        next_line(session, f"ckpt verify {written} --against {text.argument(checkpoint.path)}{also}")
 
 
 def average_result(result: AverageResult, session: Session) -> None:

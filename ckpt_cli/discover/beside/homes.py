@@ -29,7 +29,7 @@ def asset_homes(found: Found, place: Place) -> list[Path]:
     if root not in (place.home, found.path) and root.is_relative_to(found.path):
         spots = [Path(os.path.normpath(root / name)) for name in CONFIGS if name != THE_RUN]
         beside = [root, *(spot for spot in spots if spot.is_relative_to(found.path) and spot != found.path)]
-    return list(dict.fromkeys((*beside, *homes_of(found, place), *run_folders(found))))
+    return list(dict.fromkeys((*beside, *homes_of(found, place), *_all_runs(found))))
 
 
 def run_folders(found: Found) -> list[Path]:
@@ -40,9 +40,14 @@ def run_folders(found: Found) -> list[Path]:
     return [run, run.parent] if run.name in RUNS else [run]
 
 
+def _all_runs(found: Found) -> list[Path]:
+    """The folders of the run, and those of the same run on other nodes."""
+    return [folder for one in (found, *found.more) for folder in run_folders(one)]
+
+
 def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, object]) -> list[Note]:
     """What was taken from the folder of the run, since the step has none of its own; ``names`` are those of the tensors."""
-    runs = run_folders(found)
+    runs = _all_runs(found)
     files = dict(assets.files)
     if has_adapters(names):
         path = adapter_config(asset_homes(found, place))

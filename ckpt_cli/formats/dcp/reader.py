@@ -91,11 +91,19 @@ class Dcp(Format):
         if first.trouble is not None and second.trouble is None:
             # The metadata is on one node only.
             more = tuple(root for root in (first.root, *all_roots(first, second)) if root != second.root)
-            return replace(second, files=(*first.files, *second.files), more_roots=more)
+            return replace(second, files=(*first.files, *second.files), more_roots=more, trouble=self.twice(first, second))
         return super().joined(first, second)
 
+    def twice(self, first: Match, second: Match) -> CkptError | None:
+        # Every node may have the metadata, which are compared when they are read.
+        return super().twice(*(replace(match, files=_items_of(match)) for match in (first, second)))
+
+    def adds(self, first: Match, second: Match) -> bool:
+        lacks = first.trouble is not None and second.trouble is None
+        return lacks or super().adds(replace(first, files=_items_of(first)), replace(second, files=_items_of(second)))
+
     def complements(self, first: Match, second: Match) -> bool:
-        names = [{path.name for path in match.files if path.suffix == ".distcp"} for match in (first, second)]
+        names = [{path.name for path in _items_of(match)} for match in (first, second)]
         return not names[0] & names[1]
 
     def counts_ranks(self, match: Match) -> bool:
@@ -159,6 +167,11 @@ def _arguments(catalog: Catalog, tensors: Iterable[str], reader: ItemReader) -> 
         return {}
     item = reader.parsed(thing.stored)
     return {} if item is None else read_arguments(item.root, ValueReader(item))
+
+
+def _items_of(match: Match) -> tuple[Path, ...]:
+    """The data files of a match, without the metadata."""
+    return tuple(path for path in match.files if path.suffix == ".distcp")
 
 
 def lost_metadata(folder: Path, there: Folders) -> MissingShard:

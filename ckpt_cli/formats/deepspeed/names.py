@@ -70,6 +70,11 @@ def is_deepspeed_name(name: str) -> bool:
     return any(regex.fullmatch(name) for regex in (MODEL, OPTIMIZER, LAYER, EXPERT_FILE, EXPERT_OPTIMIZER))
 
 
+def is_model_states(name: str) -> bool:
+    """Whether a file is called as the model states of a rank are."""
+    return MODEL.fullmatch(name) is not None
+
+
 def files_in_save(folder: Path, there: Folders) -> list[Path]:
     """The files of a folder that are called like DeepSpeed's."""
     return there.files(folder, lambda name: name.endswith(SUFFIX) and is_deepspeed_name(name))

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import NotFound, reading
+from ckpt_cli.errors import CkptError, NotFound, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import with_aliases
 from ckpt_cli.formats.base import WEIGHTS_16, Format, Match, ReadOptions
-from ckpt_cli.formats.deepspeed.names import files_in_save, is_deepspeed_name, save_files
+from ckpt_cli.formats.deepspeed.names import files_in_save, is_deepspeed_name, is_model_states, save_files
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.save import Save, read_save
 from ckpt_cli.formats.deepspeed.stage_0 import optimizer_entries, read_masters
@@ -69,7 +69,11 @@ class DeepSpeed(Format):
         # Every node has the model states of its first rank, and they are the same.
         kept = tuple(path for path in second.files if path.name not in twice)
         names = save_files((*first.files, *kept))
-        return replace(super().joined(first, second), files=names.all, ranks=names.optimizer_ranks, trouble=names.trouble)
+        trouble = self.twice(first, second) or names.trouble
+        return replace(super().joined(first, second), files=names.all, ranks=names.optimizer_ranks, trouble=trouble)
+
+    def twice(self, first: Match, second: Match) -> CkptError | None:
+        return super().twice(first, replace(second, files=tuple(path for path in second.files if not is_model_states(path.name))))
 
     def complements(self, first: Match, second: Match) -> bool:
         return bool(first.ranks) and bool(second.ranks) and not set(first.ranks) & set(second.ranks)

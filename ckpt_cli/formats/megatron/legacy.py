@@ -55,6 +55,9 @@ class Legacy(Format):
         found = [folder / FILE for folder in there.folders(path, RANK_FOLDER.fullmatch) if there.is_file(folder / FILE)]
         return [Match(FORMAT, "model", path, tuple(found), self.display)] if found else []
 
+    def part_name(self, file: Path) -> str:
+        return file.parent.name
+
     def complements(self, first: Match, second: Match) -> bool:
         names = [{path.parent.name for path in match.files} for match in (first, second)]
         return not names[0] & names[1]

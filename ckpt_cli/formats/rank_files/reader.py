@@ -18,7 +18,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import RankState, assemble
-from ckpt_cli.formats.base import MAX_RANKS, Format, Match, ReadOptions, missing_of
+from ckpt_cli.formats.base import APART, MAX_RANKS, Format, Match, ReadOptions, missing_of
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.recorded import recorded_rank
@@ -94,14 +94,24 @@ class RankShards(Format):
             return [group.name for group in groups_of(file, match.component, LocalReader(file, min(match.ranks)))[1]]
 
     def joined(self, first: Match, second: Match) -> Match:
-        trouble = first.trouble or second.trouble
+        whole = super().joined(first, second)
+        return replace(whole, ranks={**second.ranks, **first.ranks}, trouble=whole.trouble or second.trouble)
+
+    def twice(self, first: Match, second: Match) -> CkptError | None:
         if first.world_size != second.world_size:
-            trouble = trouble or MixedWorldSizes(f"{first.root} is of {first.world_size} ranks, {second.root} of {second.world_size}")
-        twice = sorted(set(first.ranks) & set(second.ranks))
-        if twice:
-            held = [match.ranks[twice[0]].parent for match in (first, second)]
-            trouble = trouble or Inconsistent(f"rank {twice[0]} is in both {held[0]} and {held[1]}")
-        return replace(super().joined(first, second), ranks={**second.ranks, **first.ranks}, trouble=trouble)
+            text = f"{first.root} is of {first.world_size} ranks, {second.root} of {second.world_size}"
+            return MixedWorldSizes(text, path=second.root, expected="folders of one save", hint=APART)
+        both = min(set(first.ranks) & set(second.ranks), default=None)
+        if both is None:
+            return None
+        folders = [match.ranks[both].parent for match in (first, second)]
+        text = f"rank {both} is in both {folders[0]} and {folders[1]}"
+        whole = first.world_size is not None and not first.missing_ranks
+        hint = f"{first.root} has the files of all {first.world_size} ranks: pass it alone" if whole else APART
+        return Inconsistent(text, path=second.ranks[both], expected="the file of every rank in one of the folders", hint=hint)
+
+    def adds(self, first: Match, second: Match) -> bool:
+        return not set(second.ranks) <= set(first.ranks)
 
     def complements(self, first: Match, second: Match) -> bool:
         apart = not set(first.ranks) & set(second.ranks) and first.world_size == second.world_size

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.boxes import Box
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import Entry, parse_json, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.formats.assembly import PlacedTensor, RankPart, cut_layout, stored_entry, tile
-from ckpt_cli.formats.base import Format, Match, ReadOptions
+from ckpt_cli.formats.base import APART, Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.sets.contents import SHARDING as INFO
 from ckpt_cli.names import check_name, is_extra_state
@@ -42,21 +44,18 @@ class HubShards(Format):
         found = [entry for entry in there.entries(folder) if SHARD.fullmatch(entry.name)]
         if not found:
             return []
-        names = [fields for entry in found if (fields := SHARD.fullmatch(entry.name))]
-        ranks = {int(fields["rank"]) for fields in names}
-        absent = _absent(ranks, max(ranks))
-        trouble = f"files of shard {', '.join(map(str, absent))} are missing" if absent else None
-        counts = {int(fields["parts"]) for fields in names}
-        if len(counts) > 1:
-            trouble = trouble or f"files of saves with {' and '.join(map(str, sorted(counts)))} parts are in one folder"
-        lost = _absent({int(fields["part"]) for fields in names}, max(counts))
-        if lost:
-            trouble = trouble or f"no file holds part {lost[0]} of {max(counts)}"
-        trouble = trouble or _lost_part(names)
-        mixed = "move the files of the older save to another folder"
-        hint = "copy what is missing from the nodes that wrote it" if len(counts) == 1 else mixed
-        error = MissingShard(trouble, path=folder, hint=hint) if trouble else None
-        return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=error)]
+        return [Match(FORMAT, "model", folder, tuple(found), "DCP with HuggingFaceStorageWriter", trouble=_trouble_of(found, folder))]
+
+    def joined(self, first: Match, second: Match) -> Match:
+        whole = super().joined(first, second)
+        return replace(whole, trouble=self.twice(first, second) or _trouble_of(whole.files, first.root))
+
+    def twice(self, first: Match, second: Match) -> CkptError | None:
+        parts = [fields["parts"] for match in (first, second) if (fields := SHARD.fullmatch(match.first.name))]
+        if len(set(map(int, parts))) > 1:
+            text = f"{first.root} is of a save of {parts[0]} parts, {second.root} of one of {parts[1]}"
+            return MixedWorldSizes(text, path=second.root, expected="folders of one save", hint=APART)
+        return super().twice(first, second)
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         parts: dict[str, list[RankPart]] = {}
@@ -96,6 +95,24 @@ class HubShards(Format):
             notes=(note,),
             writer=match.evidence,
         )
+
+
+def _trouble_of(found: Sequence[Path], folder: Path) -> MissingShard | None:
+    """The error for files that are not a whole save by their names."""
+    names = [fields for entry in found if (fields := SHARD.fullmatch(entry.name))]
+    ranks = {int(fields["rank"]) for fields in names}
+    absent = _absent(ranks, max(ranks))
+    trouble = f"files of shard {', '.join(map(str, absent))} are missing" if absent else None
+    counts = {int(fields["parts"]) for fields in names}
+    if len(counts) > 1:
+        trouble = trouble or f"files of saves with {' and '.join(map(str, sorted(counts)))} parts are in one folder"
+    lost = _absent({int(fields["part"]) for fields in names}, max(counts))
+    if lost:
+        trouble = trouble or f"no file holds part {lost[0]} of {max(counts)}"
+    trouble = trouble or _lost_part(names)
+    mixed = "move the files of the older save to another folder"
+    hint = "copy what is missing from the nodes that wrote it, or pass their folders with --also" if len(counts) == 1 else mixed
+    return MissingShard(trouble, path=folder, hint=hint) if trouble else None
 
 
 def _absent(there: set[int], highest: int) -> list[int]:

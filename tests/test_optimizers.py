@@ -446,7 +446,7 @@ class TestOptimizers:
             }
 
     def test_with_tensors_of_other_shapes_are_refused(self, place: Place) -> None:
-        """Adafactor keeps rows and columns, 8-bit optimizers keep tables: which parameter they belong to is not proved."""
+        """Rows and columns under unknown names, and the tables of 8-bit optimizers: which parameter they belong to is not proved."""
         for slots in ({"row": torch.ones(4), "column": torch.ones(3)}, {"state1": torch.ones(4, 3), "qmap": torch.ones(256)}):
             state = {0: slots, 1: {"exp_avg": torch.ones(3)}, 2: {"exp_avg": torch.ones(3, 2)}}
             place.write({"state": state, "param_groups": [{"lr": 0.1, "params": [0, 1, 2]}]}).refused(Undecidable)

@@ -14,13 +14,10 @@ from ckpt_cli.formats.flat import FlatRange, range_pieces
 from ckpt_cli.formats.optimizer_state import NamedState, RankEntries
 from ckpt_cli.names import plural
 from ckpt_cli.state.fsdp1_units import find_units, unproved
-from ckpt_cli.state.numbered import (
-    Slots,
-    candidates_of,
-    is_cut,
-)
+from ckpt_cli.state.numbered import candidates_of, is_cut
 from ckpt_cli.state.optimizer_files import OptimizerFiles
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
+from ckpt_cli.state.slot_shapes import Slots
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Piece, Tensor
 

@@ -16,12 +16,10 @@ from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, plural, stripped_names
 from ckpt_cli.state.parameter_order import name_parameters
+from ckpt_cli.state.slot_shapes import Slots, check_shapes, fits, shapes_of
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
-
-Slots = dict[tuple[str, str], Tensor]
-"""Tensors by parameter (a name, or a number as text) and slot."""
 
 
 def candidates_of(model: OpenedComponent) -> dict[str, Tensor]:
@@ -51,9 +49,9 @@ def check_order(component: Component) -> None:
         )
 
 
-def belongs(tensor: Tensor, parameter: Tensor) -> bool:
-    """Whether a state can be a parameter's: one number, or of the same shape and as much cut into shards."""
-    return tensor.shape == () or (tensor.shape == parameter.shape and is_cut(tensor) == is_cut(parameter))
+def belongs(slot: str, tensor: Tensor, parameter: Tensor) -> bool:
+    """Whether a state can be a parameter's: one number, or of a shape that fits and as much cut into shards."""
+    return tensor.shape == () or (fits(slot, tensor.shape, parameter.shape) and is_cut(tensor) == is_cut(parameter))
 
 
 def named_by_shapes(slots: Slots, candidates: Mapping[str, Tensor], groups: Sequence[Sequence[int]]) -> dict[int, str] | None:
@@ -90,25 +88,16 @@ def renamed(entries: RankEntries, names: Mapping[int, str]) -> RankEntries:
 
 
 def check_recorded(names: Mapping[int, str], slots: Slots, path: Path, model: OpenedComponent) -> None:
-    """Raise Inconsistent unless the model has the parameters that groups name, of the shapes of their states."""
-    clean = stripped_names(names.values())
-    known = stripped_names(model.component.tensors)
-    shapes = {clean_name: model.component.tensors[name].shape for name, clean_name in known.items()}
-    unknown = sorted(name for name in clean.values() if name not in shapes)
+    """Raise Inconsistent unless the model has the parameters that groups name, in shapes that their states fit."""
+    shapes = shapes_of(model)
+    unknown = sorted(name for name in stripped_names(names.values()).values() if name not in shapes)
     if unknown:
         raise Inconsistent(
             f"the optimizer names parameters that the model lacks: {few(unknown)}",
             path=path,
             hint="the optimizer may belong to another model",
         )
-    for (name, slot), tensor in slots.items():
-        if tensor.shape and shapes[clean[name]] != tensor.shape:
-            raise Inconsistent(
-                f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shapes[clean[name]])}",
-                tensor=f"state.{clean[name]}.{slot}",
-                path=path,
-                hint="the optimizer may belong to another model",
-            )
+    check_shapes(slots, shapes, path)
 
 
 def named_numbers(slots: Slots, groups: Sequence[Sequence[int]], model: OpenedComponent) -> dict[int, str] | None:
@@ -119,7 +108,7 @@ def named_numbers(slots: Slots, groups: Sequence[Sequence[int]], model: OpenedCo
         candidates = cut
     if len(groups) == 1 and len(groups[0]) == len(candidates):
         names = dict(zip(groups[0], candidates, strict=True))
-        return names if all(belongs(tensor, candidates[names[int(number)]]) for (number, _), tensor in slots.items()) else None
+        return names if all(belongs(slot, tensor, candidates[names[int(number)]]) for (number, slot), tensor in slots.items()) else None
     return named_by_shapes(slots, candidates, groups)
 
 

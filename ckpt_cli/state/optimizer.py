@@ -3,7 +3,7 @@
 ======================================  =============================================================================
 layout                                  how a parameter is identified
 ======================================  =============================================================================
-names (DCP, EasyR1, VeOmni, accelerate) the state names it
+names (DCP, EasyR1, VeOmni, accelerate) the state names it; `slot_shapes`: every shape fits the parameter
 numbers, whole shapes (FSDP2, verl, ..) `parameter_order`: the order of the model, every shape checked
 numbers, flat parts (FSDP1)             `fsdp1_units`: the only division into units that fits all sizes
 ======================================  =============================================================================
@@ -22,6 +22,7 @@ from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.open import OpenedComponent, describe_place, reading_options
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, reading
 from ckpt_cli.files.source import Files
+from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions, ShardOrder
 from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankEntries, numbered_entries, read_entries
@@ -31,7 +32,6 @@ from ckpt_cli.hub.assets import find_assets
 from ckpt_cli.names import few
 from ckpt_cli.state.fsdp1 import is_flat, of_flat
 from ckpt_cli.state.numbered import (
-    Slots,
     belongs,
     candidates_of,
     check_order,
@@ -46,6 +46,7 @@ from ckpt_cli.state.numbered import (
 )
 from ckpt_cli.state.optimizer_files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers, owned_files
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
+from ckpt_cli.state.slot_shapes import Slots, slot_notes
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import equal
 
@@ -84,6 +85,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         names = {str(name): str(name) for entries in ranks for name in _parameters(entries)}
         values = {key: value for entries in reversed(ranks) for key, value in entries.values.items()}
         everything = replace(ranks[0], values=values, groups=_united(ranks))
+        notes += slot_notes(slots, described, ranks[0].path.parent, _without_placements(ranks) if listed.world_size > 1 else ())
         return optimizer_of("by name", _named(slots, everything, names), notes)
     model = described()
     if listed.world_size > 1 and is_flat(ranks):
@@ -112,14 +114,14 @@ def optimizer_notes(found: Found, place: Place, files: Files, asked: bool) -> li
 
 
 def _of_save(state: NamedState, match: Match, files: Files, described: Callable[[], OpenedComponent]) -> Optimizer:
-    """An optimizer that a format keeps by parameter; ``described`` gives the model, which is only read where parameters have numbers."""
+    """An optimizer that a format keeps by parameter; ``described`` gives the model."""
     root, kind = match.root, format_of(match).display.removeprefix("torch ")
     for tensor in state.tensors.values():
         compared(tensor)
     with reading(root):
         entries = numbered_entries(state, root)
     if entries is None:
-        return optimizer_of(f"{kind}, by name", state, [])
+        return optimizer_of(f"{kind}, by name", state, slot_notes(dict(state.tensors), described, root))
     slots = {(str(int(parameter)), slot): tensor for (parameter, slot), tensor in state.tensors.items()}
     groups = [[int(parameter) for parameter in group["params"]] for group in entries.groups]
     model, layout, notes = described(), f"{kind}, by recorded names", list[Note]()
@@ -171,6 +173,12 @@ def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: Read
         parameter, _, slot = key.partition("\0")
         slots[parameter, slot] = compared(replace(tensor, name=f"state.{parameter}.{slot}", alias_of=None))
     return slots
+
+
+def _without_placements(ranks: Sequence[RankEntries]) -> set[tuple[str, str]]:
+    """The parameters and slots of tensors of which the files say nothing but their shape."""
+    held = (item for entries in ranks for item in entries.tensors.items())
+    return {(str(parameter), slot) for (parameter, slot), local in held if isinstance(local, StoredTensor)}
 
 
 def _parameters(entries: RankEntries) -> list[Parameter]:
@@ -242,7 +250,7 @@ def _of_numbers(
         # With one name for each number the names come first: they tell whether a tensor is an expert's.
         names: dict[int, str] | None = dict(zip(groups[0], candidates, strict=True))
         slots = _by_name([renamed(entries, names or {}) for entries in ranks], listed, options)
-        if not all(belongs(tensor, candidates[name]) for (name, _), tensor in slots.items()):
+        if not all(belongs(slot, tensor, candidates[name]) for (name, slot), tensor in slots.items()):
             names = None
     else:
         slots = _by_name(ranks, listed, options)

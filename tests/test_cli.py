@@ -472,6 +472,13 @@ class TestMergeOptions:
         assert "2 tensors renamed" in outcome.out
         assert ckpt("inspect", out, "-q").out.split() == ["model.layers.0.w", "model.b"]
 
+    def test_names_that_change_places_are_renamed(self, tmp_path: Path) -> None:
+        torch = pytest.importorskip("torch")
+        torch.save({"a.w": torch.ones(2), "b.w": torch.zeros(2), "c.w": torch.zeros(2)}, tmp_path / "model_world_size_1_rank_0.pt")
+        out = tmp_path.parent / f"{tmp_path.name}_out"
+        outcome = ckpt("merge", tmp_path, "--key-map", "a=b", "--key-map", "b=a", "-o", out)
+        assert "2 tensors renamed" in outcome.out
+
     def test_adapters_without_an_alpha_are_refused_unless_asked_for_as_they_are(self, tmp_path: Path) -> None:
         torch = pytest.importorskip("torch")
         names = [f"base_model.model.q_proj.{part}.weight" for part in ("base_layer", "lora_A.default", "lora_B.default")]

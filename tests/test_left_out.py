@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, NotFound, NotRecognised, Unsupported
 from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.hub.assets import find_assets
 from ckpt_cli.results.written import MergeResult
 from tests.architectures import MODELS, build
 from tests.cli import ckpt
@@ -780,7 +781,8 @@ class TestWhatABaseGives:
         "consolidated.safetensors", "model.fp16.safetensors", "model.bf16.safetensors", "adapter_model.safetensors",
         "value_head.safetensors", "unrelated.safetensors", "ae.safetensors", "pytorch_model.bin", "model.gguf", "model.onnx",
         "model.onnx_data", "rust_model.ot", "adapter_config.json", "model.safetensors.index.fp16.json", "trainer_state.json",
-        "zero_to_fp32.py", "weights.tar",
+        "zero_to_fp32.py", "weights.tar", "fsdp_config.json", "latest", "latest_checkpointed_iteration.txt", "training_args.yaml",
+        "args.json", "trainer_log.jsonl", "train.log", "ds_config.json",
     )  # fmt: skip
 
     def test_are_assets_and_never_its_weights_in_another_form(self, tmp_path: Path) -> None:
@@ -795,6 +797,15 @@ class TestWhatABaseGives:
             written = {path.name for path in out.iterdir()}
             assert written == {"model.safetensors", "config.json", "tokenizer.json", "params.json", "ckpt-manifest.json"}
 
+    def test_are_assets_of_its_huggingface_folder_and_nothing_of_the_training_around_it(self, layouts: Path, tmp_path: Path) -> None:
+        run, base = hub_folder(tmp_path / "run"), layouts / "verl-run" / "run" / "global_step_20" / "actor"
+        (run / "config.json").unlink()
+        actor = Path(shutil.copytree(base, tmp_path / "actor"))
+        (actor / "what_some_trainer_writes.json").write_text("{}")
+        opened = find_assets([run], actor)
+        assert set(opened.files) == {path.name for path in (base / "huggingface").iterdir()}
+        assert opened.config == json.loads((base / "huggingface" / "config.json").read_text())
+
     def test_is_the_image_decoder_of_bagel(self, layouts: Path, tmp_path: Path) -> None:
         fork, base = layouts / "bagel-runs" / "fork_dcp", tmp_path / "base"
         shutil.copytree(layouts / "bagel-runs" / "base", base)
@@ -804,6 +815,34 @@ class TestWhatABaseGives:
         assert "consolidated.safetensors" not in result.outputs[0].assets
         ckpt_cli.average([fork, fork], tmp_path / "mean", base=base)
         assert (tmp_path / "mean" / "ae.safetensors").read_bytes() == (base / "ae.safetensors").read_bytes()
+
+
+class TestABaseThatIsARun:
+    """Its weights lie in folders below, and none of them is taken for the model that training started from."""
+
+    TOLD = "the base is a training checkpoint with its weights in folders below"
+
+    @pytest.mark.parametrize("below", ["", "global_step_20"])
+    @pytest.mark.parametrize("options", [{"dtype": "base"}, {"match_base": True}, {"compare": True}])
+    def test_is_merged_first(self, layouts: Path, tmp_path: Path, below: str, options: dict[str, Any]) -> None:
+        run = layouts / "verl-run" / "run"
+        with pytest.raises(NotFound) as caught:
+            ckpt_cli.merge(run / "global_step_10", tmp_path / "out", type="actor", base=run / below, **options)
+        assert caught.value.message == self.TOLD
+        ckpt_cli.merge(run / below, tmp_path / "base")
+        ckpt_cli.merge(run / "global_step_10", tmp_path / "out", type="actor", base=tmp_path / "base", **options)
+
+    def test_is_compared_with_nothing_which_is_said(self, layouts: Path, tmp_path: Path) -> None:
+        run = layouts / "verl-run" / "run"
+        done = ckpt_cli.merge(run / "global_step_10", tmp_path / "out", type="actor", base=run)
+        assert any(note.code == "base-unread" and self.TOLD in note.text for note in done.outputs[0].notes)
+
+    @pytest.mark.parametrize("weights", [False, True])
+    def test_is_no_base_of_adapters_alone(self, layouts: Path, tmp_path: Path, weights: bool) -> None:
+        base = layouts / "verl-run" / "run" if weights else tmp_path
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(NotFound, match=self.TOLD if weights else "the base has no weights"):
+            ckpt_cli.merge(layouts / "verl-lora" / "lora_only", tmp_path / "out", base=base)
 
 
 class TestCustomCode:

@@ -320,6 +320,30 @@ class TestLayoutsOfVerl:
         assert done.code == 3
         assert "merge each checkpoint first" in done.err
 
+    def test_averages_of_adapters_alone_are_refused_with_a_way_that_works(self, layouts: Path, tmp_path: Path) -> None:
+        folder = layouts / "verl-lora"
+        ckpt_cli.merge(folder / "lora_only", tmp_path / "adapter")
+        for alone in (folder / "lora_only", tmp_path / "adapter"):
+            done = ckpt("average", alone, alone, "-o", tmp_path / "out")
+            assert done.code == 3
+            assert "merge each with --base and the model that training started from, then average the results" in done.err
+        for name in ("a", "b"):
+            ckpt_cli.merge(folder / "lora_only", tmp_path / name, base=folder / "base")
+        ckpt_cli.average([tmp_path / "a", tmp_path / "b"], output=tmp_path / "out")
+        assert load(tmp_path / "out").keys() == load(tmp_path / "a").keys()
+
+    def test_adapters_that_no_merge_fuses_are_for_their_program(self, tmp_path: Path) -> None:
+        several = SMALL | {name.replace("default", "other"): tensor for name, tensor in SMALL.items() if "default" in name}
+        run = plain(tmp_path, several)
+        done = ckpt("average", run, run, "-o", tmp_path / "out")
+        assert done.code == 3
+        assert "fuse each into its model with the program that made it" in done.err
+
+    def test_only_other_names_count_as_renamed(self, layouts: Path, tmp_path: Path) -> None:
+        exported = ckpt_cli.merge(layouts / "verl-lora" / "lora_only", tmp_path / "adapter")
+        again = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "again")
+        assert [result.outputs[0].renamed for result in (exported, again)] == [8, 0]
+
 
 SMALL = {"m.base_layer.weight": torch.ones(4, 6), "m.lora_A.default.weight": torch.ones(2, 6), "m.lora_B.default.weight": torch.ones(4, 2)}
 

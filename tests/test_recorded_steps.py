@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def test_folders_that_count_something_else_contradict_no_step(tmp_path: Path, ta
     assert told(tmp_path / "run", tmp_path / "out") == []
     texts = [note.text for note in ckpt_cli.detect(tmp_path / "run").checkpoint.notes if note.code == "step-differs"]
     assert [text.partition(" is ")[2] for text in texts] == [f"numbered by {counter}; the state in it says step 9"]
+
+
+@pytest.mark.parametrize(("name", "counter"), [("checkpoint_0", "saves"), ("epoch_0", "epochs"), ("checkpoint-0", None)])
+def test_no_manifest_calls_another_number_a_step(tmp_path: Path, name: str, counter: str | None) -> None:
+    first = tmp_path / "run" / name
+    for number in (0, 1):
+        folder = first.with_name(f"{name[:-1]}{number}")
+        folder.mkdir(parents=True)
+        torch.save({key: value + number for key, value in WEIGHTS.items()}, folder / "pytorch_model.bin")
+        torch.save({"last_epoch": 9}, folder / "scheduler.pt")
+    ckpt_cli.merge(first, tmp_path / "out")
+    ckpt_cli.average([first, first], tmp_path / "mean")
+    ckpt_cli.extract_state(first, tmp_path / "state")
+    merged, mean, state = (json.loads((tmp_path / out / "ckpt-manifest.json").read_text()) for out in ("out", "mean", "state"))
+    wanted = {"step": 0} if counter is None else {"step": None, counter: 0}
+    for facts in (merged, *mean["averaged"], state):
+        assert {key: facts.get(key) for key in wanted} == wanted
+    verified = ckpt_cli.verify(tmp_path / "out", against=tmp_path / "run")
+    assert verified.against[0].identical
+    assert verified.made_at == wanted["step"]
 
 
 def test_of_two_tags_neither_is_said_to_be_the_only_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import ckpt_cli
 from ckpt_cli.errors import NotFound, SourceChanged
 from ckpt_cli.progress import Silent
 from tests import tiny
+from tests.conftest import Copy
 
 
 class Held(Silent):
@@ -35,6 +36,14 @@ def same_size(path: Path) -> None:
     """Another content, with size and mtime kept."""
     status, content = path.stat(), path.read_bytes()
     path.write_bytes(content.replace(b"t0", b"tx"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def same_index(path: Path) -> None:
+    """Another order of the same tensors: only its times tell."""
+    status, content = path.stat(), json.loads(path.read_text())
+    content["weight_map"] = dict(reversed(content["weight_map"].items()))
+    path.write_text(json.dumps(content, indent=2) + "\n")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
@@ -93,6 +102,37 @@ class TestWhatDecides:
         base = tiny.folder(tmp_path / "base", tiny.weights(1), tiny.classless())
         path = tiny.adapter(tmp_path / "adapter", tiny.factors(), base)
         refused(ckpt_cli.merge, path / "adapter_config.json", with_other(lora_alpha=64), tmp_path / "out", path, base=base)
+
+    @pytest.mark.parametrize("as_base", [False, True])
+    def test_an_index(self, tmp_path: Path, as_base: bool) -> None:
+        for name in ("run", "base"):
+            tiny.folder(tmp_path / name, tiny.weights(1 if name == "run" else 2), tiny.classless())
+            ckpt_cli.merge(tmp_path / name, tmp_path / "split" / name, max_shard_size="1KB")
+        run, base = tmp_path / "split" / "run", tmp_path / "split" / "base"
+        how = {"base": base} if as_base else {}
+        path = (base if as_base else run) / "model.safetensors.index.json"
+        refused(ckpt_cli.merge, path, same_index, tmp_path / "out", run, **how)
+
+    def test_the_manifest_of_an_output(self, tmp_path: Path) -> None:
+        """It says which adapters are in it, and what was left out."""
+        for name in ("run", "base"):
+            tiny.folder(tmp_path / name, tiny.weights(1 if name == "run" else 2), tiny.classless())
+            ckpt_cli.merge(tmp_path / name, tmp_path / "made" / name)
+        run, base = tmp_path / "made" / "run", tmp_path / "made" / "base"
+        for folder in (run, base):
+            path, change = folder / "ckpt-manifest.json", with_other(fused_adapters=["0"])
+            refused(ckpt_cli.merge, path, change, tmp_path / "out", run, base=base)
+            refused(ckpt_cli.average, path, change, tmp_path / "out", [run, run], base=base)
+
+    def test_the_metadata_of_dcp(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("layouts", "torchtitan")
+        path = next(folder.rglob(".metadata"))
+        refused(ckpt_cli.merge, path, lambda each: each.write_bytes(each.read_bytes()) and None, tmp_path / "out", path.parent)
+
+    def test_files_of_deepspeed_without_weights(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z3-bf16-w2", "run")
+        path = sorted(folder.rglob("*_model_states.pt"))[-1]
+        refused(ckpt_cli.merge, path, lambda each: each.write_bytes(each.read_bytes()) and None, tmp_path / "out", folder)
 
     def test_a_file_of_the_training_state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """that changes right after it was parsed."""

@@ -21,6 +21,7 @@ from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
 from ckpt_cli.drafting.steps import compared_claim, finished
 from ckpt_cli.errors import NonFinite, UsageError
+from ckpt_cli.formats.step_names import numbered
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.classes.claims import without_allowed
@@ -180,7 +181,11 @@ def _job(
         "method": method,
         "divisor": mixed.divisor,
         "averaged": [
-            {**source.model_dump(include={"step", "component", "weight", "coefficient"}), "path": os.path.abspath(source.path)}
+            {
+                **numbered(Path(source.path), source.step),
+                **source.model_dump(include={"component", "weight", "coefficient"}),
+                "path": os.path.abspath(source.path),
+            }
             for source in told
         ],
         "component": name,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.errors import CkptError, NotFound
-from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished
-from ckpt_cli.files.source import Files
+from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished, watched_manifest
+from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.hub.assets import Assets, find_assets
@@ -31,6 +32,19 @@ class Base:
     component: Component | None
     assets: Assets
     trouble: CkptError | None = None
+
+    def weights(self) -> Component:
+        """Its weights, where they are needed. Raises NotFound without any, or why they cannot be read."""
+        if self.component is not None:
+            return self.component
+        hint = "pass the folder of the model with its weights"
+        missing = NotFound("the base has no weights", path=self.folder, expected="safetensors or pytorch_model.bin", hint=hint)
+        raise self.trouble or missing
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """The files that say what it is, which must not change."""
+        return (*self.assets.watched, *(self.component.watched if self.component is not None else ()))
 
     @property
     def config(self) -> Config:
@@ -61,13 +75,15 @@ def open_base(folder: Path, files: Files, *, needed: bool) -> Base:
     assets = find_assets((folder,))
     match = _weights_match(folder)
     if match is None:
+        base = Base(folder, None, assets, _weights_below(folder))
         if needed:
-            hint = "pass the folder of the model with its weights"
-            raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
-        return Base(folder, None, assets)
+            base.weights()
+        return base
     if match.trouble is not None and not needed:
         return Base(folder, None, assets, match.trouble)
-    return Base(folder, describe(match, files, ReadOptions()), assets)
+    manifest = watched_manifest(folder, files)
+    component = describe(match, files, ReadOptions())
+    return Base(folder, replace(component, watched=(*component.watched, *manifest)), assets)
 
 
 def _weights_match(folder: Path) -> Match | None:
@@ -75,6 +91,20 @@ def _weights_match(folder: Path) -> Match | None:
     matches = recognise(folder)
     models = [match for match in matches if match.component == "model"] or matches
     return next((match for match in models if match.trouble is None), models[0] if models else None)
+
+
+def _weights_below(folder: Path) -> CkptError | None:
+    """Why the weights of a training run or step are not a base's: they lie in folders below, one of which would have to be chosen."""
+    try:
+        locate(folder)
+    except CkptError:
+        return None
+    return NotFound(
+        "the base is a training checkpoint with its weights in folders below",
+        path=folder,
+        expected="a folder with the weights of one model",
+        hint="merge it first, and pass the output as --base",
+    )
 
 
 def named_alike(base: Mapping[str, Tensor], kind: KnownClass | str, naming: Naming, config: Config) -> Mapping[str, Tensor]:

@@ -27,6 +27,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
 from ckpt_cli.formats.ages import unversioned_notes
 from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.step_names import numbered
 from ckpt_cli.formats.trainers import trainer_of
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, paths_of, progress_of, text_of
 from ckpt_cli.output import manifest, plan
@@ -245,7 +246,7 @@ def _optimizer_info(optimizer: Optimizer | None) -> OptimizerInfo | None:
 def _manifest(
     found: Found, place: Place, state: TrainingState, whole: plan.Plan, side: SideFiles, written: Written, options: ExtractOptions
 ) -> bytes:
-    facts: dict[str, Any] = {"checkpoint": os.path.abspath(found.path), "step": found.step, "component": place.name}
+    facts: dict[str, Any] = {"checkpoint": os.path.abspath(found.path), **numbered(found.path, found.step), "component": place.name}
     facts["read"] = sorted(os.path.abspath(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
     return manifest.build(

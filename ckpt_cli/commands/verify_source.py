@@ -17,6 +17,7 @@ from ckpt_cli.files.folders import is_there, status_of
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.step_names import number_in_manifest
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.megatron.config import check_config
@@ -121,7 +122,7 @@ def open_source(
     shard_order: ShardOrder = "auto",
 ) -> Opened:
     """The source of an output folder: for a run, the step (and components) that the manifest names, unless others are requested."""
-    said = manifest.facts.get("step") if manifest is not None else None
+    said = number_in_manifest(manifest.facts) if manifest is not None else None
     target = locate(path, None, also)
     known = {found.step for found in target.checkpoints} if target.run is not None else set()
     component = str(manifest.facts.get("component")) if manifest is not None and manifest.command == "merge" else None
@@ -136,7 +137,7 @@ def open_source(
         path,
         files,
         type=wanted,
-        step=step if step is not None else said if isinstance(said, int) and said in known else None,
+        step=step if step is not None else said if said in known else None,
         base=_base_of(merged, folder),
         also=also,
         shard_order=_order(manifest, shard_order),

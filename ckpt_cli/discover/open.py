@@ -31,7 +31,7 @@ from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.folders import Folders
-from ckpt_cli.files.manifest import Manifest
+from ckpt_cli.files.manifest import Manifest, watched_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
@@ -272,7 +272,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     if live is not None and (tensors := live()) is not None:
         lacking = lacking_of_model(component.tensors, tensors, assets.config, average=average)
         notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
-    component = replace(component, name=name, notes=notes)
+    component = replace(component, name=name, notes=notes, watched=(*component.watched, *watched_manifest(component.root, files)))
     return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component))
 
 

@@ -84,9 +84,10 @@ class Job:
             *text_notes(texts, {TOKENIZER: first.assets.tokenizer}),
         )
         notes = tuple(dict.fromkeys(notes))
-        beside = [source.assets.watched for draft in drafts for source in draft.sources]
-        beside += [setting.base.assets.watched] if setting.base is not None else []
-        watched = tuple(dict.fromkeys(each for found in beside for each in found))
+        beside = [each for draft in drafts for source in draft.sources for each in (*source.assets.watched, *source.component.watched)]
+        beside += setting.base.watched if setting.base is not None else ()
+        weights = {source.identity.path for source in whole.sources}
+        watched = tuple({each.identity: each for each in beside if each.identity.path not in weights}.values())
         return cls(
             drafts=tuple(drafts), output=output, plan=whole, side_files=side_files, notes=notes, facts=facts, watched=watched, **more
         )

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Unreadable, reading
 from ckpt_cli.files.folders import Folders, entries_in, is_file
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small
+from ckpt_cli.files.source import Files, Watched, read_small
 
 NAME = "ckpt-manifest.json"
 PUBLISHING = ".ckpt-publishing"
@@ -76,6 +76,14 @@ def read_manifest(folder: Path) -> Manifest | None:
             raise CorruptFile("the manifest lists invalid sizes or checksums") from None
     side = tuple(name for name in content["side_files"] if isinstance(name, str))
     return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, side_checksums, content)
+
+
+def watched_manifest(folder: Path, files: Files) -> tuple[Watched, ...]:
+    """The manifest of a folder as it is now, to be asked for before it is read; nothing if it has none, or none that can be opened."""
+    try:
+        return (files.source(folder / NAME),) if is_file(folder / NAME) else ()
+    except CkptError:
+        return ()  # what cannot be read says nothing
 
 
 def _listed(value: object) -> tuple[str, ...]:

@@ -210,6 +210,7 @@ class Files:
         self._busy: dict[str, list[int]] = {}
         self._parsed: OrderedDict[Hashable, Any] = OrderedDict()
         self._remote: RemoteFiles | None = None
+        self._noted: dict[str, FileSource] = {}
         self.pickles = Templates()
 
     def expect(self, paths: Iterable[str | os.PathLike[str]], what: str = "files") -> None:
@@ -226,7 +227,16 @@ class Files:
             self._count(name)
             if name not in self._sources:
                 self._sources[name] = self._new(name, address_of(name))
-            return self._sources[name]
+            return self._noted.setdefault(name, self._sources[name])
+
+    @contextmanager
+    def noting(self) -> Iterator[dict[str, FileSource]]:
+        """Note the sources that are asked for while the block runs, by path."""
+        before, self._noted = self._noted, {}
+        try:
+            yield self._noted
+        finally:
+            self._noted = before
 
     def _new(self, name: str, address: Address | None) -> FileSource:
         if address is not None:

@@ -108,7 +108,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
         raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
     files.expect(match.files, "rank files" if match.ranks else "files")
     try:
-        with Uncollected():
+        with Uncollected(), files.noting() as opened:
             component = format_of(match).describe(match, files, options)
     except InputError as trouble:
         if trouble.path is None and trouble.tensor is None:
@@ -119,7 +119,8 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     if alone is not None and (error := share_error(component.tensors, alone)) is not None:
         raise error
     refuse_placeholders(component)
-    return replace(component, notes=(*component.notes, *unversioned_notes(origins_of(component.tensors.values()))))
+    notes = (*component.notes, *unversioned_notes(origins_of(component.tensors.values())))
+    return replace(component, notes=notes, watched=tuple(opened.values()))
 
 
 def _size_of_others(match: Match, short: str | None, files: Files) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import PurePath
 
@@ -56,6 +57,22 @@ def counter_of(folder: PurePath) -> str | None:
     if form is None:
         return None
     return "epochs" if words_of(form)[-1:] == ["epoch"] else "steps"
+
+
+def numbered(folder: PurePath, number: int | None) -> dict[str, int | None]:
+    """What the number of a step folder says, for manifests: the ``step`` of the training, or what else it counts.
+
+    >>> numbered(PurePath("step_3"), 3), numbered(PurePath("checkpoint_0"), 0)
+    ({'step': 3}, {'step': None, 'saves': 0})
+    """
+    counter = counts_other(folder)
+    return {"step": number} if counter is None or number is None else {"step": None, counter: number}
+
+
+def number_in_manifest(facts: Mapping[str, object]) -> int | None:
+    """The number of the step folder of which a manifest has the facts, whatever it counts."""
+    said = (facts.get(name) for name in ("step", "epochs", "saves"))
+    return next((number for number in said if isinstance(number, int) and not isinstance(number, bool)), None)
 
 
 def counts_other(folder: PurePath) -> str | None:

@@ -52,7 +52,10 @@ WEIGHT_SUFFIXES = frozenset(
 """Weights in any form, and archives, which may hold them: never an asset."""
 
 NO_ASSETS = re.compile(
-    r".*\.index(\.[\w-]+)?\.json|adapter_config\.json|lora_train_meta\.json|trainer_state\.json|\w+_results\.json|events\.out\.tfevents\..*",
+    r".*\.index(\.[\w-]+)?\.json|adapter_config\.json|lora_train_meta\.json|(trainer|rng|data\w*|extra)_state\.json|\w+_results\.json"
+    r"|events\.out\.tfevents\..*|.*\.log|(\w+_log|logging)\.jsonl"
+    r"|(fsdp|ds|deepspeed|zero|accelerate|trainer|training|train|run)(_config|_args)?\.(json|ya?ml)|args\.json"
+    r"|(latest|LATEST|last)(_\w+)?(\.txt)?|checkpoint_tracker\.json|ckpt_contents\.json|metadata\.json",
     re.ASCII,
 )
 """What belongs to other weights than those that are written, or to a training."""
@@ -117,8 +120,8 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
 
     The first folder with a config.json decides for the run, and if that has no tokenizer, the first one with a tokenizer; ``base`` only
     adds names that the run lacks, and a tokenizer is all of the run or all of the base. Of a base, everything is an
-    asset but weights and its README, which describes another model. Of Python files only those that a config names as its custom code,
-    and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
+    asset but weights, what a training leaves, and its README, which describes another model. Of Python files
+    only those that a config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
     files, without, seen = dict[str, Path](), dict[str, Path](), Seen()
@@ -137,7 +140,9 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         files |= _tokenizer_of(without, files)
     unused: list[str] = []
     if base is not None:
-        others = _listed(base, seen, everything=True, configs=_texts(files.values(), seen))
+        configs = _texts(files.values(), seen)
+        inner = _listed(base / HUB_FOLDER, seen, everything=True, configs=configs)
+        others = {**_listed(base, seen, everything=CONFIG not in inner, configs=configs), **inner}
         if _has_tokenizer(others) and not _has_tokenizer(files):
             unused = sorted(filter(_is_of_tokenizer, files))
             files = {name: path for name, path in files.items() if name not in unused}

@@ -42,7 +42,8 @@ def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) ->
     reference = base.component if base is not None else None
     folder = os.path.abspath(base.folder) if base is not None else None
     adapter = exported_adapter(component, folder, options.lora_alpha, reference)
-    selection = Selection(dict(adapter.tensors), {}, len(adapter.tensors), (), (), {}, PEFT, "native")
+    renamed = sum(component.component.tensors.get(name) is not tensor for name, tensor in adapter.tensors.items())
+    selection = Selection(dict(adapter.tensors), {}, renamed, (), (), {}, PEFT, "native")
     notes = adapter.notes
     if base is not None:
         notes = (*notes, *trained_on_notes(adapter_facts(component.homes, options.lora_alpha).config, base))

@@ -16,8 +16,9 @@ from ckpt_cli.drafting.steps import finished
 from ckpt_cli.errors import UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.safetensors.names import INDEX
+from ckpt_cli.formats.step_names import numbered
 from ckpt_cli.hub.peft_names import has_adapters
-from ckpt_cli.lora.merge import check_adapter_files, check_factors, with_adapters_fused
+from ckpt_cli.lora.merge import adapters_alone, check_adapter_files, check_factors, with_adapters_fused
 from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapters, lora_mode
 from ckpt_cli.merging.adapters_fit import check_adapters_fit
 from ckpt_cli.merging.match_base import matched_with_base
@@ -139,7 +140,7 @@ def _facts(opened: Opened, drafts: Sequence[Draft], setting: Setting[MergeOption
     return {
         "checkpoint": os.path.abspath(opened.found.path),
         **({"also": list(map(os.path.abspath, more))} if (more := more_folders(opened.found)) else {}),
-        "step": opened.found.step,
+        **numbered(opened.found.path, opened.found.step),
         "trainer": opened.found.trainer(opened.target.run),
         "component": "+".join(draft.opened.name for draft in drafts),
         "base": None if setting.base is None else os.path.abspath(setting.base.folder),
@@ -178,7 +179,8 @@ def _fused(component: OpenedComponent, setting: Setting[MergeOptions]) -> Draft:
     if keep:
         check_factors(chosen.tensors)
     elif has_adapters(chosen.tensors):
-        reference = setting.base.component if setting.base is not None else None
+        alone = setting.base is not None and adapters_alone(chosen.tensors)
+        reference = setting.base.weights() if setting.base is not None and alone else None
         fused, notes = fused_adapters(component, setting.base, fused)
         chosen, lora, more = with_adapters_fused(
             component, reference, options.lora_alpha, cast=options.dtype not in (None, "keep"), allow_overflow=options.allow_overflow

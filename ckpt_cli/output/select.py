@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
 from ckpt_cli.hub.peft_names import OTHER_LORA, has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
+from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.names import DDP, Naming, foreign_names, printable, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.output.options import WritingOptions
@@ -26,6 +27,7 @@ from ckpt_cli.tensors.tensor import Tensor
 
 WRAPPED = DDP.removesuffix(".")
 
+BY_ITS_PROGRAM = "fuse each into its model with the program that made it"
 PEFT = "these are LoRA adapters, which are not part of a model class"
 
 
@@ -142,17 +144,7 @@ def select_tensors(
         raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
     patterns = (*include, *exclude)
     notes += [_unused(pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
-    foreign = next((name for name in kept if averaging and OTHER_LORA.search(name)), None)
-    factor = foreign or next((name for name in kept if not adapters and has_adapters({name: None})), None)
-    if factor is not None:
-        fuse = "fuse each into its model with the program that made it" if foreign else "merge each checkpoint first, which fuses them"
-        raise Unsupported(
-            f"these are {'factors of an adapter' if foreign else 'weights with LoRA adapters'}, which cannot be averaged:"
-            " a mean of products is not the product of means",
-            tensor=factor,
-            expected="weights without adapters",
-            hint=f"{fuse}, then average the results",
-        )
+    _refuse_factors(component, kept, adapters=adapters, averaging=averaging)
     # Re-cut tensors share their copies with what they were cut from: each is compared once.
     compared = stored.values() if tensors.keys() != stored.keys() and not patterns else kept.values()
     for tensor in compared:
@@ -172,7 +164,7 @@ def select_tensors(
             dropped[name] = tie.reason.replace(tie.partner, partner)
             del kept[name]
     named = {final.get(id(native[name]), name): final.get(id(native[partner]), partner) for name, partner in differing}
-    renamed = sum(new not in component.tensors for new in kept)
+    renamed = sum(component.tensors.get(new) is not tensor for new, tensor in kept.items())
     filtered = tuple(name for name in tensors if name not in kept and name not in tied)
     unmapped = _unmapped(mapped_out, rules, hub if naming == "hub" and not kept_adapters else None, config)
     absent = _mapped_lacking(lacking, rules, kind.rules if naming == "hub" and isinstance(kind, KnownClass) else None)
@@ -193,6 +185,32 @@ def select_tensors(
         absent,
         unwrapped,
     )
+
+
+def _refuse_factors(component: Component, kept: Iterable[str], *, adapters: bool, averaging: bool) -> None:
+    """Raise Unsupported for factors of adapters where weights are wanted, Inconsistent where some of them are missing."""
+    foreign = next((name for name in kept if averaging and OTHER_LORA.search(name)), None)
+    factor = foreign or next((name for name in kept if not adapters and has_adapters({name: None})), None)
+    if factor is None:
+        return
+    what, fuse = ("factors of an adapter", BY_ITS_PROGRAM) if foreign else _adapters_and_cure(component)
+    raise Unsupported(
+        f"these are {what}, which cannot be averaged: a mean of products is not the product of means",
+        tensor=factor,
+        expected="weights without adapters",
+        hint=f"{fuse}, then average the results",
+    )
+
+
+def _adapters_and_cure(component: Component) -> tuple[str, str]:
+    """What a component with names of PEFT is, and what makes weights of it."""
+    try:
+        alone = adapters_alone(component.tensors)
+    except Unsupported:  # which a merge does not fuse either
+        return "weights with adapters", BY_ITS_PROGRAM
+    if alone:
+        return "LoRA adapters without their base model", "merge each with --base and the model that training started from"
+    return "weights with LoRA adapters", "merge each checkpoint first, which fuses them"
 
 
 def _mapped_lacking(lacking: Sequence[str], rules: tuple[Rule, ...], hub: HubRules | None) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
 from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.step_names import counts_other
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented, ValueReader, equal, unrepresented
@@ -369,7 +370,7 @@ def _describe(found: Found, state: TrainingState) -> None:
     places: list[Mapping[str, Any]] = [value for value in state.training.values() if isinstance(value, dict)]
     places += [state.extra, *(state.extra[name] for name in COUNTING if isinstance(state.extra.get(name), dict))]
     said = _number(places, STEPS)
-    step = found.step if found.step is not None else said
+    step = found.step if found.step is not None and counts_other(found.path) is None else said
     if said is not None and found.step is not None and said != found.step:
         state.notes.append(step_note(found, said))
     rates = state.scheduler.get("_last_lr") if isinstance(state.scheduler, dict) else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.files.source import Watched
 from ckpt_cli.tensors.tensor import Tensor
 
 
@@ -59,6 +60,7 @@ class Component:
 
     ``ordered``: the tensors stand in the order of the model, if their format keeps it. ``arguments`` are those of the training, as
     plain values, where the files hold them (Megatron's ``args``); ``step`` is the one that the files record, in the count of their trainer.
+    ``watched`` are all files that were opened to describe it: what they say of the weights must still be so at the end.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Component:
     ordered: bool = True
     arguments: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = None
+    watched: tuple[Watched, ...] = ()
 
     @property
     def numel(self) -> int:

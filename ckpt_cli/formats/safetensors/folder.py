@@ -65,7 +65,7 @@ class HubFolder(Format):
             return [match.component]
         first = match.files[0]
         if first.suffix == ".json":
-            index = Index.read(first, SUFFIX)
+            index = Index.read(first, SUFFIX, files)
             raise_first(index.missing())
             split = split_average(index.owners)
         else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Inconsistent, MissingShard, PartOfSet, reading
 from ckpt_cli.files.folders import Folders, is_file, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small
+from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.sets.names import lost_part, unlisted_parts
 from ckpt_cli.names import few, plural
 
@@ -48,8 +48,9 @@ class Index:
     total: int | None
 
     @classmethod
-    def read(cls, path: Path, suffix: str) -> Index:
+    def read(cls, path: Path, suffix: str, files: Files) -> Index:
         """An index whose files all have the ``suffix`` and lie in its folder. Raises CorruptFile, NotFound or Unreadable."""
+        files.source(path)  # what it says must hold until the end
         with reading(path):
             content = parse_json(read_small(path), "the index")
             owners = content.get("weight_map") if isinstance(content, dict) else None

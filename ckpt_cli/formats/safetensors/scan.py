@@ -52,7 +52,7 @@ def scan(folder: Path, files: Files, written: Collection[str] | None = None) -> 
     for path in files_in(folder, lambda name: name.endswith(INDEX_SUFFIX)):
         indexes[stem_of(path.name)] = None
         try:
-            indexes[stem_of(path.name)] = Index.read(path, SUFFIX)
+            indexes[stem_of(path.name)] = Index.read(path, SUFFIX, files)
         except CkptError as error:
             look.problems.append(Problem("damaged-index", None, error, path.name))
     sets = [look.indexed(index) for index in indexes.values() if index is not None]
@@ -87,7 +87,7 @@ def scan_set(first: Path, files: Files) -> Scan:
     look = _Look(first.parent, files)
     if not first.name.endswith(INDEX_SUFFIX):
         return Scan((look.together([first.name]),), tuple(look.problems))
-    index = Index.read(first, SUFFIX)
+    index = Index.read(first, SUFFIX, files)
     files.expect([first.parent / name for name in index.files])
     parts = [entry.name for entry in entries_in(first.parent) if safetensors_part(entry.name) and entry.name not in index.files]
     weights = look.indexed(index, [name for name in parts if stem_of(name) == stem_of(first.name)])

@@ -116,7 +116,7 @@ class TorchFiles(Format):
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
-        paths, index = [first], Index.read(first, ".bin") if first.name == INDEX else None
+        paths, index = [first], Index.read(first, ".bin", files) if first.name == INDEX else None
         if index is not None:
             raise_first(index.missing())
             paths = [first.parent / name for name in index.files]

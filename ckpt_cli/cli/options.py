@@ -172,11 +172,11 @@ OUTPUTS = ("--output", "-o", "--out", "--output-dir", "--output-path", "--target
 """How the option that says where to write is called: here, and in the tools that people come from."""
 
 Output = Annotated[
-    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <checkpoint>_merged, beside the checkpoint.", panel=COMMON)
+    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <checkpoint>_merged, beside it (a step's is in its run).", panel=COMMON)
 ]
 RequiredOutput = Annotated[str, option(*OUTPUTS, metavar="DIR", help="The folder to write.", panel=COMMON)]
 StateOutput = Annotated[
-    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <checkpoint>_state, beside the checkpoint.", panel=COMMON)
+    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <checkpoint>_state, beside it (a step's is in its run).", panel=COMMON)
 ]
 SecondPath = Annotated[Optional[str], typer.Argument(metavar="OUTPUT", hidden=True, show_default=False)]
 Dtype = Annotated[

@@ -196,7 +196,7 @@ Names = Annotated[
     option(
         "--names",
         metavar="hub|native",
-        help="Tensor names and layouts: as save_pretrained writes them (default), or as trained.",
+        help="Tensor names and layouts: as save_pretrained writes them (default), or as the training named them.",
         panel=WRITE,
         words=get_args(Naming),
     ),
@@ -351,7 +351,11 @@ Branch = Annotated[
 SourceNames = Annotated[
     Optional[str],
     option(
-        "--names", metavar="hub|native", help="Names in the output: as on the hub, or as trained.", panel=SOURCE, words=get_args(Naming)
+        "--names",
+        metavar="hub|native",
+        help="Names in the output: as on the hub, or as the training named them.",
+        panel=SOURCE,
+        words=get_args(Naming),
     ),
 ]
 SourceKeyMap = Annotated[Optional[list[str]], option("--key-map", metavar="A=B|FILE", help="The rules that renamed tensors.", panel=SOURCE)]

@@ -60,7 +60,9 @@ class Journal:
         outputs = event.outputs or (event.output,)
         source = event.source if not event.steps and os.path.exists(event.source) else None
         is_there = all(map(os.path.isdir, outputs))
-        return WatchOutput(run=event.run, step=step, output=event.output, outputs=outputs, made=event.time, is_there=is_there, source=source)
+        return WatchOutput(
+            run=event.run, step=step, output=event.output, outputs=outputs, made=event.time, is_there=is_there, source=source
+        )
 
     def add(self, event: WatchEvent) -> None:
         """Append an event, durably. A line that was cut off by a kill is ended first. Raises NotWritable."""

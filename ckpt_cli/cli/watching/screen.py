@@ -87,7 +87,7 @@ def watch_result(result: WatchResult, session: Session) -> None:
         session.out().print("nothing is due: there are no steps yet that these options want", soft_wrap=True)
     standing = [output for output in result.newest if output.is_there]
     if standing:
-        last = sorted(standing, key=lambda output: output.made)[-1]
+        last = max(reversed(standing), key=lambda output: output.made)
         against = "--full" if last.source is None else f"--against {text.argument(last.source)}"
         next_line(session, f"ckpt verify {text.argument(last.outputs[0])} {against}")
 

@@ -107,8 +107,16 @@ def _runs_below(top: Path, taken: Collection[Path], there: Folders) -> Iterator[
 def _told_of_runs(runs: Mapping[Path, str], name: str) -> list[Note]:
     if not runs:
         return []
-    what = "holds a run of its own, which was not read: if that" if len(runs) == 1 else "hold runs of their own, which were not read: if one"
-    return [Note("warning", "run-below", f"{few(list(runs.values()), 3)} beside the weights of {name} {what} is meant, pass {few(list(map(str, runs)), 3)}")]
+    what = (
+        "holds a run of its own, which was not read: if that" if len(runs) == 1 else "hold runs of their own, which were not read: if one"
+    )
+    return [
+        Note(
+            "warning",
+            "run-below",
+            f"{few(list(runs.values()), 3)} beside the weights of {name} {what} is meant, pass {few(list(map(str, runs)), 3)}",
+        )
+    ]
 
 
 def _counts(entry: Held, root: Path, taken: Collection[Path]) -> bool:

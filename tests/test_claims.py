@@ -112,7 +112,7 @@ class TestAPrefix:
         run = trained(tmp_path / "run", saved, {f"net.{name}": tensor for name, tensor in tensors.items()})
         result = ckpt_cli.merge(run, tmp_path / "out", names="native")
         assert load(tmp_path / "out").keys() == {f"net.{name}" for name in tensors}
-        assert result.outputs[0].naming.startswith("as trained: none of them is one of Qwen2ForCausalLM")
+        assert result.outputs[0].naming.startswith("as the training named them: none of them is one of Qwen2ForCausalLM")
         assert "native-names" in notes(result)
 
     def test_that_a_key_map_gives_stays(self, tmp_path: Path) -> None:
@@ -398,7 +398,10 @@ class TestAConfigWithoutAClass:
 
     def test_of_an_unknown_type_is_not_compared(self, tmp_path: Path) -> None:
         saved, _ = saved_by(tmp_path, architectures=None, model_type="new")
-        assert ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming == "as trained, not compared: config.json names no architecture"
+        assert (
+            ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming
+            == "as the training named them, not compared: config.json names no architecture"
+        )
 
 
 class TestCustomCode:
@@ -409,7 +412,7 @@ class TestCustomCode:
     def test_is_said_not_to_be_compared(self, tmp_path: Path) -> None:
         saved, _ = saved_by(tmp_path, **self.OWN)
         naming = ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming
-        assert naming == "as trained, not compared: Own is custom code, which is not run"
+        assert naming == "as the training named them, not compared: Own is custom code, which is not run"
 
     @pytest.mark.parametrize("lost", ["model.layers.2.*", "model.layers.1.*", "model.layers.3.*"])
     def test_lacks_no_layer(self, tmp_path: Path, lost: str) -> None:
@@ -538,7 +541,10 @@ class TestWithoutTransformers:
     def test_another_composition_is_not_compared(self, tmp_path: Path, alone: None) -> None:
         build(*COMPILED["llava of qwen2 and siglip"]).save_pretrained(tmp_path / "saved")
         saved = tmp_path / "saved"
-        assert ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming == "as trained, not compared: transformers is not installed"
+        assert (
+            ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming
+            == "as the training named them, not compared: transformers is not installed"
+        )
 
     def test_the_shipped_names_are_those_of_the_installed_transformers(self) -> None:
         """Those of the architectures that are tested here; `python -m ckpt_cli.hub.classes.compile --names` writes the whole."""

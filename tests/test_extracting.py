@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import ckpt_cli
 from ckpt_cli.cli import session
-from ckpt_cli.cli.screens.written import extract_result
+from ckpt_cli.cli.screens.extracted import extract_result
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputExists, OutputInsideSource, UsageError
 from ckpt_cli.results.written import ExtractResult
 from tests.cli import ROOT, ckpt

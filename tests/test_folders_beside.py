@@ -539,3 +539,35 @@ def test_a_save_in_a_tag_is_found_beside_any_number_of_files(data: Path, tmp_pat
     for number in range(MAX_TAGS + 1):
         (run / f"a{number}.txt").touch()
     assert ckpt_cli.detect(run).problem is None
+
+
+class TestARunBelowAStrayFile:
+    """Weights in the folder above a run never hide it silently."""
+
+    @pytest.mark.parametrize("where", ["run", "a/experiment", "out/checkpoints"])
+    @pytest.mark.parametrize("command", ["inspect", "verify", "merge"])
+    def test_it_is_named(self, tmp_path: Path, where: str, command: str) -> None:
+        top = model(tmp_path / "top")
+        for step in (5, 10):
+            model(top / where / f"step-{step}", value=float(step))
+        result = COMMANDS[command](top, tmp_path / "made")
+        notes = result.notes if command == "verify" else result.checkpoint.notes
+        run = where.removesuffix("/checkpoints")
+        ((level, text),) = told(notes, "run-below")
+        assert level == "warning"
+        assert text.startswith(f"{run}/ (step-5, step-10) beside the weights of model holds a run of its own, which was not read")
+        assert text.endswith(f"if that is meant, pass {top / run}")
+
+    def test_several(self, tmp_path: Path) -> None:
+        top = model(tmp_path / "top")
+        for name in ("a", "b"):
+            model(top / name / "step-5")
+        ((_, text),) = told(ckpt_cli.detect(top).checkpoint.notes, "run-below")
+        assert text.endswith(f"hold runs of their own, which were not read: if one is meant, pass {top / 'a'}, {top / 'b'}")
+
+    def test_a_file_that_was_passed_is_meant_and_outputs_are_no_run(self, tmp_path: Path) -> None:
+        top = model(tmp_path / "top")
+        ckpt_cli.merge(model(tmp_path / "source"), top / "made" / "step-5")
+        assert not told(ckpt_cli.detect(top).checkpoint.notes, "run-below")
+        model(top / "run" / "step-5")
+        assert not told(ckpt_cli.detect(top / "model.safetensors").checkpoint.notes, "run-below")

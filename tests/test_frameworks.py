@@ -77,7 +77,10 @@ def test_other_readings_of_a_folder_are_told(layouts: Path, tmp_path: Path) -> N
     checkpoint = Path(shutil.copytree(layouts / "lmms-run" / "run" / "checkpoint-200", tmp_path / "checkpoint-200"))
     ckpt_cli.merge(checkpoint, in_place=True)
     notes = {note.code: note.text for note in ckpt_cli.detect(checkpoint).checkpoint.notes}
-    assert notes["passed-over"] == "model: verl family was chosen; model.safetensors (safetensors) is also there"
+    assert notes["passed-over"] == (
+        "model was read from model_world_size_4_rank_0.pt and 3 more (rank-shards); model.safetensors (safetensors) is there too, "
+        "and was not read"
+    )
     run = checkpoint.parent
     (run / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
     notes = {note.code: note.text for note in ckpt_cli.detect(run).checkpoint.notes}

@@ -60,6 +60,15 @@ class TestMap:
         assert len(cells) == math.ceil(160 / 3)
         assert [i for i, sign in enumerate(cells) if sign == LEVELS[-1]] == [13 // 3]
 
+    def test_of_a_few_layers_the_values_are_written_out(self) -> None:
+        values = {0: 0.0, 1: 0.1, 3: math.nan}
+        drifts = [drift(f"h.{i}.a.weight", value) for i, value in values.items()] + [drift(f"h.{i}.b.weight", 0.1) for i in range(4)]
+        shown = lines(drifts, 80)
+        assert shown[1].split("  layer")[1:] == [f" {i}".ljust(6) for i in range(3)] + [" 3"]
+        assert row(shown, "a").split() == ["·", "unchanged", LEVELS[-1], "0.1", "!", "nan"]
+        assert not any("1.0e-01" in line for line in shown), "a scale is for signs without values"
+        assert lines(drifts, 50)[2].split() == ["a", f"··{2 * LEVELS[-1]}", "!!"], "where there is no room, a map"
+
     def test_a_heading_is_whole_on_a_narrow_screen(self) -> None:
         shown = lines(layers(126, "model.language_model.decoder.transformer.stack.layers"), 60)
         assert len(shown[0]) <= 60
@@ -89,9 +98,9 @@ class TestMap:
 
     def test_unchanged_missing_and_odd_cells_have_signs_of_their_own(self) -> None:
         values = {0: 0.0, 1: 0.1, 3: math.nan}
-        drifts = [drift(f"h.{i}.a.weight", value) for i, value in values.items()] + [drift(f"h.{i}.b.weight", 0.1) for i in range(4)]
+        drifts = [drift(f"h.{i}.a.weight", value) for i, value in values.items()] + [drift(f"h.{i}.b.weight", 0.1) for i in range(5)]
         shown = lines(drifts, 80)
-        assert row(shown, "a")[::2] == f"·{LEVELS[-1]} !"
+        assert row(shown, "a")[::2] == f"·{LEVELS[-1]} ! "
         assert shown[-1].endswith("· unchanged  ! NaN, or A is all zero")
 
     def test_the_legend_says_unit_and_scale(self) -> None:

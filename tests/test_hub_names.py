@@ -78,7 +78,7 @@ def test_names_as_trained_are_kept_on_request(tmp_path: Path) -> None:
     run = trained(model, tmp_path)
     result = ckpt_cli.merge(run, tmp_path / "out", names="native")
     assert load(tmp_path / "out").keys() == model.state_dict().keys()
-    assert result.outputs[0].naming.startswith("as trained: 25 of 25 tensors of Qwen3MoeForCausalLM")
+    assert result.outputs[0].naming.startswith("as the training named them: 25 of 25 tensors of Qwen3MoeForCausalLM")
 
 
 class TestCritics:
@@ -123,7 +123,7 @@ class TestWhatIsNotKnown:
         config = run / "huggingface" / "config.json"
         config.write_text(config.read_text().replace("Qwen2ForCausalLM", "SomethingNew"))
         result = ckpt_cli.merge(run, tmp_path / "out")
-        said = "as trained, not compared: transformers 5.24.0 cannot build SomethingNew from this config"
+        said = "as the training named them, not compared: transformers 5.24.0 cannot build SomethingNew from this config"
         assert result.outputs[0].naming.startswith(f"{said}: ")
         assert "SomethingNew" in result.outputs[0].naming.removeprefix(said)
         assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
@@ -131,7 +131,9 @@ class TestWhatIsNotKnown:
     def test_without_a_config_the_names_are_those_of_the_training(self, tmp_path: Path) -> None:
         run = trained(build(*MODELS["qwen2"]), tmp_path)
         (run / "huggingface" / "config.json").unlink()
-        assert ckpt_cli.merge(run, tmp_path / "out").outputs[0].naming == "as trained, not compared: there is no config.json"
+        assert (
+            ckpt_cli.merge(run, tmp_path / "out").outputs[0].naming == "as the training named them, not compared: there is no config.json"
+        )
 
     @pytest.mark.parametrize("name", COMPILED)
     def test_a_composition_is_compiled_once_and_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -294,3 +294,15 @@ def test_a_damaged_file_is_a_reason_and_one_that_is_refused_is_none_to_remove(ru
     rows = by_step(ckpt_cli.report(tmp_path / "run"))
     assert (rows[100].mergeable, rows[100].freeable) == (False, size(tmp_path / "run" / "checkpoint-100" / "pytorch_model_fsdp_0"))
     assert (rows[150].mergeable, rows[150].freeable) == (False, 0)
+
+
+def test_a_step_whose_average_is_damaged_is_not_called_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(EXAMPLE, run)
+    (run / "checkpoint-200" / "pytorch_ema_model_fsdp_0" / "model_world_size_4_rank_2.pt").unlink()
+    result = ckpt_cli.report(run)
+    row = by_step(result)[200]
+    assert (row.mergeable, row.partly_broken) == (True, "model complete, ema: rank 2 of 4 is missing")
+    shown = screen(monkeypatch, 120, lambda session: report_result(result, session))
+    assert "newest with model complete, ema: rank 2 of 4 is missing" in shown
+    assert "newest complete" not in shown

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from ckpt_cli.cli import session
+from ckpt_cli.cli.screens.extracted import extract_result
 from ckpt_cli.cli.screens.inspect import detect_result, inspect_result
 from ckpt_cli.cli.screens.verify import verify_result
-from ckpt_cli.cli.screens.written import average_result, extract_result, merge_result
+from ckpt_cli.cli.screens.written import average_result, merge_result
 from ckpt_cli.commands.average import average
 from ckpt_cli.commands.extract_state import extract_state
 from ckpt_cli.commands.inspect import detect, group_tensors, inspect

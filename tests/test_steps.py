@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import ckpt_cli
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.steps import MAX_LOOKED, older_notes
 from ckpt_cli.errors import AmbiguousStep, NotFound, NotRecognised, Undecidable, Unreadable
+from tests.cli import ROOT
+from tests.conftest import Copy
 from tests.megatron import arguments, write_legacy
 from tests.tensors import load
 
@@ -537,3 +540,21 @@ def test_a_step_that_is_not_there_names_those_of_all_folders(tmp_path: Path) -> 
     with pytest.raises(NotFound) as caught:
         locate(run, 3)
     assert caught.value.expected == "one of the steps 1, 2"
+
+
+class TestTwoRunsInOneFolder:
+    def test_detect_and_report_tell_them_apart(self, copy: Copy, tmp_path: Path) -> None:
+        run = copy("verl-run") / "run"
+        shutil.copytree(ROOT / "examples" / "tiny-run" / "checkpoint-100", run / "checkpoint-100")
+        checkpoint = ckpt_cli.detect(run).checkpoint
+        ((level, text),) = told(checkpoint.notes, "several-runs")
+        assert level == "warning"
+        assert text.startswith("the steps here are by their names those of 2 runs: global_step_10, ")
+        assert "checkpoint-100 of lmms-engine" in text
+        assert {step.trainer for step in checkpoint.steps} == {"verl", "lmms-engine"}
+        assert told(ckpt_cli.report(run).notes, "several-runs") == [(level, text)]
+
+    def test_steps_of_one_run_are_not(self, copy: Copy) -> None:
+        checkpoint = ckpt_cli.detect(copy("verl-run") / "run").checkpoint
+        assert not told(checkpoint.notes, "several-runs")
+        assert {step.trainer for step in checkpoint.steps} == {None}

@@ -201,9 +201,24 @@ class TestAgain:
         assert ckpt(*command).code == 0
         before = journal(tmp_path / "out")
         again = ckpt(*command)
-        assert (again.code, again.out) == (0, "nothing is due\n")
+        assert again.code == 0
+        assert again.out.startswith(f"step 200  is in  {tmp_path / 'out' / 'step-200'}   since 20")
+        assert again.out.endswith(" UTC; nothing new\n")
+        assert f"next: ckpt verify {tmp_path / 'out' / 'step-200'} --against {run / 'checkpoint-200'}" in again.err
         assert journal(tmp_path / "out") == before
         assert len(list((tmp_path / "out").glob("step-100.*"))) == 1
+
+    def test_an_output_that_is_gone_is_not_said_to_be_there(self, run: Path, tmp_path: Path) -> None:
+        command = ["watch", run, "-o", tmp_path / "out", "--once"]
+        assert ckpt(*command).code == 0
+        shutil.rmtree(tmp_path / "out" / "step-200")
+        again = ckpt(*command)
+        assert again.out == f"step 200  was in  {tmp_path / 'out' / 'step-200'}   that folder is gone\n"
+        assert "next:" not in again.err
+
+    def test_no_step_at_all(self, run: Path, tmp_path: Path) -> None:
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--since", "1000")
+        assert (done.code, done.out) == (0, "nothing is due: there are no steps yet that these options want\n")
 
     def test_a_step_that_was_saved_again_is_made_again(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
@@ -332,11 +347,12 @@ class TestAHomeBelongsToOneRunAndOneSetOfOptions:
     @pytest.mark.parametrize(
         ("first", "then", "said"),
         [
-            ({}, {"dtype": "bf16"}, 'dtype "bf16"'),
-            ({"type": "model"}, {"type": "ema"}, 'type "ema"'),
-            ({"average": "last=2"}, {}, "without options"),
-            ({"average": "last=2"}, {"average": "last=2,method=ema,decay=0.5"}, '"decay": 0.5'),
-            ({}, {"key_map": "model.layers=model.blocks"}, "key-map"),
+            ({}, {"dtype": "bf16"}, "now: --dtype bf16"),
+            ({"type": "model"}, {"type": "ema"}, "now: --type ema"),
+            ({"include": ["model.*", "lm_head.*"]}, {}, "then: --include 'model.*' --include 'lm_head.*'"),
+            ({"average": "last=2"}, {}, "now: none that changes what is written"),
+            ({"average": "last=2"}, {"average": "last=2,method=ema,half_life=5"}, "now: --average last=2,method=ema,half-life=5"),
+            ({}, {"key_map": "model.layers=model.blocks"}, r"now: --key-map (model\.layers(\..+)? -> model.blocks\1)"),
         ],
         ids=str,
     )
@@ -344,9 +360,9 @@ class TestAHomeBelongsToOneRunAndOneSetOfOptions:
         home = tmp_path / "out"
         ckpt_cli.watch(run, home, once=True, since=200, **first)
         before, noted = contents(home / "step-200"), journal(home)
-        with pytest.raises(UsageError, match="the outputs here are of") as caught:
+        with pytest.raises(UsageError, match="the outputs here were made with other options") as caught:
             ckpt_cli.watch(run, home, once=True, execute=f"touch {tmp_path}/ran {{output}}", **then)
-        assert said in caught.value.message
+        assert said in caught.value.details
         assert caught.value.hint == "choose another folder with -o"
         assert (contents(home / "step-200"), journal(home)) == (before, noted)
         assert not (tmp_path / "ran").exists()
@@ -433,7 +449,8 @@ class TestWhatAnOutputWasMadeFrom:
         age(run / "checkpoint-100", 40000)
         done = ckpt(*command)
         assert happened(tmp_path / "out")[-2:] == [("made", 100), ("removed", 100)]
-        assert "next:" not in done.err
+        (line,) = (line for line in done.err.splitlines() if line.startswith("next: "))
+        assert line == f"next: ckpt verify {tmp_path / 'out' / 'step-200'} --against {run / 'checkpoint-200'}"
 
     def test_an_average_is_made_again_if_an_older_step_of_it_was(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")

@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.beside.mixed import by_counter, told_counters
 from ckpt_cli.discover.components import why_none
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first
 from ckpt_cli.discover.nodes.also import also_notes, contradicts
 from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, step_info
-from ckpt_cli.discover.steps import ambiguous, by_counter, newest_notes, no_step, told_by_trackers, told_counters
+from ckpt_cli.discover.steps import ambiguous, newest_notes, no_step, told_by_trackers
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few, plural
+from ckpt_cli.results.checkpoint import StepInfo
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import places_of
 
@@ -66,10 +68,11 @@ class StepChoice:
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """The checkpoints of an average from old to new, and what was skipped."""
+    """The checkpoints of an average from old to new, what was skipped, and which steps newer than all of them."""
 
     opened: tuple[Opened, ...]
     notes: tuple[Note, ...]
+    passed_over: tuple[StepInfo, ...] = ()
 
     @property
     def steps(self) -> list[int] | None:
@@ -97,6 +100,7 @@ def open_snapshots(
         raise UsageError("--also applies to one run, but several paths were given", hint="merge the checkpoint from its nodes first")
     found: list[Opened] = []
     notes: list[Note] = []
+    newer: list[StepInfo] = []
     targets = [locate(path, None, also, steps=choice.says_something) for path in paths]
     if choice.says_something and all(target.run is None for target in targets):
         what = "this is one checkpoint, which has" if len(paths) == 1 else "these are checkpoints, which have"
@@ -116,7 +120,7 @@ def open_snapshots(
             )
 
         if choice.says_something and target.run is not None:
-            steps_read = _of_one_component(_steps_of(target, choice, open_found, notes, type, files), notes)
+            steps_read = _of_one_component(_steps_of(target, choice, open_found, notes, newer, type, files), notes)
             notes += also_notes(target, [(opened.found, [one.name for one in opened.components]) for opened in steps_read])
             found += steps_read
         else:
@@ -129,7 +133,9 @@ def open_snapshots(
             path=paths[0],
             hint="ckpt merge writes a single one" if found else None,
         )
-    return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)))
+    last = found[-1].found.step or 0
+    over = tuple(sorted((info for info in newer if (info.step or 0) > last), key=lambda info: info.step or 0))
+    return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)), over if len(paths) == 1 else ())
 
 
 def _choices_of(checkpoints: Sequence[Found]) -> str | None:
@@ -153,7 +159,13 @@ def _of_one_component(found: list[Opened], notes: list[Note]) -> list[Opened]:
 
 
 def _steps_of(
-    target: Target, choice: StepChoice, open_found: Callable[[Found], Opened], notes: list[Note], type: str | None, files: Files
+    target: Target,
+    choice: StepChoice,
+    open_found: Callable[[Found], Opened],
+    notes: list[Note],
+    newer: list[StepInfo],
+    type: str | None,
+    files: Files,
 ) -> list[Opened]:
     there_by_name: list[Found | Blocked] = [*target.checkpoints, *target.blocked]
     chosen = choice.among([step for step in (listed.step for listed in there_by_name) if step is not None])
@@ -197,6 +209,7 @@ def _steps_of(
     for _, opened in newest_first(wanted, open_found, passed, may_pass):
         whole.append(opened)
     notes += passed.notes(target, "left out")
+    newer += [step_info(other, passed.reasons[other.path]) for other, _ in passed.errors]
     _refuse_twins(target, [opened.found for opened in reversed(whole)])
     reach = min((opened.found.step or 0 for opened in whole), default=0) if len(whole) == choice.last else 0
     if choice.last is not None:

@@ -24,7 +24,7 @@ def extract_state(
     also: options.Also = None,
     **given: Any,
 ) -> int:
-    from ckpt_cli.cli.screens.written import extract_result
+    from ckpt_cli.cli.screens.extracted import extract_result
     from ckpt_cli.commands import extract_state as extracting
 
     def work(shown: Progress) -> ExtractResult:

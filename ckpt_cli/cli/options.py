@@ -172,11 +172,11 @@ OUTPUTS = ("--output", "-o", "--out", "--output-dir", "--output-path", "--target
 """How the option that says where to write is called: here, and in the tools that people come from."""
 
 Output = Annotated[
-    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <checkpoint>_merged, beside the checkpoint.", panel=COMMON)
+    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <checkpoint>_merged, beside it (a step's is in its run).", panel=COMMON)
 ]
 RequiredOutput = Annotated[str, option(*OUTPUTS, metavar="DIR", help="The folder to write.", panel=COMMON)]
 StateOutput = Annotated[
-    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <checkpoint>_state, beside the checkpoint.", panel=COMMON)
+    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <checkpoint>_state, beside it (a step's is in its run).", panel=COMMON)
 ]
 SecondPath = Annotated[Optional[str], typer.Argument(metavar="OUTPUT", hidden=True, show_default=False)]
 Dtype = Annotated[
@@ -196,7 +196,7 @@ Names = Annotated[
     option(
         "--names",
         metavar="hub|native",
-        help="Tensor names and layouts: as save_pretrained writes them (default), or as trained.",
+        help="Tensor names and layouts: as save_pretrained writes them (default), or as the training named them.",
         panel=WRITE,
         words=get_args(Naming),
     ),
@@ -351,7 +351,11 @@ Branch = Annotated[
 SourceNames = Annotated[
     Optional[str],
     option(
-        "--names", metavar="hub|native", help="Names in the output: as on the hub, or as trained.", panel=SOURCE, words=get_args(Naming)
+        "--names",
+        metavar="hub|native",
+        help="Names in the output: as on the hub, or as the training named them.",
+        panel=SOURCE,
+        words=get_args(Naming),
     ),
 ]
 SourceKeyMap = Annotated[Optional[list[str]], option("--key-map", metavar="A=B|FILE", help="The rules that renamed tensors.", panel=SOURCE)]

@@ -41,7 +41,8 @@ WIDE = 100_000
 class Session:
     """The output options of a command; ``path``, ``again`` (its options as text) and ``typed`` (all its words) go into the next one.
 
-    ``quiet`` 1 shows the result, warnings and errors, 2 no warnings; with ``strict``, warnings end with code 1.
+    ``quiet`` 1 shows the result, warnings and errors, 2 no warnings; with ``strict``, warnings end with code 1. ``refused``: what was
+    planned cannot be done, which is said before the next command.
     """
 
     command: str
@@ -55,6 +56,7 @@ class Session:
     path: str | None = None
     again: str = ""
     typed: tuple[str, ...] = ()
+    refused: CkptError | None = None
 
     def run(self, work: Callable[[Progress], Result], render: Callable[[Result, Session], None], exit_code: Callable[[Result], int]) -> int:
         """Do the work, show its result (or its error), and return the exit code."""
@@ -72,8 +74,11 @@ class Session:
             planned: Any = getattr(error, "planned", None)
             if isinstance(error, OutputExists) and planned is not None and not self.json and not self.quiet:
                 from ckpt_cli.cli.words.elsewhere import past
+                from ckpt_cli.cli.words.hints import fitting
 
-                render(planned, replace(self, typed=past(error, self.typed)))
+                error.hint = fitting(error.advice, self.command)
+                render(planned, replace(self, typed=past(error, self.typed), refused=error))
+                return error.exit_code
             return self.fail(error)
         progress.finish()
         from ckpt_cli.cli.screens.troubles import as_errors, lines, troubles_of

@@ -104,6 +104,7 @@ def average(
         dry_run=chosen.dry_run,
         push=push,
         seconds=seconds,
+        passed_over=snapshots.passed_over,
         notes=tuple(note for note in map(NoteInfo.of, dict.fromkeys(snapshots.notes)) if note not in newest.notes),
     )
     if chosen.dry_run:

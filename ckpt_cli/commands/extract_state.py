@@ -17,7 +17,7 @@ from ckpt_cli.discover.components import component_names, expanded, numbered_not
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.newest import Passed, newest_first
+from ckpt_cli.discover.newest import Passed, newest_first, short_reason
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts
 from ckpt_cli.discover.open import bare_notes, listed_component, since, step_info
 from ckpt_cli.discover.places import unread_notes
@@ -37,7 +37,7 @@ from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target, refuse_planned
 from ckpt_cli.output.writer import Written
 from ckpt_cli.progress import Progress
-from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.results.checkpoint import NoteInfo, StepInfo
 from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files, state_sources
 from ckpt_cli.state.optimizer import optimizer_notes, read_optimizer
@@ -74,7 +74,7 @@ def extract_state(
     check_way(chosen.write, given)
     started = time.monotonic()
     with Files(progress=progress) as files:
-        found, place, notes = choose(path, files, component, step, nodes)
+        found, place, notes, newer = choose(path, files, component, step, nodes)
         state = read_state(found, place, files)
         notes += other_step_notes(found, place, state.sources)
         optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
@@ -132,6 +132,8 @@ def extract_state(
         optimizer=_optimizer_info(optimizer),
         dry_run=chosen.dry_run,
         seconds=time.monotonic() - started,
+        replaced=published.replaced,
+        passed_over=newer,
         notes=tuple(NoteInfo.of(note) for note in dict.fromkeys((*notes, *published.notes))),
     )
     if chosen.dry_run:
@@ -149,8 +151,12 @@ def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> 
     return "pass the folder of the training step that these weights come from" if found.step is None else None
 
 
-def choose(path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...]) -> tuple[Found, Place, list[Note]]:
+def choose(
+    path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...]
+) -> tuple[Found, Place, list[Note], tuple[StepInfo, ...]]:
     """The checkpoint and component whose state is meant: the newest step that has all files, unless ``step`` says which.
+
+    The last value are the newer steps that were passed over.
 
     If no step has all files, the newest one: state is useful even if weights are incomplete. What is refused by
     name (DeepSpeed) is refused here too. Raises NotFound, Unsupported, UsageError.
@@ -191,8 +197,11 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
             newer += also_notes(target, [(found, [place.name])])
+            skipped = [*((other, why) for other, _, why in candidates), *((other, short_reason(why)) for other, why in passed.errors)]
             beside = [*linked, *unread_notes(found, place), *mark_notes(found, place)]
-            return found, place, [*newer, *passed.notes(target, "skipped"), *notes, *beside]
+            newest = [step_info(other, why) for other, why in skipped if (other.step or 0) > (found.step or 0)]
+            newest.sort(key=lambda info: info.step or 0)
+            return found, place, [*newer, *passed.notes(target, "skipped"), *notes, *beside], tuple(newest)
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break
@@ -204,7 +213,7 @@ def choose(path: Path, files: Files, type: str | None, step: int | None, also: t
     if step is None and target.run is not None and len(twins) > 1:
         raise ambiguous(target, found.step, twins)
     incomplete = Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")
-    return found, place, [incomplete, *also_notes(target, [(found, [place.name])])]
+    return found, place, [incomplete, *also_notes(target, [(found, [place.name])])], ()
 
 
 def _notes_of_twins(taken: Found, target: Target) -> list[Note]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ckpt_cli.discover.beside.mixed import mixed_notes
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.locate import locate
@@ -164,7 +165,7 @@ def report(
         drift=run_map(steps),
         sample=None if sample is None else parse_share(str(sample)),
         written=None if page is None else str(page),
-        notes=tuple(map(NoteInfo.of, stray_notes(target))),
+        notes=tuple(map(NoteInfo.of, (*stray_notes(target), *(mixed_notes(target, target.checkpoints[-1]) if target.checkpoints else ())))),
         seconds=time.monotonic() - started,
     )
     if page is not None:

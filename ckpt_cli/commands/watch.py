@@ -101,6 +101,7 @@ def watch(
         runs=tuple(str(run.path) for run in watched),
         events=tuple(events),
         waiting={str(run.path): dict(run.waiting) for run in watched if run.waiting},
+        newest=tuple(made for run in watched if (made := run.journal.newest()) is not None),
         notes=tuple(notes),
     )
 

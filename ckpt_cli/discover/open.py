@@ -13,6 +13,7 @@ from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.homes import asset_homes, asset_notes
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
+from ckpt_cli.discover.beside.mixed import by_trainer
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.optimizer import weights_hint
 from ckpt_cli.discover.beside.other_steps import other_step_notes
@@ -27,7 +28,7 @@ from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, more_folders
-from ckpt_cli.discover.places import unread_notes
+from ckpt_cli.discover.places import spoken, unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.folders import Folders
@@ -173,7 +174,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
     for component in opened.components:
         for other in component.place.passed_over:
             if other.folder is None:
-                text = f"{component.name}: {component.place.match.evidence} was chosen; {other.text} is also there"
+                text = f"{component.name} was read from {spoken(component.place.match)}; {other.text} is there too, and was not read"
                 notes.append(Note("info", "passed-over", text))
     if opened.target.nodes > 1:
         notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were joined as the nodes of one run"))
@@ -218,6 +219,8 @@ def steps_of(target: Target, problems: Mapping[Path, str]) -> tuple[StepInfo, ..
     if target.run is None:
         return ()
     listed = [step_info(found, problems.get(found.path)) for found in target.checkpoints]
+    of = {str(found.path): trainer for trainer, steps in by_trainer(target).items() for found in steps}
+    listed = [info.model_copy(update={"trainer": of[info.path]}) for info in listed] if of else listed
     listed += [StepInfo(step=b.step, path=str(b.path), components=(), problem=b.error.message) for b in target.blocked]
     return tuple(sorted(listed, key=lambda info: (info.step or 0, info.path)))
 

@@ -240,9 +240,14 @@ def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
     for place in sorted(places, key=lambda place: order_of(place.match)):
         first = unique.setdefault(place.name, place)
         if first is not place:
-            passed = PassedOver(f"{place.match.evidence} ({place.match.format})", _own_folder(place, first))
+            passed = PassedOver(spoken(place.match), _own_folder(place, first))
             unique[place.name] = replace(first, passed_over=(*first.passed_over, passed))
     return tuple(sorted(unique.values(), key=_rank))
+
+
+def spoken(match: Match) -> str:
+    """The files of a component, as messages call them: "model_world_size_4_rank_0.pt and 3 more (rank-shards)"."""
+    return f"{few([path.name for path in match.files], 1)} ({match.format})"
 
 
 def _rank(place: Place) -> tuple[int, int]:

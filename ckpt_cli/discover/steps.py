@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from ckpt_cli.discover.beside.mixed import counter_notes, mixed_notes
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
@@ -22,7 +23,7 @@ from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, 
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.formats.step_names import counter_of, step_of
+from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, WEIGHTS, has_form, number_in
 from ckpt_cli.formats.weight_names import may_hold_weights
 from ckpt_cli.names import few
@@ -278,6 +279,7 @@ def newest_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool]
     return [
         *folder_notes(target),
         *counter_notes(target, taken),
+        *mixed_notes(target, taken),
         *partial_notes(target, taken),
         *uncounted_notes(target, taken),
         *older_notes(target, taken),
@@ -294,28 +296,6 @@ def folder_notes(target: Target) -> list[Note]:
         steps = [str(found.step) for found in target.checkpoints if found.path.parent == folder]
         where.append(f"{few(steps, 5)} in {target.label(folder)}")
     return [Note("info", "step-folders", f"the steps lie in several folders, and count as those of one run: {'; '.join(where)}")]
-
-
-def counter_notes(target: Target, taken: Found) -> list[Note]:
-    """A warning where some steps are counted in epochs and others are not: no number says which of them is the newest."""
-    counted = by_counter(target.checkpoints)
-    if len(counted) < 2:
-        return []
-    text = f"{target.label(taken.path)} was taken for its number, but that does not tell the newest: {told_counters(counted)}"
-    return [Note("warning", "counters", text)]
-
-
-def by_counter(steps: Sequence[Found]) -> dict[str, list[Found]]:
-    """Steps by what their numbers count."""
-    counted: dict[str, list[Found]] = {}
-    for found in steps:
-        counted.setdefault(counter_of(found.path) or "steps", []).append(found)
-    return counted
-
-
-def told_counters(counted: Mapping[str, Sequence[Found]]) -> str:
-    parts = [f"{few([found.path.name for found in steps], 3)} by {counter}" for counter, steps in counted.items()]
-    return f"the folders are numbered {', '.join(parts)}"
 
 
 def partial_notes(target: Target, taken: Found) -> list[Note]:

@@ -26,8 +26,12 @@ ONCE, APART = "every file in one of the folders", "join only folders of one save
 WEIGHTS_16 = "weights16"
 """The component that is the model in the dtype of the training, beside one in fp32."""
 
-MEANINGS = {WEIGHTS_16: "weights in the dtype that training computed with; model is the copy of the optimizer, mostly fp32"}
-"""What components are whose names are ours: a screen says it beside them."""
+MEANINGS = {
+    WEIGHTS_16: "weights in the dtype that training computed with; model is the copy of the optimizer, mostly fp32",
+    "rank-shards": "a file of each rank (process of the training), with its part of the tensors",
+    "verl family": "verl, or a trainer whose files have the same names; nothing here tells which",
+}
+"""Words of ours (components, formats, trainers) that do not explain themselves: a screen says what they mean."""
 
 
 def missing_of(world_size: int, there: Container[int]) -> tuple[int, ...]:

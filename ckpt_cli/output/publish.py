@@ -82,13 +82,17 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What was written, or in a dry run would be; ``free`` is the free disk space in bytes before that."""
+    """What was written, or in a dry run would be; ``free`` is the free disk space in bytes before that.
+
+    ``replaced``: a folder of this name that held something was there.
+    """
 
     written: Written
     free: int | None
     side_files: SideFiles
     part: PartDone | None = None
     notes: tuple[Note, ...] = ()
+    replaced: bool = False
 
 
 def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
@@ -135,6 +139,7 @@ def publish(
         raise
     if part is not None and not dry_run:
         return _parts(orders, part, jobs, progress)
+    replaced = [not order.target.in_place and _holds_something(order.target.folder) for order in orders]
     # What an interrupted run left is kept or removed.
     needed = {order.target.folder: max(0, order.bytes_written - left_over_bytes(order.target.folder)) for order in orders}
     free = check_space(needed, _space_hint(orders))
@@ -154,9 +159,15 @@ def publish(
             _tell_kept(error, [output.kept for output in outputs if output.kept is not None])
             raise
     return [
-        Publication(written, free[order.target.folder], order.side_files, notes=said)
-        for order, written, said in zip(orders, planned, notes, strict=True)
+        Publication(written, free[order.target.folder], order.side_files, notes=said, replaced=had)
+        for order, written, said, had in zip(orders, planned, notes, replaced, strict=True)
     ]
+
+
+def _holds_something(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.listdir(folder))
+    return False
 
 
 def _parts(orders: Sequence[Order], part: Part, jobs: int | None, progress: Progress | None) -> list[Publication]:
@@ -345,6 +356,7 @@ def written_facts(
         "peak_memory": RESIDENT + workers * buffers + stores,
         "plan_digest": whole.digest,
         "part": published.part,
+        "replaced": published.replaced,
     }
 
 

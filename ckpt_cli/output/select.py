@@ -130,7 +130,7 @@ def select_tensors(
         unknown = unknown_operations(hub)
         if unknown:
             naming = "native"
-            text = f"names stay as trained: {hub.architecture} is re-cut by {', '.join(unknown)}, which is not known here"
+            text = f"names stay as the training has them: {hub.architecture} is re-cut by {', '.join(unknown)}, which is not known here"
             notes.append(Note("warning", "native-names", text))
         else:
             ignored = set(hub.ignored)

@@ -37,6 +37,11 @@ def _rows(steps: Sequence[StepReport]) -> list[str]:
         numbers: list[tuple[float | None, str]] = [(size, size_text(size) if size else "") for size in sizes]
         numbers.append((step.drift, "" if step.drift is None else change_text(step.drift)))
         made.append(
-            row(str(step.step), step.path, numbers, step.problem or "; ".join(filter(None, (step.differs, step.partly))) or "complete")
+            row(
+                str(step.step),
+                step.path,
+                numbers,
+                step.problem or "; ".join(filter(None, (step.partly_broken, step.differs, step.partly))) or "complete",
+            )
         )
     return made

@@ -42,7 +42,8 @@ class Part:
 class Row:
     """A step: the error that a merge of it would end with, and the shape and dtype of each tensor that a merge would read.
 
-    ``unfinished``: its save did not finish; what cannot be read, or is not known, may be whole.
+    ``unfinished``: its save did not finish; what cannot be read, or is not known, may be whole. ``whole`` are the components that a merge
+    would write, ``broken`` says of others why these cannot be.
     """
 
     path: Path
@@ -54,6 +55,8 @@ class Row:
     unfinished: bool = False
     parts: Mapping[str, Part] = field(default_factory=dict)
     tensors: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    whole: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
 
 def rows_of(target: Target, type: str | None, progress: Progress | None) -> list[Row]:
@@ -94,6 +97,8 @@ def _row(listed: Found, target: Target, type: str | None, progress: Progress | N
             trouble is None or isinstance(trouble, (Unsupported, Undecidable)),
             parts={place.name: _part(place, described.get(place.name), errors.get(place.name)) for place in found.places},
             tensors=tensors,
+            whole=tuple(name for name in wanted if name in described),
+            broken=tuple(f"{name}: {short_reason(error, found.path)}" for name, error in errors.items() if name not in wanted),
         )
 
 
@@ -145,6 +150,7 @@ def reported(rows: Sequence[Row], moved: Mapping[Path, BaseComparison]) -> tuple
                 complete=row.complete,
                 mergeable=row.problem is None,
                 problem=row.problem,
+                partly_broken=f"{few(row.whole)} complete, {few(row.broken)}" if row.broken and row.problem is None else None,
                 weights=row.sizes.weights,
                 optimizer=row.sizes.optimizer,
                 other=row.sizes.other,

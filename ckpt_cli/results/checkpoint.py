@@ -127,12 +127,16 @@ class ComponentInfo(Frozen):
 
 
 class StepInfo(Frozen):
-    """One step of a run. ``problem`` says why it is not complete, as far as names (or, if it was tried, contents) tell."""
+    """One step of a run. ``problem`` says why it is not complete, as far as names (or, if it was tried, contents) tell.
+
+    ``trainer`` wrote it, by its name, where the steps in a folder are those of several.
+    """
 
     step: int | None
     path: Place
     components: tuple[str, ...]
     problem: str | None = None
+    trainer: str | None = None
 
 
 class Checkpoint(Frozen):

@@ -45,9 +45,10 @@ class DetectResult(Frozen):
 class StepReport(Frozen):
     """One step of a run: whether all of it is there, whether it can be merged (``problem``: why not), and its bytes by kind.
 
-    ``freeable`` bytes are no longer needed to merge a step or to go on from the newest. ``differs``: how its tensors differ from those of
-    the step before, by headers; ``drift``: how far their values are from it (relative L2 of all floating-point tensors as one vector), if
-    that was asked for, and ``coverage``: how much of both steps that is about.
+    ``partly_broken``: which components are complete, and what the others lack, if not all are. ``freeable`` bytes are no longer needed to
+    merge a step or to go on from the newest. ``differs``: how its tensors differ from those of the step before, by headers; ``drift``:
+    how far their values are from it (relative L2 of all floating-point tensors as one vector), if that was asked for, and ``coverage``:
+    how much of both steps that is about.
     """
 
     step: int | None
@@ -56,6 +57,7 @@ class StepReport(Frozen):
     complete: bool
     mergeable: bool
     problem: str | None = None
+    partly_broken: str | None = None
     weights: int
     optimizer: int
     other: int

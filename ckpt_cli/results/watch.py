@@ -40,12 +40,28 @@ class WatchEvent(Frozen):
     hint: str | None = None
 
 
+class WatchOutput(Frozen):
+    """The newest output of a run, of this watch or an earlier one; ``made`` is the time, ``is_there`` whether its folders still are.
+
+    ``source`` is the checkpoint that it can be compared with: None for an average, or if it is gone.
+    """
+
+    run: str
+    step: int
+    output: str
+    outputs: tuple[str, ...]
+    made: str
+    is_there: bool
+    source: str | None = None
+
+
 class WatchResult(Frozen):
     """All that a watch did until it ended; ``waiting`` says of each run which steps are not written to their end, and why."""
 
     runs: tuple[str, ...]
     events: tuple[WatchEvent, ...]
     waiting: dict[str, dict[int, str]]
+    newest: tuple[WatchOutput, ...] = ()
     notes: tuple[NoteInfo, ...] = ()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ckpt_cli.results.checkpoint import Checkpoint, Frozen, LoraInfo, NoteInfo, Place
+from ckpt_cli.results.checkpoint import Checkpoint, Frozen, LoraInfo, NoteInfo, Place, StepInfo
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.verify import VerifyResult
@@ -53,7 +53,7 @@ class WrittenFolder(Frozen):
     ``compared`` is what the names were compared with, None where nothing is known to compare them with (``naming`` says why).
     ``side_checksums`` are the CRC-32 of the files beside the weights.
     ``carried`` are tensors that were taken from the base. ``part``: only this part of it was written. ``verified`` is what was found
-    when it was verified, one per component.
+    when it was verified, one per component. ``replaced``: a folder of this name was, or would be, replaced.
     """
 
     component: str
@@ -79,6 +79,7 @@ class WrittenFolder(Frozen):
     plan_digest: str
     side_checksums: dict[str, int]
     part: PartDone | None = None
+    replaced: bool = False
     verified: tuple[VerifyResult, ...] = ()
     notes: tuple[NoteInfo, ...] = ()
 
@@ -184,7 +185,8 @@ class AveragedComponent(WrittenFolder):
 class AverageResult(Delivered):
     """What `average` did (or would do): every averaged element is sum(weight * value) / ``divisor``, rounded once.
 
-    ``checkpoint`` is the newest one; assets are those of the newest one with a config.json.
+    ``checkpoint`` is the newest one; assets are those of the newest one with a config.json. ``passed_over`` are newer steps of the
+    run, and why they were not taken.
     """
 
     checkpoint: Checkpoint
@@ -193,6 +195,7 @@ class AverageResult(Delivered):
     outputs: tuple[AveragedComponent, ...]
     dry_run: bool
     seconds: float
+    passed_over: tuple[StepInfo, ...] = ()
     notes: tuple[NoteInfo, ...] = ()
 
 
@@ -218,7 +221,7 @@ class ExtractResult(Frozen):
     """What `extract_state` wrote (or would write).
 
     ``random`` names the random states (``cuda`` and other devices: lists over ``ranks``); ``copied`` files were not read;
-    ``not_represented`` lists objects that only their own classes could rebuild.
+    ``not_represented`` lists objects that only their own classes could rebuild. ``passed_over`` is as in `AverageResult`.
     """
 
     path: Place
@@ -236,4 +239,6 @@ class ExtractResult(Frozen):
     optimizer: OptimizerInfo | None
     dry_run: bool
     seconds: float
+    replaced: bool = False
+    passed_over: tuple[StepInfo, ...] = ()
     notes: tuple[NoteInfo, ...] = ()

@@ -132,7 +132,7 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         found.append(finding("wrong-shape", f"{shape_text(stored)}, but the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
     patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
     mixed = [name for name in fit.extra if kind.knows(name)]
-    found += [finding("mixed-names", "a name as trained among hub names, or the reverse", tensor=name) for name in mixed]
+    found += [finding("mixed-names", "a name of the training among hub names, or the reverse", tensor=name) for name in mixed]
     for name in [name for name in fit.extra if name not in mixed]:
         if fit.wrapper and VALUE_HEAD.fullmatch(name):
             found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from ckpt_cli.errors import CorruptFile, NotWritable, UsageError
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import read_small
 from ckpt_cli.output.staging import sync_folder
-from ckpt_cli.results.watch import WatchEvent
+from ckpt_cli.results.watch import WatchEvent, WatchOutput
 
 NAME = "watch.jsonl"
 MOST = 1 << 30
@@ -43,11 +44,25 @@ class Journal:
     def refuse_other(self, run: Path, options: Mapping[str, Any]) -> None:
         """Raise UsageError if the outputs here are those of another run, or were made with other options: steps are told by number."""
         for event in self.made.values():
-            same = event.options is None or event.options == options
-            if os.path.realpath(event.run) == os.path.realpath(run) and same:
-                continue
-            before, now = _described(event.run, event.options or {}), _described(str(run), options)
-            raise UsageError(f"the outputs here are of {before}, not of {now}", path=self.path.parent, hint="choose another folder with -o")
+            hint = "choose another folder with -o"
+            if os.path.realpath(event.run) != os.path.realpath(run):
+                raise UsageError(f"the outputs here are of {event.run}, not of {run}", path=self.path.parent, hint=hint)
+            if event.options is not None and event.options != options:
+                said = [f"then: {as_typed(event.options)}", f"now: {as_typed(options)}"]
+                raise UsageError("the outputs here were made with other options", path=self.path.parent, details=said, hint=hint)
+
+    def newest(self) -> WatchOutput | None:
+        """The output of the newest step that was made here and not removed by ``--keep``."""
+        step = max(self.made.keys() - self.removed, default=None)
+        if step is None:
+            return None
+        event = self.made[step]
+        outputs = event.outputs or (event.output,)
+        source = event.source if not event.steps and os.path.exists(event.source) else None
+        is_there = all(map(os.path.isdir, outputs))
+        return WatchOutput(
+            run=event.run, step=step, output=event.output, outputs=outputs, made=event.time, is_there=is_there, source=source
+        )
 
     def add(self, event: WatchEvent) -> None:
         """Append an event, durably. A line that was cut off by a kill is ended first. Raises NotWritable."""
@@ -86,10 +101,18 @@ class Journal:
             self.removed.add(event.step)
 
 
-def _described(run: str, options: Mapping[str, Any]) -> str:
-    """A run and options in words."""
-    said = ", ".join(f"{name.replace('_', '-')} {json.dumps(value)}" for name, value in sorted(options.items()))
-    return f"{run} with {said}" if said else f"{run} without options"
+def as_typed(options: Mapping[str, Any]) -> str:
+    """Options that decide what is written, as they are typed; rules of names in words, since a file may hold them."""
+    words: list[str] = []
+    for name, value in sorted(options.items()):
+        option = f"--{name.replace('_', '-')}"
+        if name == "key_map":
+            words.append(f"{option} ({', '.join(f'{old} -> {new}' if new is not None else f'{old} left out' for old, new in value)})")
+        elif isinstance(value, Mapping):
+            words.append(f"{option} {','.join(f'{key}={each}'.replace('_', '-') for key, each in value.items())}")
+        else:
+            words += [f"{option} {shlex.quote(str(each))}" for each in (value if isinstance(value, list) else [value])]
+    return " ".join(words) or "none that changes what is written"
 
 
 def _events(path: Path) -> Iterator[WatchEvent]:

@@ -43,7 +43,7 @@ Names = Annotated[
     option(
         "--names",
         metavar="hub|native",
-        help="Names of the hub, or as trained; default: what both have.",
+        help="Names of the hub, or as the training has them; default: what both have.",
         panel=READ,
         words=get_args(Naming),
     ),

@@ -113,7 +113,10 @@ def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
 def _state(step: StepReport, result: ReportResult) -> Text:
     if step.problem is not None:
         return good(step.problem, BAD)
-    state = good(NEWEST if step.path == result.newest else COMPLETE)
+    if step.partly_broken is not None:
+        state = good(f"{'newest with ' if step.path == result.newest else ''}{step.partly_broken}", WARNING)
+    else:
+        state = good(NEWEST if step.path == result.newest else COMPLETE)
     for odd in filter(None, (step.differs, step.partly)):
         state.append(f", {odd}", style=WARNING)
     return state

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.widgets import good, here
-from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, StepInfo
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -44,7 +45,12 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
 def _passed_over(checkpoint: Checkpoint, component: str) -> str:
     """Which newer step of the run was not taken, and why."""
     newer = [step for step in checkpoint.steps if step.problem and (step.step or 0) > (checkpoint.step or 0)]
-    if not newer or not checkpoint.newest_complete:
+    return passed_over(newer, component) if checkpoint.newest_complete else ""
+
+
+def passed_over(newer: Sequence[StepInfo], component: str = "") -> str:
+    """Newer steps that were not taken, and why: " (not 200: rank 2 of 4 is missing)"."""
+    if not newer:
         return ""
     more = f"; {text.plural(len(newer) - 1, 'more step')} passed over" if len(newer) > 1 else ""
     return f" (not {newer[-1].step}: {(newer[-1].problem or '').removeprefix(f'{component}: ')}{more})"

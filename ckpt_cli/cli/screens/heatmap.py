@@ -36,7 +36,13 @@ SHORTEST = 12
 WIDEST = 160
 """Columns of a map where the width is not limited."""
 
+FEW = 4
+"""Layers of which a map shows no more than their numbers do: these stand there instead, if there is room."""
+
 MAP_ROWS = 40
+NUMBER = 11
+"""Columns of a sign and its value."""
+
 DIGITS = 7
 """Digits that a cosine has at most."""
 
@@ -65,7 +71,8 @@ STEPS = Sides("previous", "step", "in the step")
 def heatmap(drift: Heatmap, width: int, sides: Sides, *, ascii_only: bool = False) -> list[Text]:
     """Lines of at most ``width`` columns: every stack of layers, the tensors outside, and the scale.
 
-    If layers do not fit, a column stands for several of them and shows the largest change; the heading says so.
+    If layers do not fit, a column stands for several of them and shows the largest change; the heading says so. Of a few layers the
+    values are written out.
     """
     from rich.text import Text
 
@@ -76,8 +83,9 @@ def heatmap(drift: Heatmap, width: int, sides: Sides, *, ascii_only: bool = Fals
     most = max((len(block.layers) for block in drift.blocks), default=0)
     margin = min(longest, max(LONGEST, width // 3, width - GAP - most))
     lines: list[Text] = []
+    as_map = [block for block in drift.blocks if len(block.layers) > FEW or margin + len(block.layers) * (GAP + NUMBER) > width]
     for block in drift.blocks:
-        lines += [*_block(block, margin, width, signs), Text()]
+        lines += [*(_block if block in as_map else _numbers)(block, margin, width, signs), Text()]
     if drift.outside:
         lines.append(Text("outside of the layers" if drift.blocks else "all tensors", style="bold"))
         for row in largest_rows(drift.outside, ROWS):
@@ -85,7 +93,7 @@ def heatmap(drift: Heatmap, width: int, sides: Sides, *, ascii_only: bool = Fals
             line.append_text(signs.sign(row.values[0]))
             lines.append(line.append(f" {change_text(row.values[0])}"))
         lines += [*_more(len(drift.outside) - ROWS), Text()]
-    return lines + signs.legend([value for row in every for value in row.values], width, sides)
+    return lines + signs.legend([value for row in every for value in row.values], width, sides, levels=bool(as_map or not drift.blocks))
 
 
 def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
@@ -167,28 +175,28 @@ class _Signs:
         level = min(int(self._scale.place(value) * len(LEVELS)), len(LEVELS) - 1)
         return Text(self._levels[level] * count, style=COLOURS[level])
 
-    def legend(self, values: Sequence[float | None], width: int, sides: Sides) -> list[Text]:
-        """The signs that occur, each with the value from which on it stands, and the unit."""
+    def legend(self, values: Sequence[float | None], width: int, sides: Sides, *, levels: bool) -> list[Text]:
+        """The unit, and the signs that occur, those of ``levels`` each with the value from which on it stands."""
         from rich.text import Text
 
-        levels, others = [], []
-        if self._scale is not None:
+        scale, others = [], []
+        if self._scale is not None and levels:
             step = (self._scale.high - self._scale.low) / len(LEVELS)
             for level, sign in enumerate(self._levels):
                 first = "<" if level == 0 and self._scale.more_below else ""
                 value = f"{10 ** (self._scale.low + (level + (1 if first else 0)) * step):.1e}"
-                levels.append(Text(sign, style=COLOURS[level]).append(f" {first}{value}", style="default"))
+                scale.append(Text(sign, style=COLOURS[level]).append(f" {first}{value}", style="default"))
         if any(value == 0 for value in values):
             others.append(self.sign(0.0).append(" unchanged", style="default"))
         if any(value is not None and not math.isfinite(value) for value in values):
             others.append(self.sign(math.nan).append(f" NaN, or {sides.base} is all zero", style="default"))
-        lines = _rows(levels, width)
+        lines = _rows(scale, width)
         for entry in others:
             if lines and len(lines[-1]) + GAP + len(entry) <= width:
                 lines[-1].append(" " * GAP).append_text(entry)
             else:
                 lines.append(entry)
-        return [*map(Text, text.wrapped(sides.unit, width, "")), *lines] if levels else lines
+        return [*map(Text, text.wrapped(sides.unit, width, "")), *lines] if self._scale is not None else lines
 
 
 def _rows(entries: Sequence[Text], width: int) -> list[Text]:
@@ -223,6 +231,24 @@ def _block(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Itera
         line = _name(row.module, margin)
         for start in starts:
             line.append_text(signs.sign(_worst(row.values[start : start + per]), wide))
+        yield line
+    yield from _more(len(block.rows) - MAP_ROWS)
+
+
+def _numbers(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Iterable[Text]:
+    """The values of a few layers as a table, each behind its sign."""
+    from rich.text import Text
+
+    said = f"  {_span(block.axis, block.layers)}"
+    yield Text(text.elided(printable(block.stack), max(width - len(said), SHORTEST)), style="bold").append(said, style="default")
+    heads = "".join(" " * GAP + f"{block.axis} {layer}".ljust(NUMBER) for layer in block.layers)
+    yield Text(" " * margin + heads.rstrip(), style="bright_black")
+    for row in largest_rows(block.rows, MAP_ROWS):
+        line = _name(row.module, margin)
+        line.right_crop(GAP)
+        for value in row.values:
+            number = "" if value is None else change_text(value)
+            line.append(" " * GAP).append_text(signs.sign(value)).append(f" {number}".ljust(NUMBER - 1))
         yield line
     yield from _more(len(block.rows) - MAP_ROWS)
 

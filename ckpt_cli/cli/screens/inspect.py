@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def detect_result(result: DetectResult, session: Session) -> None:
         facts.append(("chosen", here(checkpoint.path, ", ".join(named + why))))
     print_facts(console, facts)
     console.print()
-    _print_components(checkpoint.components, console, result.problem)
+    _print_components(checkpoint.components, checkpoint.framework, console, result.problem)
     if len(checkpoint.steps) > 1:
         console.print()
         console.print(_step_table(checkpoint))
@@ -115,6 +116,8 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
                 console.print(line, soft_wrap=True)
         else:
             console.print(_tensor_table(rows.rows, counted=not show_all))
+        for said in text.wrapped(_layout_legend(info), min(console.width, WIDEST), "  "):
+            console.print(good(said, DIM), soft_wrap=True)
         if info.leaves and session.verbose:
             console.print()
             leaves = new_table(("entry that is not a tensor", "value"))
@@ -129,6 +132,13 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
         next_line(session, planned_merge(session, checkpoint.path))
 
 
+def _layout_legend(info: ComponentInfo) -> str:
+    """What the words of layouts mean; nothing if none occurs."""
+    layouts = " ".join({tensor.layout for tensor in info.tensors or ()})
+    cut = ["Shard(D) xN: cut along dimension D, counted from 0, into N parts"] if re.search(r"\bShard\(", layouts) else []
+    return "; ".join([*cut, *(["Replicate xN: the same on N ranks"] if "Replicate" in layouts else [])])
+
+
 def _single_rows(info: ComponentInfo) -> tuple[TensorGroup, ...]:
     return tuple(
         TensorGroup(
@@ -140,17 +150,19 @@ def _single_rows(info: ComponentInfo) -> tuple[TensorGroup, ...]:
 
 def _step_table(checkpoint: Checkpoint) -> Table:
     """The steps of a run; which one is taken stands beside its state, however wide the screen is."""
-    steps = new_table(("step", "components", "files"), right=(0,))
+    several = any(step.trainer for step in checkpoint.steps)
+    steps = new_table(("step", *(["run of"] if several else []), "components", "files"), right=(0,))
     for step in checkpoint.steps:
         chosen = step.path == checkpoint.path
         # What was chosen is whole in a part that was asked for.
         state = good(step.problem or COMPLETE, GOOD if step.problem is None else WARNING if chosen and checkpoint.newest_complete else BAD)
         state.append("  <- chosen" if chosen else "", style=GOOD)
-        steps.add_row(plain(str(step.step)), plain(", ".join(step.components)), state)
+        run = [plain(step.trainer or "")] if several else []
+        steps.add_row(plain(str(step.step)), *run, plain(", ".join(step.components)), state)
     return steps
 
 
-def _print_components(components: Sequence[ComponentInfo], console: Console, problem: str | None) -> None:
+def _print_components(components: Sequence[ComponentInfo], framework: str, console: Console, problem: str | None) -> None:
     """A row for each component, and what its cells do not say: columns without room, components that were not opened, odd names.
 
     On a terminal, the ``problem`` that is said below the tables in full is not said in a column too.
@@ -171,7 +183,10 @@ def _print_components(components: Sequence[ComponentInfo], console: Console, pro
     console.print(table)
     closed = [info.name for info in components if info.elements is None and not info.problem]
     remarks = [f"{UNKNOWN}: not opened, only its files were counted; --type {closed[0]} opens it"] if closed else []
-    remarks += [f"{info.name}: {MEANINGS[info.name]}" for info in components if info.name in MEANINGS]
+    words = dict.fromkeys([framework, *(word for info in components for word in (info.name, info.format))])
+    remarks += [f"{word}: {MEANINGS[word]}" for word in words if word in MEANINGS]
+    if "device mesh" in fit.shown or "device mesh" in fit.same:
+        remarks.append("device mesh: how the ranks are arranged, each dimension with its size; a tensor is cut along them")
     for remark in remarks:
         for line in text.wrapped(remark, min(console.width, WIDEST), "  "):
             console.print(good(line, DIM), soft_wrap=True)

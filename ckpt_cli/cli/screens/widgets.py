@@ -5,6 +5,7 @@ Names from files only ever become `rich.text.Text`, with control characters esca
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ ACCENT = "cyan"
 
 GOOD, WARNING, BAD = "green", "yellow", "red"
 """Complete, ok, identical; warnings and odd ones; errors."""
+
+REPLACED = "the folder of this name that was there before"
 
 ROWS = 20
 """How many rows a table of differences has."""
@@ -60,8 +63,16 @@ def print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool
             session.labelled("note", DIM, note.text)
 
 
+def for_real(session: Session, command: str, arguments: Sequence[str]) -> str:
+    """The command that does what was planned: as it was typed, without --dry-run."""
+    typed = [word for word in session.typed if word != "--dry-run"] or [text.path(argument) for argument in arguments]
+    return " ".join(["ckpt", command, *map(shlex.quote, typed)])
+
+
 def next_line(session: Session, command: str) -> None:
-    """The last line of every command: the command to copy next."""
+    """The last line of every command: the command to copy next, after the error that it goes past."""
+    if session.refused is not None:
+        session.show(session.refused)
     session.labelled("next", DIM, command, style=ACCENT, wrap=False)
 
 

@@ -5,22 +5,24 @@ Names from files only ever become `rich.text.Text`, with control characters esca
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.checkpoint import checkpoint_facts, counted_tensors
+from ckpt_cli.cli.screens.checkpoint import checkpoint_facts, counted_tensors, passed_over
 from ckpt_cli.cli.screens.comparison import base_facts, print_drift
+from ckpt_cli.cli.screens.extracted import by_rank, file_label
 from ckpt_cli.cli.screens.heatmap import OUTPUT
 from ckpt_cli.cli.screens.verify import print_findings, source_fact
 from ckpt_cli.cli.screens.widgets import (
     BAD,
     GOOD,
+    REPLACED,
     ROWS,
     WARNING,
     as_cells,
+    for_real,
     good,
     here,
     new_table,
@@ -35,7 +37,6 @@ from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.results.written import (
     AveragedComponent,
     AverageResult,
-    ExtractResult,
     FileInfo,
     MergedComponent,
     MergeResult,
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
 
 WORTH_A_RATE = 100_000_000
 """Bytes that were read; of less, most of the time goes into other things than reading."""
-
-RANK = r"(?<=_)[0-9]+(?=\.\w+$)"
-"""The rank in the name of a file."""
 
 
 def merge_result(result: MergeResult, session: Session) -> None:
@@ -83,8 +81,8 @@ def merge_result(result: MergeResult, session: Session) -> None:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))
         facts += _beside(checkpoint)
         facts.append(("assets", ", ".join(output.assets) or "none"))
-        state = _by_rank([FileInfo(name=name, bytes=0) for name in output.state])
-        facts.append(("state", ", ".join(_file_label(names) for names, _ in state)))
+        state = by_rank([FileInfo(name=name, bytes=0) for name in output.state])
+        facts.append(("state", ", ".join(file_label(names) for names, _ in state)))
         facts += _written(output, result.dry_run, result.seconds)
         facts += _verified(output.verified)
         facts += _pushed(result.push, result.dry_run)
@@ -106,7 +104,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
     if _push_failed(session, result.push):
         return
     if result.dry_run:
-        next_line(session, _for_real(session, "merge", [checkpoint.run or checkpoint.path]))
+        next_line(session, for_real(session, "merge", [checkpoint.run or checkpoint.path]))
     elif result.outputs[0].part is not None and not result.outputs[0].part.published:
         _next_part(session, result.outputs)
     elif any(output.verified for output in result.outputs) and not result.exit_code:
@@ -134,6 +132,10 @@ def average_result(result: AverageResult, session: Session) -> None:
         mean = "sum(weight x value)" + (f" / {result.divisor:g}" if result.divisor != 1 else "")
         counted = f"{text.plural(output.averaged, 'tensor')} averaged{_copied(output)}"
         facts: list[tuple[str, str | Text]] = [
+            (
+                "newest",
+                f"step {checkpoint.step}{passed_over(result.passed_over, result.outputs[0].component)}" if result.passed_over else "",
+            ),
             ("method", f"{result.method}: {mean}, rounded once"),
             ("tensors", counted),
             ("dtype", _dtypes(output)),
@@ -162,7 +164,7 @@ def average_result(result: AverageResult, session: Session) -> None:
         return
     if result.dry_run:
         paths = [source.path for source in result.outputs[0].sources]
-        next_line(session, _for_real(session, "average", [*paths, "-o", result.outputs[0].output]))
+        next_line(session, for_real(session, "average", [*paths, "-o", result.outputs[0].output]))
     elif result.outputs[0].part is not None and not result.outputs[0].part.published:
         _next_part(session, result.outputs)
     else:
@@ -188,56 +190,6 @@ def publish_result(result: PublishResult, session: Session) -> None:
     if _push_failed(session, result.push):
         return
     next_line(session, f"ckpt verify {text.argument(result.outputs[0].output)} --full")
-
-
-def extract_result(result: ExtractResult, session: Session) -> None:
-    """What `ckpt extract-state` prints: where training stood, then the files."""
-    console = session.out()
-    if session.quiet:
-        console.print(plain(result.output), soft_wrap=True)
-        return
-    described = [result.framework, result.component] if result.component != "model" else [result.framework]
-    described += [text.plural(result.ranks, "rank")] if result.ranks else []
-    training, scheduler = result.training, result.scheduler or {}
-    stood = [f"{name} {training[name]}" for name in ("step", "epoch") if training.get(name) is not None]
-    rates = scheduler.get("_last_lr")
-    schedule = [text.plural(scheduler["schedulers"], "scheduler")] if "schedulers" in scheduler else []
-    schedule += [f"last_epoch {scheduler['last_epoch']}"] if "last_epoch" in scheduler else []
-    schedule += [f"lr {', '.join(text.number(rate) for rate in rates)}"] if isinstance(rates, list) else []
-    counters = training.get("counters") or {}
-    of_ranks = f" of {text.plural(result.ranks, 'rank')}" if result.ranks > 1 else ""
-    facts: list[tuple[str, str | Text]] = [
-        ("checkpoint", here(result.path, ", ".join(described))),
-        ("training", ", ".join(stood)),
-        ("scheduler", ", ".join(schedule) or ("found" if result.scheduler is not None else "none")),
-        ("random", ", ".join("python" if name == "random" else name for name in result.random) + of_ranks if result.random else "none"),
-        ("counters", ", ".join(f"{name} {text.number(value)}" for name, value in counters.items())),
-    ]
-    if result.optimizer is not None:
-        merged = result.optimizer
-        counted = f"{text.plural(merged.parameters, 'parameter')} in {text.plural(merged.groups, 'group')}"
-        facts.append(("optimizer", f"{counted}, {text.plural(merged.tensors, 'tensor')}, {text.size(merged.bytes)}   {merged.layout}"))
-    facts += [("not read", f"{lost}, which stays in the original") for lost in result.not_represented[:ROWS]]
-    total = sum(file.bytes for file in result.files)
-    verb = "would write" if result.dry_run else "wrote"
-    facts.append(
-        (verb, here(result.output, f"{text.plural(len(result.files), 'file')}, {'about ' if result.dry_run else ''}{text.size(total)}"))
-    )
-    print_facts(console, facts)
-    console.print()
-    table = new_table(("file", "size", ""), right=(1,))
-    for names, size in _by_rank(result.files):
-        count = f"{len(names)} files" if len(names) > 1 else ""
-        copied = "copied as they are" if count else "copied as it is"
-        remark = ", ".join(filter(None, (count, copied if names[0] in result.copied else "")))
-        table.add_row(*as_cells((_file_label(names), text.size(size), remark)))
-    console.print(table)
-    console.print()
-    print_notes(session, result.notes)
-    if result.dry_run:
-        next_line(session, _for_real(session, "extract-state", [result.path]))
-    else:
-        next_line(session, f"ls {text.argument(result.output)}")
 
 
 # -- the Hub ---------------------------------------------------------------------------------------------------------
@@ -307,12 +259,6 @@ def _print_notes(session: Session, notes: Iterable[NoteInfo]) -> None:
     print_notes(session, dict.fromkeys(notes))
 
 
-def _for_real(session: Session, command: str, arguments: Sequence[str]) -> str:
-    """The command that does what was planned: as it was typed, without --dry-run."""
-    typed = [word for word in session.typed if word != "--dry-run"] or [text.path(argument) for argument in arguments]
-    return " ".join(["ckpt", command, *map(shlex.quote, typed)])
-
-
 def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple[str, str | Text]]:
     """Where an output is, or would be, and its size."""
     size = f"{text.plural(len(output.files), 'file')}, {text.size(output.bytes_written)}"
@@ -322,10 +268,13 @@ def _written(output: WrittenFolder, dry_run: bool, seconds: float) -> list[tuple
         return [("wrote", here(output.output, done))]
     if dry_run:
         free = f", {text.size(output.disk_free)} free" if output.disk_free is not None else ""
-        return [("would write", here(output.output, f"{size}{free}")), ("memory", f"at most about {text.size(output.peak_memory)}")]
+        replaces = [("would replace", REPLACED)] if output.replaced else []
+        memory = f"at most about {text.size(output.peak_memory)}"
+        return [("would write", here(output.output, f"{size}{free}")), *replaces, ("memory", memory)]
     rate = f" ({text.size(output.bytes_read / seconds)}/s)" if output.bytes_read >= WORTH_A_RATE else ""
+    replaced = [("replaced", REPLACED)] if output.replaced else []
     kept = [("kept", note.text) for note in output.notes if note.code == "resumed"]
-    return [("wrote", here(output.output, f"{size} in {text.duration(seconds)}{rate}")), *kept]
+    return [("wrote", here(output.output, f"{size} in {text.duration(seconds)}{rate}")), *replaced, *kept]
 
 
 def _source_table(output: AveragedComponent) -> Table:
@@ -337,18 +286,6 @@ def _source_table(output: AveragedComponent) -> Table:
             *as_cells((step, text.path(source.path), source.component, text.size(source.bytes), weight, text.share(source.coefficient)))
         )
     return table
-
-
-def _by_rank(files: Sequence[FileInfo]) -> list[tuple[list[str], int]]:
-    """Names of files that differ in their rank only, and their size together."""
-    groups: dict[str, list[FileInfo]] = {}
-    for file in files:
-        groups.setdefault(re.sub(RANK, "R", file.name), []).append(file)
-    return [([file.name for file in group], sum(file.bytes for file in group)) for group in groups.values()]
-
-
-def _file_label(names: Sequence[str]) -> str:
-    return re.sub(RANK, "R", names[0]) if len(names) > 1 else names[0]
 
 
 def _coverage(output: MergedComponent, info: ComponentInfo) -> tuple[str, Text]:

@@ -12,7 +12,9 @@ from ckpt_cli.cli.words import complete, values
 # ruff: noqa: UP045 - Typer evaluates these types on Python 3.10
 
 Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders into which training saves its steps.", show_default=False)]
-Output = Annotated[Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <run>_merged, beside the run.", panel=COMMON)]
+Output = Annotated[
+    Optional[str], option(*OUTPUTS, metavar="DIR", help="Default: <run>_merged, beside the run; step N is DIR/step-N.", panel=COMMON)
+]
 Average = Annotated[
     Optional[str],
     option("--average", metavar="last=N", help="Average the newest N steps up to each, as ckpt average does.", panel=COMMON),

@@ -70,18 +70,26 @@ class Screen:
 
 
 def watch_result(result: WatchResult, session: Session) -> None:
-    """What `ckpt watch --once` prints at its end: what to do next."""
+    """What `ckpt watch --once` prints at its end: where the outputs of runs are for which nothing happened, and what to do next."""
+    from rich.text import Text
+
     if session.quiet:
         return
-    removed = {(event.run, event.step) for event in result.events if event.event == "removed"}
-    made = [event for event in result.events if event.event == "made" and (event.run, event.step) not in removed]
-    if not result.events and not result.waiting:
-        session.out().print("nothing is due", soft_wrap=True)
-    if made:
-        last = made[-1]
-        output = text.argument((last.outputs or (last.output,))[0])
-        # An average is like none of its checkpoints.
-        next_line(session, f"ckpt verify {output} --full" if last.steps else f"ckpt verify {output} --against {text.argument(last.source)}")
+    happened = {event.run for event in result.events}
+    for output in result.newest:
+        if output.run not in happened:
+            of_run = f"{Path(output.run).name} " if len(result.runs) > 1 else ""
+            since = f"since {output.made[:16].replace('T', ' ')} UTC"
+            said = here(output.output, f"{since}; nothing new") if output.is_there else here(output.output, "that folder is gone")
+            line = Text(f"{of_run}step {output.step}  ", style="bold").append("is in  " if output.is_there else "was in  ", style=DIM)
+            session.out().print(line + said, soft_wrap=True)
+    if not result.events and not result.waiting and not result.newest:
+        session.out().print("nothing is due: there are no steps yet that these options want", soft_wrap=True)
+    standing = [output for output in result.newest if output.is_there]
+    if standing:
+        last = max(reversed(standing), key=lambda output: output.made)
+        against = "--full" if last.source is None else f"--against {text.argument(last.source)}"
+        next_line(session, f"ckpt verify {text.argument(last.outputs[0])} {against}")
 
 
 def _said(event: WatchEvent) -> Text:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.beside.folders import Held, held_below, kind_of
 from ckpt_cli.discover.beside.models import told_of
+from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.steps import steps_of_run
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.trainers import CERTAIN, has_form
+from ckpt_cli.formats.trainers import CERTAIN, RUNS, has_form
 from ckpt_cli.hub.config import Config
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component, Note
@@ -24,6 +27,9 @@ FORMS = re.compile(
     r"(onnx|openvino|gguf|ggml|core_?ml|tflite|tf|tensorflow|flax|jax|mlx|rust|quanti[sz]ed|int[48]|fp8)([._-].*)?", re.IGNORECASE
 )
 """Folders with the same weights in forms for other programs."""
+
+MOST_FOLDERS = 64
+"""Folders that are looked into for runs: each is a listing."""
 
 NUMBER = re.compile(r"[-_.]?[0-9]{1,6}\Z", re.ASCII)
 
@@ -51,12 +57,13 @@ def notes_below(
     try:
         if not there.is_folder(root):
             return []  # beside a single file anything may lie
+        runs = dict(found for top in dict.fromkeys(tops) for found in _runs_below(top, {root, *taken}, there))
         below = {entry.path: entry for top in dict.fromkeys(tops) for entry in held_below(top, there) or ()}
-        held = [entry for entry in below.values() if _counts(entry, root, taken)]
+        held = [entry for entry in below.values() if _counts(entry, root, taken) and not any(map(entry.path.is_relative_to, runs))]
         held += _numbered(root, there, taken) if root in tops and step_of(root.parent) is not None else []
     except Unreadable:
         return []  # no weights are read from there
-    notes, others = [], []
+    notes, others = _told_of_runs(runs, name), []
     for entry in (entry for entry in held if entry.kind != "copy"):
         told = told_of(entry.path, tensors, config, files) if entry.matches else None
         if told is None:
@@ -72,6 +79,44 @@ def notes_below(
         text = f"{few(copies, 4)} {_verb(copies)} weights too, by name those of another model or an older copy, and {_was(copies)} not read"
         notes.append(Note("info", "other-folders", text))
     return notes
+
+
+def _runs_below(top: Path, taken: Collection[Path], there: Folders) -> Iterator[tuple[Path, str]]:
+    """The nearest folders that hold steps of their own, a level or two below one that is no step, each with the names of steps."""
+    if step_of(top) is not None:
+        return
+    level, left = [top], MOST_FOLDERS
+    for _ in range(2):
+        inner: list[Path] = []
+        for folder in (child for parent in level for child in there.folders(parent, lambda name: not name.startswith("."))):
+            is_own = folder.parent == top and folder.name in RUNS
+            if not left or is_own or step_of(folder) is not None or any(path.is_relative_to(folder) for path in taken):
+                continue
+            left -= 1
+            # What cannot be looked at is no reason to say nothing of the others.
+            with contextlib.suppress(Unreadable):
+                found = steps_of_run(folder, there).found
+                steps = [step.path.name for step in found if not is_output(step.places[0])]
+                if steps:
+                    yield folder, f"{folder.relative_to(top)}/ ({few(steps, 2)})"
+                else:
+                    inner.append(folder)
+        level = inner
+
+
+def _told_of_runs(runs: Mapping[Path, str], name: str) -> list[Note]:
+    if not runs:
+        return []
+    what = (
+        "holds a run of its own, which was not read: if that" if len(runs) == 1 else "hold runs of their own, which were not read: if one"
+    )
+    return [
+        Note(
+            "warning",
+            "run-below",
+            f"{few(list(runs.values()), 3)} beside the weights of {name} {what} is meant, pass {few(list(map(str, runs)), 3)}",
+        )
+    ]
 
 
 def _counts(entry: Held, root: Path, taken: Collection[Path]) -> bool:

@@ -88,10 +88,10 @@ def claim_for(
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
     if not isinstance(kind, KnownClass):
-        return Claim(f"as trained, not compared: {kind}", None, tuple(notes), counted, shortage=shortage)
+        return Claim(f"as the training named them, not compared: {kind}", None, tuple(notes), counted, shortage=shortage)
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
     if not fit.fitting and naming == "native":
-        text = f"as trained: none of them is one of {printable(kind.kind)} ({kind.origin})"
+        text = f"as the training named them: none of them is one of {printable(kind.kind)} ({kind.origin})"
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
     if not kind.has_shapes:

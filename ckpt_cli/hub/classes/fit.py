@@ -256,7 +256,7 @@ def _matches(expressions: tuple[str, ...], name: str) -> bool:
     return any(re.search(expression, name) for expression in expressions)
 
 
-NAMINGS: Mapping[FitNaming, str] = {"hub": "those of the hub", "native": "as trained", "older": "those of an older version"}
+NAMINGS: Mapping[FitNaming, str] = {"hub": "those of the hub", "native": "as the training named them", "older": "those of an older version"}
 
 
 def claim(fit: Fit) -> str:

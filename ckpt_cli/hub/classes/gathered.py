@@ -18,7 +18,7 @@ MAX_PARTS = 1 << 16
 
 BOTH = "the checkpoint holds one tensor in two forms: drop one of them with --key-map"
 NATIVE = "pass --names native to write the tensors that are there under the names of training"
-MODEL = "config and tensors belong to different models; pass --names native to write them as trained"
+MODEL = "config and tensors belong to different models; pass --names native to write them as the training named them"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def open_base(folder: Path, files: Files, *, needed: bool) -> Base:
     match = _weights_match(folder)
     if match is None:
         if needed:
-            hint = "pass the folder of the model with its weights"
+            hint = f"pass the folder of a model with its weights; if this is a run, ckpt merge {shlex.quote(str(folder))} makes one of it"
             raise NotFound("the base has no weights", path=folder, expected="safetensors or pytorch_model.bin", hint=hint)
         return Base(folder, None, assets)
     if match.trouble is not None and not needed:

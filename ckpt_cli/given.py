@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 from ckpt_cli.dtypes import cast_name
 from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
+from ckpt_cli.meant import size_meant, steps_meant, weights_meant
 from ckpt_cli.progress import Progress
 from ckpt_cli.urls import BUCKETS, WEB, Address, parsed
 
@@ -251,7 +252,7 @@ def parse_size(text: str) -> int:
     except ValueError:
         number = -1.0
     if suffix not in SUFFIXES or not 0 < number * SUFFIXES.get(suffix, 0) < 1 << 62:
-        raise UsageError(f"{text!r} is not a size", expected="a size such as 5GB, 512MiB or 1000000000")
+        raise UsageError(f"{text!r} is not a size", expected="a size such as 5GB, 512MiB or 1000000000", hint=size_meant(text))
     if not suffix and number < LEAST_BARE:
         raise UsageError(f"{text} bytes is hardly what was meant", expected="a size with its unit", hint=f"did you mean {text}GB?")
     return int(number * SUFFIXES[suffix])
@@ -272,7 +273,8 @@ def parse_list(text: str | None, kind: Callable[[str], Number], option: str) -> 
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{option} {text!r} is not a list of numbers", expected="numbers separated by commas") from None
+        hint = (weights_meant if option == "--weights" else steps_meant)(text, option)
+        raise UsageError(f"{option} {text!r} is not a list of numbers", expected="numbers separated by commas", hint=hint) from None
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

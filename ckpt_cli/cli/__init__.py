@@ -66,9 +66,8 @@ def _run(arguments: list[str]) -> int:
             _silence_stdout()
             return ended.exit_code
         name = signal.Signals(ended.exit_code - 128).name
-        told = getattr(ended, "__notes__", [None])[0]
-        left = "finished files are kept" if told else "no unfinished output is left"
-        _tell(arguments, ended.exit_code, "interrupted", f"ended by {name}; {left}", told)
+        left, told = getattr(ended, "__notes__", ("no unfinished output is left", None))
+        _tell(arguments, ended.exit_code, "interrupted", f"ended by {name}; {left}", _fitting(told, arguments))
         return ended.exit_code
     except BrokenPipeError:
         _silence_stdout()
@@ -128,6 +127,14 @@ def _tell(arguments: list[str], code: int, name: str, message: str, hint: str | 
             sys.stdout.flush()
     except OSError:
         _silence_stdout()
+
+
+def _fitting(hint: str | None, arguments: list[str]) -> str | None:
+    if hint is None:
+        return None
+    from ckpt_cli.cli.words.hints import fitting
+
+    return fitting(hint, _command(arguments))
 
 
 def _command(arguments: list[str]) -> str:

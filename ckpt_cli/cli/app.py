@@ -107,7 +107,7 @@ add(
     "ckpt merge ./run --type ema --dtype bf16",
     "ckpt merge ./run --step 100 -o ./model --dry-run",
     "ckpt merge ./run --exclude '*norm*' -o ./part",
-    "ckpt merge ./run -o ./pushed --push-to-hub me/model --private --dry-run",
+    "ckpt merge ./run -o ./cut --max-shard-size 2GB",
 )
 add(
     "average",

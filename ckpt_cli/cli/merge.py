@@ -35,6 +35,7 @@ def merge(
 
     def work(shown: Progress) -> MergeResult:
         if second is not None and output is not None:
+            refuse_two_inputs(path, second, output)
             raise UsageError("there are two outputs", hint=f"leave out {argument(second)}, or -o", expected="one folder to write")
         if second is not None:
             refuse_swapped("merge", path, second)

@@ -221,7 +221,7 @@ WeightsName = Annotated[
 ]
 InPlace = Annotated[bool, option("--in-place", help="Write into the checkpoint folder; never replaces a file.", panel=WRITE)]
 Overwrite = Annotated[bool, option("--overwrite", "--force", "-f", help="Replace an output that ckpt wrote.", panel=WRITE)]
-Jobs = Annotated[Whole, option("--jobs", "-j", metavar="N", help="Worker threads.", panel=WRITE, read=values.whole)]
+Jobs = Annotated[Whole, option("--jobs", "-j", metavar="N", help="Worker threads.", panel=WRITE, read=values.threads)]
 Write = Annotated[
     str,
     option(

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, cast
 from ckpt_cli.cli import SIGPIPE, Ended
 from ckpt_cli.cli.text import path as shown_path
 from ckpt_cli.cli.text import wrapped
-from ckpt_cli.errors import CkptError, OutputExists, Warned
+from ckpt_cli.errors import CkptError, OutputExists, UsageError, Warned
 from ckpt_cli.names import printable
 from ckpt_cli.progress import Progress
 
@@ -109,7 +109,8 @@ class Session:
         """Report an error: as JSON on stdout, or as text on stderr."""
         from ckpt_cli.cli.words.hints import fitting
 
-        error.hint = fitting(error.advice, self.command)
+        hint = fitting(error.hint, self.command) or error.usual_hint
+        error.hint = f"ckpt {self.command} --help" if hint == UsageError.usual_hint else hint
         if self.json:
             from ckpt_cli.results.envelope import ErrorInfo
 

@@ -108,6 +108,7 @@ def _places(before: object, after: object, type: object, steps: object) -> tuple
     named = [text_of(kind, "--type") for kind in kinds]
     places = [Side(path, step, kind) for path, step, kind in zip((first, second), chosen, named, strict=True)]
     if after is None and places[0] == places[1]:
+        locate(first, None, ())
         expected = "a second path, --steps A,B of a run, or --type A,B"
         given = shlex.quote(str(first))
         hint = f"{_two_steps(first)}ckpt diff {given} OTHER; ckpt detect {given} lists steps and components"
@@ -135,9 +136,9 @@ def _two(value: object, option: str) -> tuple[object, object]:
 
 def _check_options(options: DiffOptions, picture: Path | None, page: Path | None) -> None:
     if options.sample is not None and not 0 < options.sample <= 1:
-        raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
+        raise UsageError("--sample is out of range", expected="more than 0% and at most 100%", hint="5% is 0.05")
     if options.jobs is not None and not 1 <= options.jobs <= 256:
-        raise UsageError("--jobs is out of range", expected="1 to 256")
+        raise UsageError("--jobs is out of range", expected="1 to 256", hint="leave --jobs out, and ckpt chooses")
     if picture is not None:
         check_plot(picture)
     if page is not None:

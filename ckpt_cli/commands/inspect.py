@@ -99,7 +99,7 @@ def inspect(
     path, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     workers, progress = int_of(jobs, "--jobs"), progress_of(progress)
     if workers is not None and not 1 <= workers <= 256:
-        raise UsageError("--jobs is out of range", expected="1 to 256")
+        raise UsageError("--jobs is out of range", expected="1 to 256", hint="leave --jobs out, and ckpt chooses")
     folder = resolve_base(path_text(base, "--base")) if base is not None else None
     with Files(progress=progress, values=stats or histogram) as files:
         opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -111,11 +112,16 @@ def why_none(target: Target, errors: Sequence[tuple[Found, CkptError]], wanted: 
 
 def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> NoComponent:
     """The error for a component that is not ``there``, where names go with what is shown of them."""
-    close = difflib.get_close_matches(name, there, n=1)
+    close = [other for other in there if other.lower() == name.lower()] or difflib.get_close_matches(name, there, n=1)
     if name in OPTIMIZERS:
         hint = f"ckpt extract-state {shlex.quote(str(path))} --optimizer writes the state of the optimizer"
     else:
-        hint = f"did you mean --type {close[0]}?" if close else "pass one of these to --type"
+        listed = set(filter(None, re.split(r"[\s,+]+", name)))
+        several = "both" if listed <= {"model", "ema"} & set(there) else "all"
+        if len(listed) > 1 and listed <= set(there):
+            hint = f"--type {several} takes {'both' if several == 'both' else 'all components'}"
+        else:
+            hint = f"did you mean --type {close[0]}?" if close else "pass one of these to --type"
     return NoComponent(
         f"{who} component {name}",
         path=path,

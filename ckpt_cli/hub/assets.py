@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,7 +231,11 @@ def resolve_base(base: str) -> Path:
     folder = Path(base)
     if is_folder(folder):
         return folder.resolve() if ".." in folder.parts else folder
-    hint = "pass the folder of the file" if is_there(folder) else similar_hint(folder) or "check the path: nothing is there"
+    hint = (
+        f"pass the folder of the file: --base {shlex.quote(str(folder.parent))}"
+        if is_there(folder)
+        else similar_hint(folder) or "check the path: nothing is there"
+    )
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
         repository = hub_cache() / f"models--{base.replace('/', '--')}"
         try:

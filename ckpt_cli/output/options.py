@@ -173,6 +173,6 @@ def check_writing(weights_name: str | None, jobs: int | None, max_shard_size: in
         what = f"{weights_name} means something else to what loads models: a part of a set, an adapter, or weights under other names"
         raise UsageError(what, expected="a name such as model.safetensors")
     if jobs is not None and not 1 <= jobs <= 256:
-        raise UsageError("--jobs is out of range", expected="1 to 256")
+        raise UsageError("--jobs is out of range", expected="1 to 256", hint="leave --jobs out, and ckpt chooses")
     if max_shard_size is not None and max_shard_size < 1:
         raise UsageError("--max-shard-size is out of range", expected="a size such as 5GB")

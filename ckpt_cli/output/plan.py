@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ckpt_cli.boxes import Box, contiguous_strides
-from ckpt_cli.dtypes import BASE, BY_CODE, CAST_NAMES, CAST_SYNONYMS, Dtype, cast_name
+from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, Dtype
 from ckpt_cli.errors import Unsupported, UsageError
 from ckpt_cli.files.crc32 import combined
 from ckpt_cli.files.safetensors_file import build_header
 from ckpt_cli.files.source import Source
+from ckpt_cli.meant import dtype_meant
 from ckpt_cli.tensors.reading import is_run, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.tensors.weighted_sum import Formula
@@ -213,9 +213,8 @@ def output_dtype(tensor: Tensor, dtype: str, quantised: bool = False) -> Dtype:
     if dtype == "keep":
         return tensor.dtype
     if dtype not in CAST_NAMES:
-        near = difflib.get_close_matches(dtype, ("keep", *CAST_NAMES, *CAST_SYNONYMS, BASE), n=1)
-        hint = f"did you mean {cast_name(near[0])}?" if near else "quantise and convert to other dtypes with the tools for them"
-        raise UsageError(f"unknown dtype {dtype}", expected=f"keep, {', '.join(CAST_NAMES)}, or base (with --base)", hint=hint)
+        expected = f"keep, {', '.join(CAST_NAMES)}, or base (with --base)"
+        raise UsageError(f"unknown dtype {dtype}", expected=expected, hint=dtype_meant(dtype))
     if tensor.dtype.kind == "opaque" or quantised:
         raise Unsupported(
             f"quantised weights cannot be cast to {dtype}" if quantised else f"{tensor.dtype} values are meaningless without their scales",

@@ -49,6 +49,9 @@ RESIDENT = 60 << 20
 
 SideFiles = Mapping[str, bytes | Path]
 
+WORTH_KEEPING = 2 * 10**9
+"""Bytes of a file that one does not like to write twice."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputFolder:
@@ -156,7 +159,8 @@ def publish(
                 notes = [_way_notes(output, write, done) for output, done in zip(outputs, planned, strict=True)]
         except BaseException as error:
             remove_empty(created)
-            _tell_kept(error, [output.kept for output in outputs if output.kept is not None])
+            kept = [output.kept for output in outputs if output.kept is not None]
+            _tell_kept(error, kept, whole=orders[0].bytes_written if sum(len(order.plan.files) for order in orders) == 1 else 0)
             raise
     return [
         Publication(written, free[order.target.folder], order.side_files, notes=said, replaced=had)
@@ -248,14 +252,19 @@ def _key(whole: plan.Plan, *, checksum: bool) -> str:
     return hashlib.sha256(json.dumps([whole.digest, versions(), checksum]).encode()).hexdigest()[:16]
 
 
-def _tell_kept(error: BaseException, kept: Sequence[Path]) -> None:
-    """Add to an error that the same command goes on with what is finished."""
+def _tell_kept(error: BaseException, kept: Sequence[Path], *, whole: int) -> None:
+    """Add to an error that the same command goes on with what is finished; of one file of ``whole`` bytes, that nothing ever is."""
     if kept:
         text = f"run the same command again to go on with the files that are finished, or give them up: rm -r {shlex.join(map(str, kept))}"
         if isinstance(error, CkptError):
             error.hint = f"{error.advice}; then {text}" if error.advice else text
         else:
-            error.__notes__ = [text]  # as `add_note` of Python 3.11
+            error.__notes__ = ["finished files are kept", text]  # as `add_note` of Python 3.11
+    elif whole >= WORTH_KEEPING and not isinstance(error, Exception):
+        error.__notes__ = [
+            "no unfinished output is left",
+            "only finished files are kept, and this output has one: --max-shard-size 1GB makes several",
+        ]
 
 
 def _written(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -141,7 +143,7 @@ def select_tensors(
     if not kept:
         if not (include or exclude):
             raise NotFound("the key map leaves out every tensor", expected="at least one tensor")
-        raise NotFound("no tensor is left after --include and --exclude", hint="patterns are matched against whole names, as in '*.mlp.*'")
+        raise NotFound("no tensor is left after --include and --exclude", hint=_pattern_meant(include, list(tensors)))
     patterns = (*include, *exclude)
     notes += [_unused(pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
     _refuse_factors(component, kept, adapters=adapters, averaging=averaging)
@@ -260,6 +262,16 @@ def compare_copies(tensor: Tensor, allowed: bool) -> list[Note]:
             )
         return [Note("warning", "replicas-differ", f"{printable(tensor.name)}: {text}; those of rank {piece.rank} were used")]
     return []
+
+
+def _pattern_meant(include: Sequence[str], names: Sequence[str]) -> str:
+    """A pattern that matches where one of these does not: for a part of a name, and for a regular expression."""
+    for pattern in include:
+        plain = re.sub(r"\.\*|\.\+", "*", pattern.strip("^$")).replace("\\", "")
+        for meant in (plain, f"{plain}*", f"*{plain}*"):
+            if not fnmatch.filter(names, pattern) and fnmatch.filter(names, meant):
+                return f"patterns are matched against whole names: did you mean --include {shlex.quote(meant)}?"
+    return "patterns are matched against whole names, as in '*.mlp.*'"
 
 
 def _unused(pattern: str) -> Note:

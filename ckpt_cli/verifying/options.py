@@ -74,9 +74,9 @@ class Asked:
         """Of the arguments of a caller, who may ask for a part. Raises UsageError."""
         chosen, source = options_of(VerifyOptions, options), optional_path(against, "--against")
         if chosen.sample is not None and not 0 < chosen.sample <= 1:
-            raise UsageError("--sample is out of range", expected="more than 0% and at most 100%")
+            raise UsageError("--sample is out of range", expected="more than 0% and at most 100%", hint="5% is 0.05")
         if chosen.jobs is not None and not 1 <= chosen.jobs <= 256:
-            raise UsageError("--jobs is out of range", expected="1 to 256")
+            raise UsageError("--jobs is out of range", expected="1 to 256", hint="leave --jobs out, and ckpt chooses")
         check_engine(chosen.engine, chosen.ray_address, chosen.ray_parts, part)
         asked = cls(path_of(path), chosen, text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also"), source)
         shares = "--part" if part is not None else "--engine ray" if chosen.engine == "ray" else None

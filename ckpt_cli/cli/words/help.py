@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ckpt_cli.cli.session import TYPED, wants_color
 from ckpt_cli.cli.words import scripts
-from ckpt_cli.cli.words.synonyms import COMMANDS, is_synonym, rewritten
+from ckpt_cli.cli.words.synonyms import COMMANDS, is_synonym, refuse_slips, rewritten
 
 WIDEST = 120
 """Columns beyond which lines are hard to read."""
@@ -26,7 +26,10 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[TYPED] = tuple(args)
-        return super().parse_args(ctx, rewritten(args, self))
+        words = rewritten(args, self)
+        if not ctx.resilient_parsing:
+            refuse_slips(words, self)
+        return super().parse_args(ctx, words)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write("\n".join(self._lines(ctx, Look())) + "\n")

@@ -52,6 +52,27 @@ ELSEWHERE: Mapping[str, str] = {
     "--num-workers": "--jobs N",
     "--workers": "--jobs N",
     "--threads": "--jobs N",
+    "--rank": "leave it out: all ranks are read",
+    "--ranks": "leave it out: all ranks are read",
+    "--precision": "--dtype bf16",
+    "--cast": "--dtype bf16",
+    "--iteration": "--step N",
+    "--iter": "--step N",
+    "--epoch": "--step N: ckpt detect RUN lists the steps",
+    "--global-step": "--step N",
+    "--tokenizer": "--base BASE, a folder with config and tokenizer",
+    "--config": "--base BASE, a folder with config and tokenizer",
+    "--role": "--type ROLE",
+    "--filter": "--include GLOB",
+    "--skip": "--exclude GLOB",
+    "--into": "-o DIR",
+    "--dest": "-o DIR",
+    "--save": "-o DIR",
+    "-d": "did you mean --dtype?",
+    "-n": "--dry-run writes nothing",
+    "--hf": "leave it out: a Hugging Face folder is what is written",
+    "--pt": "leave it out: safetensors is what is written",
+    "--log-level": "-v says more, -q less",
 }
 """Options of other tools (verl.model_merger, accelerate merge-weights, zero_to_fp32, git, cp), and what stands for them here."""
 
@@ -64,6 +85,7 @@ def explained(error: Exception, arguments: Sequence[str]) -> CkptError:
     path = f"ckpt {name}" if name is not None else "ckpt"
     if hasattr(error, "possibilities"):
         option = str(getattr(error, "option_name", ""))
+        option = next((word for word in arguments if re.fullmatch(f"{option}[a-z_-]+(=.*)?", word)), option) if len(option) == 2 else option
         return (
             _no_such_option(option, path, command) if name is not None and _follows(option, name, arguments) else _early(option, arguments)
         )
@@ -76,7 +98,7 @@ def explained(error: Exception, arguments: Sequence[str]) -> CkptError:
     message = (describe() if describe else str(error)).rstrip(".")
     extra = re.match(r"Got unexpected extra argument\S* \((.*)\)", message)
     if extra is not None:
-        return _too_many(extra[1], path, command)
+        return _too_many(extra[1], path, command, arguments)
     return UsageError(message[:1].lower() + message[1:], hint=f"{path} --help")
 
 
@@ -131,9 +153,12 @@ def _early(option: str, arguments: Sequence[str]) -> CkptError:
 def _no_such_option(option: str, path: str, command: Any) -> CkptError:
     dashed = option.replace("_", "-")
     way_out = ELSEWHERE.get(dashed)
+    own = {name for parameter in command.params for name in parameter.opts}
+    if way_out is not None and any(word not in own for word in re.findall(r"(?<!\S)--?[a-z-]+", way_out) if way_out.startswith("-")):
+        way_out = None
     if way_out is None:
         names = {name: parameter for parameter in command.params if parameter.param_type_name == "option" for name in parameter.opts}
-        near = closest(dashed, [name for name in names if name.startswith("--")]) if dashed.startswith("--") else None
+        near = closest(dashed, [name for name in names if name.startswith("--")]) if len(dashed) > 2 else None
         others = _commands_with(dashed)
         words = [f"did you mean {_long(names[near])}?"] if near else []
         words += [f"{_listed(others)} {'have' if len(others) > 1 else 'has'} {dashed if near else 'it'}"] if others else []
@@ -183,8 +208,11 @@ def refuse_swapped(command: str, path: str, other: str) -> None:
         raise NotFound("no such file or folder", path=path, hint=hint)
 
 
-def refuse_two_inputs(path: str, other: str) -> None:
-    """Raise UsageError for a checkpoint where the output stands, unless ckpt wrote it: an output may be replaced."""
+def refuse_two_inputs(path: str, other: str, output: str | None = None) -> None:
+    """Raise UsageError for a checkpoint where the output stands, unless ckpt wrote it: an output may be replaced.
+
+    With an ``output`` of its own, the second one is an input.
+    """
     from ckpt_cli.discover.locate import locate
     from ckpt_cli.files.manifest import NAME as MANIFEST
 
@@ -196,6 +224,9 @@ def refuse_two_inputs(path: str, other: str) -> None:
     except CkptError:
         return
     both = shlex.join([path, other])
+    if output is not None:
+        hint = f"ckpt average {both} -o {shlex.quote(output)} writes their mean; merge them one by one otherwise"
+        raise UsageError(f"two checkpoints: {both}", expected="one PATH, and a folder to write", hint=hint)
     hint = f"two inputs? ckpt average {both} -o DIR, or ckpt diff {both}; to write a folder, choose another -o"
     raise UsageError(
         f"{other} is a checkpoint, and stands where the output is named", expected="one PATH, and a folder to write", hint=hint
@@ -220,15 +251,20 @@ def _missing(parameter: Any, command: Any, arguments: Sequence[str]) -> CkptErro
     )
 
 
-def _too_many(words: str, path: str, command: Any) -> CkptError:
+def _too_many(words: str, path: str, command: Any, arguments: Sequence[str]) -> CkptError:
     message = f"one argument too many: {words}" if " " not in words else f"too many arguments: {words}"
     options = {name for parameter in command.params for name in parameter.opts}
-    arguments = [metavar_of(parameter) for parameter in command.params if parameter.param_type_name == "argument" and not parameter.hidden]
-    expected = (
-        "PATH, and where to write" if "--output" in options else f"one {arguments[0]}" if len(arguments) == 1 else " and ".join(arguments)
-    )
+    takes = [metavar_of(parameter) for parameter in command.params if parameter.param_type_name == "argument" and not parameter.hidden]
+    expected = "PATH, and where to write" if "--output" in options else f"one {takes[0]}" if len(takes) == 1 else " and ".join(takes)
     first = words.split()[0]
     hint = f"{path} --help"
+    there = [word for word in arguments if not word.startswith("-") and os.path.exists(os.path.expanduser(word))]
+    if len(there) > 1 and len(takes) == 1 and there[-1] == words.split()[-1]:
+        folders = {os.path.dirname(word) for word in there}
+        together = len(folders) == 1 and "" not in folders and not any(map(os.path.isdir, there))
+        each = f'one at a time: for each in {shlex.join(there)}; do {path} "$each"; done'
+        hint = f"the folder that holds them: {path} {shlex.quote(folders.pop())}" if together else each
+        # each in {shlex.join(there)}; do {path} "$each"; done'
     if "--stats" in options and not os.path.lexists(first):
         hint = f"ckpt show PATH {shlex.quote(first)} shows one tensor"
     return UsageError(message, expected=expected, hint=hint)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from ckpt_cli.errors import UsageError
 
 COMMANDS: Mapping[str, str] = {
     "ls": "detect",
@@ -29,6 +33,16 @@ PATHS = ("--local-dir", "--path", "--input", "--input-dir", "--checkpoint")
 WITH_VALUE = {"--report": ("--html", (".html", ".htm"))}
 """Flags after which a value may stand, of which these are the endings, and the option that takes it."""
 
+OTHER_DASHES = "\u2013\u2014"
+"""What chats and word processors make of two minus signs."""
+
+DASHES = f"-{OTHER_DASHES}"
+ONCE = ("type", "step", "steps", "weights")
+LISTS = ("--steps", "--weights")
+SIZES = ("--max-shard-size",)
+NUMBER = re.compile(r"\d[\d.,e]*", re.ASCII)
+UNIT = re.compile(r"[kmgt]i?b?", re.IGNORECASE)
+
 STEPS = ("--checkpoint",)
 """Those of `PATHS` that are a step where a number follows: no path is meant by one, unless it is there."""
 
@@ -36,11 +50,16 @@ STEPS = ("--checkpoint",)
 def rewritten(args: Sequence[str], command: Any) -> list[str]:
     """The arguments with PATH in place of an option that names it, dashes where other tools have underscores, and values for flags."""
     own = {name for parameter in command.params for name in parameter.opts}
+    valued = {name for parameter in command.params if not getattr(parameter, "is_flag", False) for name in parameter.opts}
     words: list[str] = []
+    args = joined(args, valued)
     for at, word in enumerate(args):
         if word == "--":
             return [*words, *args[at:]]
         name, equals, value = word.partition("=")
+        if equals and value and len(name) == 2 and name in valued:
+            words += [name, value]
+            continue
         name = name.replace("_", "-") if name.startswith("--") and name.replace("_", "-") in {*own, *PATHS} else name
         option, endings = WITH_VALUE.get(name, ("", ()))
         after = value or next(iter(args[at + 1 :]), "")
@@ -53,6 +72,54 @@ def rewritten(args: Sequence[str], command: Any) -> list[str]:
         elif equals:
             words.append(value)
     return words
+
+
+def joined(args: Sequence[str], options: Collection[str]) -> list[str]:
+    """The arguments with values in one that spaces have cut: ``--steps 100, 200`` and ``--max-shard-size 5 GB``.
+
+    What is there under that name is a path.
+    """
+    words: list[str] = []
+    for word in args:
+        option = words[-2] if len(words) > 1 and words[-2] in options else ""
+        more = NUMBER.fullmatch(word) if option in LISTS else UNIT.fullmatch(word) if option in SIZES else None
+        if more is None or not NUMBER.fullmatch(words[-1]) or os.path.lexists(word):
+            words.append(word)
+        else:
+            words[-1] += word if option in SIZES or words[-1].endswith(",") else f",{word}"
+    return words
+
+
+def refuse_slips(words: Sequence[str], command: Any) -> None:
+    """Raise UsageError for options with another dash or with none, and for two values of an option that says what is read.
+
+    Of two steps or components one would be left out without a word.
+    """
+    names = {name for parameter in command.params for name in parameter.opts}
+    for at, word in enumerate(words):
+        option = f"--{word.lstrip(DASHES).partition('=')[0]}"
+        if word == "--":
+            break
+        if option in names and word.startswith(tuple(OTHER_DASHES)):
+            raise UsageError(f"{word} begins with a dash that is no minus", hint=f"options begin with two minus signs: {option}")
+        bare, equals, value = word.partition("=")
+        if equals and f"--{bare}" in names and not os.path.lexists(word) and words[at - 1] not in names:
+            raise UsageError(f"{word} is no option", hint=f"did you mean --{bare} {shlex.quote(value)}?")
+    for parameter in command.params:
+        if parameter.name not in ONCE or getattr(parameter, "multiple", False):
+            continue
+        given = []
+        for at, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name == "--":
+                break
+            if name in parameter.opts:
+                given.append(value if equals else next(iter(words[at + 1 :]), ""))
+        if len(set(given)) > 1:
+            option, joined_values = parameter.opts[0], ",".join(given)
+            hints = {"type": "--type both takes both, --type all all", "step": f"one step: --step {given[-1]}"}
+            hint = hints.get(parameter.name, f"did you mean {option} {joined_values}?")
+            raise UsageError(f"{option} is given {len(given)} times", expected="one value", hint=hint)
 
 
 def is_synonym(name: str, command: Any = None, parameter: Any = None) -> bool:

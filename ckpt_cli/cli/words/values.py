@@ -28,6 +28,14 @@ def whole(context: typer.Context, param: typer.CallbackParam, value: Any) -> int
     return number
 
 
+def threads(context: typer.Context, param: typer.CallbackParam, value: Any) -> int | None:
+    """A number of threads; None where it is left to ckpt. Raises UsageError."""
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return None
+    number: int | None = _number(int, "a whole number, or auto", param, value)
+    return number
+
+
 def real(context: typer.Context, param: typer.CallbackParam, value: Any) -> float | None:
     """A number. Raises UsageError."""
     number: float | None = _number(float, "a number", param, value)
@@ -43,8 +51,20 @@ def step(context: typer.Context, param: typer.CallbackParam, value: Any) -> int 
             f"{value} is no step", expected="a step such as 100, or latest", hint="the newest is the default: leave out --step"
         )
     found = FOLDER.fullmatch(value)
-    number: int | None = _number(int, "a step such as 100, or latest", param, found[1] if found is not None else value)
+    number: int | None = _number(int, "a step such as 100, or latest", param, found[1] if found is not None else value, _step_meant)
     return number
+
+
+def _step_meant(value: str, option: str) -> str | None:
+    """What is written for a step that was given in another way."""
+    listed = re.split(r"[\s,;:-]+|\.\.+", value.strip())
+    if len(listed) > 1 and all(map(str.isdecimal, listed)):
+        several = f", or ckpt average RUN --steps {','.join(listed)} -o DIR for their mean" if option == "--step" else ""
+        return f"one step: {option} {listed[-1]}{several}"
+    if re.fullmatch(r"\d+(\.\d*)?(e\+?\d)?|\d+(\.\d+)?k", value.lower()):
+        number = float(value.lower().replace("k", "e3"))
+        return f"did you mean {option} {int(number)}?" if number.is_integer() else None
+    return "ckpt watch RUN --once merges every step" if value.lower() == "all" and option == "--step" else "ckpt detect RUN lists the steps"
 
 
 def one_of(words: Sequence[str]) -> Callable[[typer.Context, typer.CallbackParam, Any], str | None]:
@@ -62,7 +82,13 @@ def one_of(words: Sequence[str]) -> Callable[[typer.Context, typer.CallbackParam
     return read
 
 
-def _number(kind: Callable[[str], Any], expected: str, param: typer.CallbackParam, value: Any) -> Any:
+def _number(
+    kind: Callable[[str], Any],
+    expected: str,
+    param: typer.CallbackParam,
+    value: Any,
+    meant: Callable[[str, str], str | None] = lambda value, option: None,
+) -> Any:
     if not isinstance(value, str):
         return value
     if not value.strip():
@@ -70,4 +96,7 @@ def _number(kind: Callable[[str], Any], expected: str, param: typer.CallbackPara
     try:
         return kind(value)
     except ValueError:
-        raise UsageError(f"{param.opts[0]} {value!r} is not a number", expected=expected) from None
+        if re.match("--?[a-z]", value):
+            raise UsageError(f"{param.opts[0]} needs a value, and {value} follows", expected=expected) from None
+        hint = meant(value, param.opts[0])
+        raise UsageError(f"{param.opts[0]} {value!r} is not a number", expected=expected, hint=hint) from None

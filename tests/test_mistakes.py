@@ -133,7 +133,7 @@ FAIL = {
     "merge run --include lm_head": "did you mean --include 'lm_head*'?",
     "merge run --include norm.weight": "did you mean --include '*norm.weight*'?",
     "merge run --include '^model.layers.0.*mlp$'": "did you mean --include",
-    "merge run --base run --match-base -o out": "if this is a run, ckpt merge run makes one of it",
+    "merge run --base run --match-base -o out": "merge it first, and pass the output as --base: ckpt merge run",
     "merge run --base run/checkpoint-200/config.json": "--base run/checkpoint-200",
     "merge run -dtype bf16": "did you mean --dtype?",
     "merge run dtype=bf16": "did you mean --dtype bf16?",

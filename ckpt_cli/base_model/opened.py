@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +104,7 @@ def _weights_below(folder: Path) -> CkptError | None:
         "the base is a training checkpoint with its weights in folders below",
         path=folder,
         expected="a folder with the weights of one model",
-        hint="merge it first, and pass the output as --base",
+        hint=f"merge it first, and pass the output as --base: ckpt merge {shlex.quote(str(folder))}",
     )
 
 

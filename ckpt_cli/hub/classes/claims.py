@@ -304,8 +304,9 @@ def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tens
     globs = _globs(there, names)
     more = any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in names if name not in there)
     flags = _flags("--exclude", there if more else globs)
+    shape = "another shape" if len(cut) == 1 else "other shapes"
     raise Inconsistent(
-        f"{plural(len(cut), 'tensor is', 'tensors are')} not whole: other tensors fit config.json, which asks for other shapes of "
+        f"{plural(len(cut), 'tensor is', 'tensors are')} not whole: other tensors fit config.json, which asks for {shape} of "
         f"{few(grouped(cut), 3)}",
         tensor=there[0],
         expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",

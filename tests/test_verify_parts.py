@@ -114,7 +114,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], set[str]]] = {
     "zeros": (lambda out: changed(out, KEY, lambda values: values * 0), {"all-zero", "different-values", "wrong-checksum"}),
     "two swapped": (swapped, {"different-values", "wrong-checksum"}),
     "a lost tensor": (lambda out: changed(out, QUERY, lambda _: None), {"lost-tensor", "missing-tensor"}),
-    "another shape": (lambda out: changed(out, QUERY, lambda values: values[:4]), {"different-shape", "wrong-shape"}),
+    "another shape": (lambda out: changed(out, QUERY, lambda values: values[:4]), {"different-shape", "cut-tensor"}),
     "a tied head": (with_a_head, {"tied-stored", "tied-differ", "different-values"}),
     "config": (lambda out: (out / "config.json").write_text("{"), {"damaged-config"}),
     "a file gone": (lambda out: owner(out, VALUE).unlink(), {"missing-file"}),

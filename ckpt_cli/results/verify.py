@@ -154,7 +154,8 @@ class VerifyResult(Frozen):
     @property
     def loads(self) -> bool:
         """Whether the class that config.json names was compared, and nothing that it needs is missing."""
-        lacking = {"missing-tensor", "left-out", "missing-layers", "not-proved", "wrong-shape", "unknown-names", "prefixed-names"}
+        lacking = {"missing-tensor", "left-out", "missing-layers", "not-proved", "cut-tensor", "wrong-shape"}
+        lacking |= {"unknown-names", "prefixed-names"}
         return self.expected is not None and self.wrapped is False and not lacking & {item.code for item in self.findings}
 
     def of_severity(self, severity: str) -> list[Finding]:

@@ -129,7 +129,8 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
             for name, shape in fit.missing.items()
         ]
     for name, (wanted, stored) in fit.reshaped.items():
-        found.append(finding("wrong-shape", f"{shape_text(stored)}, but the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
+        code = "cut-tensor" if name in fit.cut else "wrong-shape"
+        found.append(finding(code, f"{shape_text(stored)}, but the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
     patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
     mixed = [name for name in fit.extra if kind.knows(name)]
     found += [finding("mixed-names", "a name of the training among hub names, or the reverse", tensor=name) for name in mixed]
@@ -143,7 +144,11 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         what = "the class has no tensor of this name" if kind.has_shapes else "not among the names known for the class"
         found.append(finding(code, f"{what}{shown}", tensor=name))
     if isinstance(kind.known, Expected) and fit.naming != "native":
-        tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub]
+        found += [
+            finding("tied-alone", f"the config ties it to {owner}, which is not there", tensor=name, partner=owner)
+            for name, owner in fit.stand_ins.items()
+        ]
+        tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub and name not in fit.stand_ins]
         partners = {name: kind.known.tied[name] for name in tied}
         found += [finding("tied-stored", f"the config ties it to {other}", tensor=name, partner=other) for name, other in partners.items()]
     if fit.doubles:

@@ -65,7 +65,12 @@ KINDS: dict[str, Kind] = {
     "index-total": Kind("warning", "headers", "the total size in the index (bytes) is not that of the tensors"),
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, but the weights lack it", AGAIN),
     "less-than-model": Kind("error", "headers", "an average lacks a tensor that the model beside it has"),
-    "wrong-shape": Kind("error", "headers", "the shape of a tensor is not the one the config asks for", "restore config.json from the run"),
+    "cut-tensor": Kind(
+        "error", "headers", "a tensor is not whole: it has another shape than the config asks for, which others of the model fit", COMPARE
+    ),
+    "wrong-shape": Kind(
+        "error", "headers", "the shapes of tensors are not those that the config asks for", "restore config.json from the run"
+    ),
     "extra-tensor": Kind("warning", "headers", "the model class has no place for this tensor: loaders ignore it"),
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
@@ -111,6 +116,12 @@ KINDS: dict[str, Kind] = {
         "warning", "headers", "config.json or generation_config.json names special tokens for which the embedding has no row"
     ),
     "added-tokens": Kind("info", "headers", "added tokens of the tokenizer have ids beyond the rows of the embedding"),
+    "tied-alone": Kind(
+        "warning",
+        "headers",
+        "a tensor is stored that the config ties to another, which is not: transformers takes it for both, other loaders find neither",
+        "merge it again with --key-map, which gives it the name of the other",
+    ),
     "tied-stored": Kind("info", "headers", "a tensor is stored although the config ties it to another"),
     "other-weights": Kind("info", "headers", "weights beside the model that belong to no index"),
     "other-model": Kind(

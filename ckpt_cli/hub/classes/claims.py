@@ -21,6 +21,7 @@ from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import Naming, few, foreign_names, plural, printable
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 
 ADVICE = {
     "uneven-layers": "ckpt verify with --base shows whether the base has it",
@@ -32,9 +33,10 @@ ADVICE = {
     "extra-experts": "restore config.json from the run",
     "vocabulary-rows": "set vocab_size in config.json, or pad or cut the embedding",
     "no-prediction-layers": "speculative decoding needs them: --carry-from-base takes them from the base",
+    "tied-alone": "loaders that skip what is tied find neither: rename it with",
     "no-tower": "--carry-from-base takes them from the base",
 }
-"""What can be done about what is odd; the last two need a base with such tensors."""
+"""What can be done about what is odd; what is carried needs a base with such tensors."""
 
 SHOWN_GLOBS = 3
 
@@ -102,6 +104,9 @@ def claim_for(
     else:
         lacking = {name: shape_text(shape) for name, shape in absent.items()}
     notes += _different_shapes(fit, kind)
+    for name, owner in fit.stand_ins.items():
+        text = f"{printable(name)} and {printable(owner)} are tied, and only the first is there: transformers takes it for both"
+        notes.append(Note("warning", "tied-alone", f"{text}; {ADVICE['tied-alone']} --key-map '{printable(name)}={printable(owner)}'"))
     mixed = tuple(name for name in fit.extra if kind.knows(name))
     patterns = {pattern_of(name)[0] for name in (*kind.known.hub, *kind.known.native)}
     beyond = [name for name in fit.extra if name not in mixed and fit.expected is not None and pattern_of(name)[0] in patterns]
@@ -145,14 +150,14 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
 def refuse_lacking(
     made: Claim,
     names: Mapping[str, Shape],
-    base: Collection[str] | None,
+    base: Mapping[str, Tensor] | None,
     naming: Naming,
     uncommon: Collection[str] = (),
     trained: Collection[str] = (),
 ) -> None:
-    """Raise MissingTensors if tensors that a loader needs are missing, Inconsistent if most have other shapes than the config says.
+    """Raise MissingTensors if tensors that a loader needs are missing, Inconsistent if some are not whole or most have other shapes.
 
-    ``base`` are the names that could be taken from the base, ``uncommon`` those that --intersect left out, ``trained`` the names that
+    ``base`` are the tensors that could be taken from the base, ``uncommon`` those that --intersect left out, ``trained`` the names that
     a key map would see.
     """
     if made.mixed:
@@ -174,6 +179,7 @@ def refuse_lacking(
             expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",
             hint="replace it with the config.json of this model; if it came from --base, pass the model that training started from",
         )
+    _refuse_cut(made, names, base)
     if not made.lacking:
         return
     absent = grouped(list(made.lacking))
@@ -281,4 +287,29 @@ def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
         (name, (wanted, held)), *others = fit.reshaped.items()
         more = f" ({plural(len(others), 'more tensor differs', 'more tensors differ')})" if others else ""
         text = f"{printable(name)} is {shape_text(held)}, but {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
-        yield Note("warning", "other-shapes", f"{text}: correct config.json, or loading fails")
+        yield Note("warning", "other-shapes", f"{text}: loading fails, unless the run has another config.json")
+
+
+def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tensor] | None) -> None:
+    """Raise Inconsistent for tensors that have other shapes than the class and no config would explain, unless the base has them so."""
+    fit = made.fit
+    if fit is None:
+        return
+    cut = [name for name in fit.cut if not (base is not None and name in base and base[name].shape == fit.reshaped[name][1])]
+    if not cut:
+        return
+    lines = [f"{name}: {shape_text(held)}, expected {shape_text(wanted)}" for name in cut for wanted, held in [fit.reshaped[name]]]
+    wanted, held = fit.reshaped[cut[0]]
+    there = [fit.name_in(names, name) for name in cut]
+    globs = _globs(there, names)
+    more = any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in names if name not in there)
+    flags = _flags("--exclude", there if more else globs)
+    shape = "another shape" if len(cut) == 1 else "other shapes"
+    raise Inconsistent(
+        f"{plural(len(cut), 'tensor is', 'tensors are')} not whole: other tensors fit config.json, which asks for {shape} of "
+        f"{few(grouped(cut), 3)}",
+        tensor=there[0],
+        expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",
+        hint=f"get it whole: it may have been cut, or be the part of one rank; {flags} leaves it out",
+        details=lines if len(lines) > 1 else (),
+    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.cut_tensors import cut_tensors
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
@@ -82,8 +83,9 @@ class Fit:
     """The result of a comparison with a class.
 
     ``expected`` counts the tensors of the class that a file must have (None: only names by pattern were compared), ``fitting`` how
-    many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``extra`` has
-    no place in the class. Of patterns, ``missing`` are those that no tensor has, with an empty shape.
+    many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``cut`` are those of
+    them whose shapes no other config would explain; ``stand_ins`` maps tensors to those that the class ties them to, where only the first
+    is there; ``extra`` has no place in the class. Of patterns, ``missing`` are those that no tensor has, with an empty shape.
 
     Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
     the prefix that a wrapper (TRL's) adds to the model's names, ``doubles`` the base model's prefix if it is there twice,
@@ -97,6 +99,8 @@ class Fit:
     expected: int | None
     missing: Mapping[str, Shape] = field(default_factory=dict)
     reshaped: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    cut: tuple[str, ...] = ()
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
     wrapper: str = ""
     doubles: str = ""
@@ -210,19 +214,32 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
         tied = _tied_patterns(kind, wanted)
         lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
         count = len(held) - len(extra)
-        return Fit(kind.kind, kind.origin, naming, count, None, lacking, {}, extra, unknown=kind.unknown)
+        return Fit(kind.kind, kind.origin, naming, count, None, lacking, extra=extra, unknown=kind.unknown)
     native = {name: shape for name, shape in known.native.items() if name in held or name not in known.tied}
     shapes = native if naming == "native" else known.hub
-    partners = {**known.tied, **{source: name for name, source in known.tied.items()}}
+    stand_ins = _stand_ins(held, shapes, known.tied)
+    owners = {owner: name for name, owner in stand_ins.items()}
     missing = {
         name: shape
         for name, shape in shapes.items()
-        if name not in held and partners.get(name) not in held and not _matches(known.optional, name)
+        if not {name, known.tied.get(name), owners.get(name)} & held.keys() and not _matches(known.optional, name)
     }
     reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
+    count = len(shapes) - len(missing) - len(reshaped) - len(stand_ins)
+    reshaped |= {name: (shapes[owner], held[name]) for name, owner in stand_ins.items() if held[name] != shapes[owner]}
+    cut = cut_tensors(reshaped, ((pattern_of(n)[0], shape) for n, shape in shapes.items() if held.get(n) == shape)) if reshaped else ()
     places = {*shapes, *known.tied}
     extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
-    return Fit(kind.kind, kind.origin, naming, len(shapes) - len(missing) - len(reshaped), len(shapes), missing, reshaped, extra)
+    return Fit(kind.kind, kind.origin, naming, count, len(shapes), missing, reshaped, cut, stand_ins, extra)
+
+
+def _stand_ins(held: Mapping[str, Shape], shapes: Mapping[str, Shape], tied: Mapping[str, str]) -> dict[str, str]:
+    """Tensors that the class ties to another, which is not there: a loader may take the one for the other."""
+    found: dict[str, str] = {}
+    for name, owner in tied.items():
+        if name in held and owner in shapes and owner not in held:
+            found.setdefault(owner, name)
+    return {name: owner for owner, name in found.items()}
 
 
 def needs(kind: KnownClass, name: str) -> bool:
@@ -262,7 +279,8 @@ NAMINGS: Mapping[FitNaming, str] = {"hub": "those of the hub", "native": "as the
 def claim(fit: Fit) -> str:
     """The report about names, in numbers."""
     kind = printable(fit.kind)
-    others = f", {len(fit.extra)} others" if fit.extra else ""
+    others = "".join(f", {printable(name)} in place of {printable(owner)}" for name, owner in fit.stand_ins.items())
+    others += f", {len(fit.extra)} others" if fit.extra else ""
     whose = f"those of TRL, behind {fit.wrapper.removesuffix('.')}" if fit.wrapper else NAMINGS[fit.naming]
     if fit.expected is None:
         known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known names of {kind} ({fit.origin})"

@@ -1,0 +1,180 @@
+"""A tensor that is not whole is told from a config.json of another model: the first is refused, of the second everything deviates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
+
+import ckpt_cli
+from ckpt_cli.boxes import Shape
+from ckpt_cli.errors import Inconsistent
+from ckpt_cli.hub.classes.cut_tensors import cut_tensors
+from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
+from ckpt_cli.name_patterns import pattern_of
+from tests.architectures import MODELS, answered_here, build
+from tests.tensors import Tensors, differences, load
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+Write = Callable[[Path, Tensors], Path]
+
+
+@pytest.fixture(autouse=True)
+def asked_here(quiet_transformers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers answers in this process, which has it already."""
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answered_here)
+
+
+def saved(folder: Path, name: str = "qwen2", **options: Any) -> Tensors:
+    """A model's config.json in a folder, and its tensors."""
+    kind, model_type, given = MODELS[name]
+    model = build(kind, model_type, {**given, **options})
+    model.save_pretrained(folder)
+    return load(folder)
+
+
+def as_hub(folder: Path, tensors: Tensors) -> Path:
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def as_dcp(folder: Path, tensors: Tensors) -> Path:
+    (folder / "model.safetensors").unlink()
+    save_dcp({"model": tensors}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def as_ranks(folder: Path, tensors: Tensors) -> Path:
+    (folder / "model.safetensors").unlink()
+    for rank in range(2):
+        torch.save(tensors, folder / f"model_world_size_2_rank_{rank}.pt")
+    return folder
+
+
+def notes(result: Any) -> dict[str, str]:
+    return {note.code: note.text for note in result.outputs[0].notes}
+
+
+CUTS: dict[str, Callable[[Tensors], Tensors]] = {
+    "rows of one matrix": lambda t: {UP: t[UP][: len(t[UP]) // 2].clone()},
+    "columns of one matrix": lambda t: {UP: t[UP][:, :5].clone()},
+    "one dimension less": lambda t: {UP: t[UP][0].clone()},
+    "one matrix of every layer": lambda t: {name: x[: len(x) // 2].clone() for name, x in t.items() if "up_proj" in name},
+    "one bias of every layer": lambda t: {name: x[: len(x) // 2].clone() for name, x in t.items() if "q_proj.bias" in name},
+    "all of one layer's heads": lambda t: {n: x[: len(x) // 2].clone() for n, x in t.items() if "layers.0.self_attn.q_proj" in n},
+    "two of three layers": lambda t: {
+        name: x[: len(x) // 2].clone() for name, x in t.items() if "down_proj" in name and "layers.1" not in name
+    },
+    "the last norm": lambda t: {"model.norm.weight": t["model.norm.weight"][:7].clone()},
+    "columns of the head": lambda t: {"lm_head.weight": t["lm_head.weight"][:, :7].clone()},
+    "different parts of two layers": lambda t: {
+        f"model.layers.{i}.mlp.up_proj.weight": t[f"model.layers.{i}.mlp.up_proj.weight"][: 8 + i].clone() for i in range(2)
+    },
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+class TestACutTensor:
+    @pytest.mark.parametrize("write", [as_hub, as_dcp, as_ranks], ids=lambda write: write.__name__)
+    def test_is_refused_with_what_it_should_be(self, tmp_path: Path, write: Write, cut: str) -> None:
+        tensors = saved(tmp_path / "run", num_hidden_layers=3)
+        changed = CUTS[cut](tensors)
+        path = write(tmp_path / "run", {**tensors, **changed})
+        with pytest.raises(Inconsistent, match="not whole") as caught:
+            ckpt_cli.merge(path, tmp_path / "out")
+        assert caught.value.tensor in changed
+        assert " x ".join(map(str, tensors[caught.value.tensor].shape)) in (caught.value.expected or "")
+        assert caught.value.exit_code == 4
+        assert not (tmp_path / "out").exists()
+
+    def test_is_left_out_as_the_hint_says(self, tmp_path: Path, cut: str) -> None:
+        tensors = saved(tmp_path / "run", num_hidden_layers=3)
+        changed = CUTS[cut](tensors)
+        path = as_hub(tmp_path / "run", {**tensors, **changed})
+        with pytest.raises(Inconsistent) as caught:
+            ckpt_cli.merge(path, tmp_path / "out")
+        globs = (caught.value.hint or "").split("'")[1::2]
+        ckpt_cli.merge(path, tmp_path / "out", exclude=globs)
+        assert differences(load(tmp_path / "out"), {name: tensor for name, tensor in tensors.items() if name not in changed}) == []
+
+    def test_is_found_by_verify_which_does_not_blame_the_config(self, tmp_path: Path, cut: str) -> None:
+        tensors = saved(tmp_path / "run", num_hidden_layers=3)
+        changed = CUTS[cut](tensors)
+        found = ckpt_cli.verify(as_hub(tmp_path / "run", {**tensors, **changed}))
+        assert {item.tensor for item in found.findings if item.code == "cut-tensor"} == changed.keys()
+        assert "wrong-shape" not in {item.code for item in found.findings}
+        assert found.exit_code == 1
+        assert not found.loads
+
+
+class TestWhatIsNoCut:
+    def test_a_base_of_the_same_shapes(self, tmp_path: Path) -> None:
+        """A base that was pruned has matrices that its class does not build."""
+        tensors = saved(tmp_path / "run")
+        pruned = {**tensors, **CUTS["rows of one matrix"](tensors)}
+        as_hub(tmp_path / "run", pruned)
+        saved(tmp_path / "base")
+        as_hub(tmp_path / "base", pruned)
+        result = ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=tmp_path / "base")
+        assert "other-shapes" in notes(result)
+        assert differences(load(tmp_path / "out"), pruned) == []
+
+    def test_resized_vocabularies_and_heads(self, tmp_path: Path) -> None:
+        tensors = saved(tmp_path / "run")
+        rows = {name: torch.cat([tensors[name], tensors[name][:3]]) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+        result = ckpt_cli.merge(as_hub(tmp_path / "run", {**tensors, **rows}), tmp_path / "out")
+        assert "other-shapes" in notes(result)
+        assert "wrong-shape" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
+
+    def test_a_vocabulary_that_was_resized_does_not_excuse_a_cut_matrix(self, tmp_path: Path) -> None:
+        tensors = saved(tmp_path / "run")
+        rows = {"model.embed_tokens.weight": torch.cat([tensors["model.embed_tokens.weight"]] * 2)}
+        path = as_hub(tmp_path / "run", {**tensors, **rows, **CUTS["one matrix of every layer"](tensors)})
+        with pytest.raises(Inconsistent, match="not whole"):
+            ckpt_cli.merge(path, tmp_path / "out")
+
+
+def numbers(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from numbers(value, (*path, key))
+        elif type(value) is int and value > 1 and not key.endswith("_id") and "layers" not in key:
+            yield (*path, key), value
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_wrong_number_of_any_config_makes_tensors_look_cut(name: str) -> None:
+    kind, model_type, options = MODELS[name]
+    config = {"architectures": [kind], "model_type": model_type, **json.loads(json.dumps(options))}
+    true = expected_tensors(config)
+    assert isinstance(true, Expected)
+    for path, value in numbers(config):
+        other = json.loads(json.dumps(config))
+        level = other
+        for key in path[:-1]:
+            level = level[key]
+        level[path[-1]] = 2 * value
+        wrong = expected_tensors(other)
+        if not isinstance(wrong, Expected):
+            continue
+        reshaped: dict[str, tuple[Shape, Shape]] = {
+            name: (shape, true.hub[name]) for name, shape in wrong.hub.items() if name in true.hub and true.hub[name] != shape
+        }
+        fitting = [(pattern_of(name)[0], shape) for name, shape in wrong.hub.items() if true.hub.get(name) == shape]
+        if len(reshaped) <= len(fitting):
+            assert cut_tensors(reshaped, fitting) == (), path
+
+
+def test_experts_of_one_rank_are_not_explained_by_one_another() -> None:
+    """A router that still counts all of them shows that some are missing."""
+    experts = {f"layers.{i}.mlp.experts.{part}": ((8, 4, 6), (4, 4, 6)) for i in range(2) for part in ("gate_up_proj", "down_proj")}
+    router = {f"layers.{i}.mlp.gate.weight": ((8, 6), (4, 6)) for i in range(2)}
+    assert set(cut_tensors(experts, [("layers.{}.mlp.gate.weight", (8, 6))])) == experts.keys()
+    assert cut_tensors({**experts, **router}, []) == ()

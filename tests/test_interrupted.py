@@ -359,6 +359,22 @@ class TestRoom:
             ckpt_cli.merge(run, tmp_path / "out", **PLAIN)
 
 
+def test_of_one_file_nothing_is_kept_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped:
+        def start(self, *_: object) -> None: ...
+        def finish(self) -> None: ...
+        def advance(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckpt_cli.output.publish.WORTH_KEEPING", 1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ckpt_cli.merge(ROOT / "examples" / "tiny-run", tmp_path / "out", progress=Stopped())
+    left, told = caught.value.__notes__
+    assert left == "no unfinished output is left"
+    assert "--max-shard-size 1GB" in told
+    assert list(tmp_path.iterdir()) == []
+
+
 class TestProcesses:
     """The command line, stopped by signals of its own and of others."""
 

@@ -145,7 +145,7 @@ class TestAnotherRun:
     def test_of_another_format_is_refused(self, tmp_path: Path) -> None:
         path = node(tmp_path / "a", (0, 1, 2, 3), (200,))
         ckpt_cli.merge(path, tmp_path / "b" / "checkpoint-200")
-        with pytest.raises(Inconsistent, match="is rank-shards, .* is safetensors") as caught:
+        with pytest.raises(Inconsistent, match=r"is rank-shards, .* is safetensors") as caught:
             ckpt_cli.merge(path, tmp_path / "out", also=tmp_path / "b" / "checkpoint-200")
         assert caught.value.hint is not None
 
@@ -185,6 +185,45 @@ class TestAnotherRun:
         with pytest.raises(Inconsistent, match="is in both"):
             ckpt_cli.merge(folder / TAG, tmp_path / "out", also=other)
 
+    def test_of_torch_checkpointing_does_not_complete_a_save(self, copy: Any, tmp_path: Path) -> None:
+        first = copy("torch-checkpointing", "fsdp-4") / "run" / "checkpoint" / "step-3"
+        second = Path(shutil.copytree(first, tmp_path / "b" / "step-3"))
+        for file in first.glob("*_3.*"):
+            file.unlink()
+        with pytest.raises(Inconsistent, match="is in both"):
+            ckpt_cli.merge(first, tmp_path / "out", also=second)
+        for file in (path for rank in range(3) for path in second.glob(f"*_{rank}.*")):
+            file.unlink()
+        assert ckpt_cli.merge(first, tmp_path / "out", also=second).checkpoint.also == (str(second),)
+        other = copy("torch-checkpointing", "tp-4") / "run" / "checkpoint" / "step-3"
+        shutil.copy(other / "metadata.pkl", second)
+        with pytest.raises(Inconsistent, match="is from another save"):
+            ckpt_cli.merge(first, tmp_path / "other", also=second)
+
+    def test_of_sharded_safetensors_does_not_complete_a_save(self, tmp_path: Path) -> None:
+        def save(folder: Path, rank: int, parts: int = 1) -> None:
+            folder.mkdir(exist_ok=True)
+            offsets = json.dumps({"w": {"saved_offsets": [4 * (rank - 1), 0]}})
+            name = f"shard-{rank:05d}-model-00001-of-{parts:05d}.safetensors"
+            save_file({"w": torch.ones(4, 4)}, folder / name, {"format": "pt", "DCP_SHARDING_INFO": offsets})
+
+        save(tmp_path / "a", 1)
+        save(tmp_path / "b", 2)
+        assert ckpt_cli.merge(tmp_path / "b", tmp_path / "out", also=tmp_path / "a").outputs[0].elements == 32
+        save(tmp_path / "b", 1)
+        with pytest.raises(Inconsistent, match="is in both"):
+            ckpt_cli.merge(tmp_path / "a", tmp_path / "two", also=tmp_path / "b")
+        save(tmp_path / "c", 2, 2)
+        with pytest.raises(MixedWorldSizes):
+            ckpt_cli.merge(tmp_path / "a", tmp_path / "two", also=tmp_path / "c")
+
+    def test_of_megatron_s_first_format_does_not_complete_a_save(self, copy: Any, tmp_path: Path) -> None:
+        first = copy("megatron", "legacy-qwen2-te-tp2") / "checkpoint"
+        second = Path(shutil.copytree(first, tmp_path / "b"))
+        shutil.rmtree(next(first.rglob("mp_rank_01")))
+        with pytest.raises(Inconsistent, match="mp_rank_00 is in both"):
+            ckpt_cli.merge(first, tmp_path / "out", also=second)
+
 
 class TestAnotherNode:
     @pytest.mark.parametrize("first", ["", "checkpoint-200", f"checkpoint-200/{MODEL}"], ids=["run", "step", "component"])
@@ -213,8 +252,12 @@ class TestAnotherNode:
         averaged = ckpt_cli.average(nodes[0], tmp_path / "mean", also=nodes[1], everything=True)
         assert [source.step for source in averaged.outputs[0].sources] == [100, 200]
         assert codes(averaged.notes) == ["step-skipped"]
-        with pytest.raises(NotFound, match="there is no step 300"):
+        with pytest.raises(NotFound, match="there is no step 300") as caught:
             ckpt_cli.merge(nodes[0], tmp_path / "out3", also=nodes[1], step=300)
+        assert caught.value.hint == f"only {nodes[1]} has it, and --also adds files to steps that PATH has"
+        with pytest.raises(NotFound, match="there is no step 300") as caught:
+            ckpt_cli.merge(nodes[1], tmp_path / "out3", also=nodes[0], step=300)
+        assert str(caught.value.hint).startswith("--also adds files to step 300")
 
     def test_may_lack_the_step_that_is_read_but_that_is_said(self, nodes: tuple[Path, Path], tmp_path: Path) -> None:
         shards(nodes[0] / "checkpoint-200" / MODEL, (2, 3))
@@ -237,6 +280,13 @@ class TestAnotherNode:
         config(nodes[1] / "checkpoint-200", hidden_act="relu")
         with pytest.raises(Inconsistent, match="the config of another model"):
             ckpt_cli.merge(nodes[0], tmp_path / "other", also=nodes[1], type="ema")
+
+    def test_is_no_node_of_the_model_where_it_holds_an_average(self, tmp_path: Path) -> None:
+        shards(tmp_path / "a" / "checkpoint-200" / MODEL, (0, 1))
+        shards(tmp_path / "b" / "checkpoint-200" / EMA, (2, 3), kind=EMA)
+        for path, also in (("a", "b"), ("b", "a")):
+            with pytest.raises(MissingShard):
+                ckpt_cli.merge(tmp_path / path / "checkpoint-200", tmp_path / "out", also=tmp_path / also / "checkpoint-200")
 
     def test_of_one_component_is_no_place_for_others(self, nodes: tuple[Path, Path], tmp_path: Path) -> None:
         shards(nodes[1] / "checkpoint-200" / EMA, (0, 1, 2, 3), kind=EMA)

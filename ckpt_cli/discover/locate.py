@@ -56,16 +56,37 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
     Raises NotFound or NotRecognised, with what is there and a suggestion.
     """
     there = Folders()
-    parts = [_locate(Path(path), step, steps, there)]
+    parts = [_locate_first(Path(path), step, also, steps, there)]
     target = parts[0]
     for number, other in enumerate(also):
         _check_exists(other)
         if any(same_file(before, other) for before in (path, *also[:number])):
             what = "the folder itself" if same_file(path, other) else "a folder twice"
             raise UsageError(f"--also names {what}: {other}", hint="leave it out")
-        parts.append(_locate(other, step, steps, there))
+        parts.append(_locate_other(other, step, steps, there))
         target = with_also(target, parts[-1])
     return mark_partial_steps(target, parts) if target.run is not None else target
+
+
+def _locate_first(path: Path, step: int | None, also: Sequence[Path], steps: bool, there: Folders) -> Target:
+    try:
+        return _locate(path, step, steps, there)
+    except NotFound as error:
+        if step is not None and status_of(path) is not None:
+            for other in also:
+                with contextlib.suppress(CkptError):
+                    _locate(other, step, steps, there)
+                    error.hint = f"only {other} has it, and --also adds files to steps that PATH has"
+        raise
+
+
+def _locate_other(path: Path, step: int | None, steps: bool, there: Folders) -> Target:
+    try:
+        return _locate(path, step, steps, there)
+    except NotFound as error:
+        if step is not None:
+            error.hint = f"--also adds files to step {step}: pass the folder of a node that has it, or leave it out"
+        raise
 
 
 def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) -> Target:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.places import MAIN
 from ckpt_cli.discover.state_files import find_state_files
 from ckpt_cli.errors import CkptError, DifferentTensors, Inconsistent, MixedWorldSizes, Overlap, PartOfSet
 from ckpt_cli.files.folders import is_folder
@@ -76,7 +77,8 @@ def _twin_place(checkpoint: Found, place: Place, twin: Found) -> Place | None:
     """The same component in another folder, which may hold the main one's files without saying its role."""
     same = twin.place(place.name)
     main = twin.places[0]
-    if same is None and place is checkpoint.places[0] and "model" in (place.name, main.name):
+    unsaid = "model" in (place.name, main.name) and {place.name, main.name} <= set(MAIN)
+    if same is None and place is checkpoint.places[0] and unsaid:
         same = main if main.match.component == place.match.component and checkpoint.place(main.name) is None else None
     return same
 

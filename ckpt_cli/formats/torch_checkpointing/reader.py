@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, MissingShard, reading
-from ckpt_cli.files.folders import Folders
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import RankState, assemble
-from ckpt_cli.formats.base import Format, Match, OptimizerOfRanks, RankValues, ReadOptions, all_roots
+from ckpt_cli.formats.base import APART, Format, Match, OptimizerOfRanks, RankValues, ReadOptions, all_roots
 from ckpt_cli.formats.optimizer_state import OPTIMIZER
 from ckpt_cli.formats.rank_files.reader import check_rank_files, largest_mesh, notes_of_ranks, read_rank_file
 from ckpt_cli.formats.sets.parts import refuse_twice, stem_of
@@ -118,6 +118,11 @@ class TorchCheckpointing(Format):
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         saved = read_metadata(match.root / METADATA, files)
+        for other in (root / METADATA for root in match.more_roots):
+            if is_file(other) and read_metadata(other, files) != saved:
+                raise Inconsistent(
+                    f"{other} is from another save", path=match.root / METADATA, expected="the same on all nodes", hint=APART
+                )
         name = match.group or self.groups(match, files)[0]
         held = [name] if name in all_items(match, saved) else models(weights(match, saved, files)).get(name, [name])
         parts = [self._described(item, match, saved, files, options) for item in held]

@@ -517,6 +517,7 @@ class TestWhatAScreenAdds:
     def test_a_dry_run_that_cannot_be_done_ends_with_the_way_past_it(self, run: Path) -> None:
         assert ckpt("merge", run).code == 0
         done = ckpt("merge", run, "--dry-run")
+        assert "would replace" not in done.out
         said = [line for line in done.err.splitlines() if line.startswith(("error", "next:"))]
         assert said == ["error[output-exists]: the output folder exists", f"next: ckpt merge {run} --overwrite"]
 

@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.cli import INTERNAL, SIGPIPE
+from ckpt_cli.cli.looking.environment import env_result
 from ckpt_cli.cli.looking.json_schema import RESULTS, SAME, schema_text
-from ckpt_cli.cli.screens.environment import env_result
 from ckpt_cli.commands.env import EXTRAS, NEEDED, environment
 from ckpt_cli.errors import CkptError
 from tests.cli import ROOT, ckpt

@@ -518,3 +518,35 @@ class TestSignals:
         assert process.returncode == code, err
         assert "Traceback" not in err
         assert [path.name for path in tmp_path.iterdir()] == ["global_step_1"]
+
+
+class TestWhatAScreenAdds:
+    def test_a_dry_run_that_cannot_be_done_ends_with_the_way_past_it(self, run: Path) -> None:
+        assert ckpt("merge", run).code == 0
+        done = ckpt("merge", run, "--dry-run")
+        assert "would replace" not in done.out
+        said = [line for line in done.err.splitlines() if line.startswith(("error", "next:"))]
+        assert said == ["error[output-exists]: the output folder exists", f"next: ckpt merge {run} --overwrite"]
+
+    def test_what_was_replaced_is_said(self, run: Path) -> None:
+        assert "\nreplaced" not in ckpt("merge", run).out
+        assert "\nwould replace  the folder of this name" in ckpt("merge", run, "-f", "--dry-run").out
+        assert "\nreplaced    the folder of this name that was there before\n" in ckpt("merge", run, "-f").out
+        assert ckpt("extract-state", run).code == 0
+        assert "\nreplaced    the folder of this name that was there before\n" in ckpt("extract-state", run, "-f").out
+
+    def test_a_newer_step_that_was_passed_over_is_named_by_every_command(self, run: Path, tmp_path: Path) -> None:
+        shutil.copytree(run / "checkpoint-100", run / "checkpoint-50")
+        shutil.copytree(run / "checkpoint-200" / "extra_state", run / "checkpoint-100" / "extra_state")
+        shard(run, 2).unlink()
+        for command in (["merge", run], ["extract-state", run], ["average", run, "--last", "2", "-o", tmp_path / "out"]):
+            assert "step 100 (not 200: rank 2 of 4 is missing)" in ckpt(*command, "--dry-run").out
+
+    def test_an_optimizer_that_was_not_asked_for_is_not_passed_over_in_silence(self, run: Path) -> None:
+        assert "--optimizer adds its state" in ckpt("extract-state", run, "--dry-run").out
+        assert "--optimizer" not in ckpt("extract-state", run, "--optimizer", "--dry-run").out
+
+    def test_counts_are_reconciled(self, run: Path) -> None:
+        """A tied tensor is one of 25, and its values are counted once."""
+        assert "counted once" in ckpt("inspect", run).out
+        assert "tied to others, counted once" in ckpt("detect", run).out

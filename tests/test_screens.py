@@ -17,6 +17,7 @@ from ckpt_cli.cli.screens.extracted import extract_result
 from ckpt_cli.cli.screens.inspect import detect_result, inspect_result
 from ckpt_cli.cli.screens.verify import verify_result
 from ckpt_cli.cli.screens.written import average_result, merge_result
+from ckpt_cli.cli.text import elided
 from ckpt_cli.commands.average import average
 from ckpt_cli.commands.extract_state import extract_state
 from ckpt_cli.commands.inspect import detect, group_tensors, inspect
@@ -250,3 +251,11 @@ def test_a_long_problem_of_a_step_is_said_in_full(width: int, monkeypatch: pytes
     said = screen(monkeypatch, width, lambda s: detect_result(DetectResult(checkpoint=checkpoint), s))
     assert max(map(len, said.splitlines())) <= width
     assert problem in " ".join(said.split())
+
+
+@pytest.mark.parametrize("width", range(8, 60))
+def test_a_shortened_name_has_no_half_of_a_range(width: int) -> None:
+    name = "model.language_model.layers.{0..47}.experts.{0..127}.post_attention_layernorm"
+    short = elided(name, width)
+    assert len(short) <= width
+    assert not set("{}") & set(short.replace("{0..47}", "").replace("{0..127}", ""))

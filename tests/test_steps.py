@@ -544,7 +544,7 @@ def test_a_step_that_is_not_there_names_those_of_all_folders(tmp_path: Path) -> 
 
 class TestTwoRunsInOneFolder:
     def test_detect_and_report_tell_them_apart(self, copy: Copy, tmp_path: Path) -> None:
-        run = copy("verl-run") / "run"
+        run = copy("layouts", "verl-run", "run")
         shutil.copytree(ROOT / "examples" / "tiny-run" / "checkpoint-100", run / "checkpoint-100")
         checkpoint = ckpt_cli.detect(run).checkpoint
         ((level, text),) = told(checkpoint.notes, "several-runs")
@@ -555,6 +555,6 @@ class TestTwoRunsInOneFolder:
         assert told(ckpt_cli.report(run).notes, "several-runs") == [(level, text)]
 
     def test_steps_of_one_run_are_not(self, copy: Copy) -> None:
-        checkpoint = ckpt_cli.detect(copy("verl-run") / "run").checkpoint
+        checkpoint = ckpt_cli.detect(copy("layouts", "verl-run", "run")).checkpoint
         assert not told(checkpoint.notes, "several-runs")
         assert {step.trainer for step in checkpoint.steps} == {None}

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.discover.beside.mixed import by_counter, told_counters
 from ckpt_cli.discover.components import why_none
 from ckpt_cli.discover.found import Blocked, Found, Target
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.newest import PASSED, Passed, newest_first
+from ckpt_cli.discover.newest import PASSED, Passed, by_counter, newest_first, told_counters
 from ckpt_cli.discover.nodes.also import also_notes, contradicts
 from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, step_info
 from ckpt_cli.discover.steps import ambiguous, newest_notes, no_step, told_by_trackers

@@ -14,6 +14,9 @@ from ckpt_cli.urls import shown
 
 size = size_text
 
+LEAST_BEGIN = 4
+"""Characters that the beginning of a shortened name keeps."""
+
 
 def params(count: int) -> str:
     """Elements, with three digits: 7.62 B (billion), 54.5 M, 545 M, 3,584."""
@@ -67,13 +70,22 @@ def argument(name: str | Path) -> str:
 
 
 def elided(name: str, width: int, *, ascii_only: bool = False) -> str:
-    """A name in at most ``width`` characters, shortened in its middle: its end says more than its middle."""
+    """A name in at most ``width`` characters, shortened in its middle: its end says more than its middle.
+
+    A range of layers, ``{0..27}``, stays whole if there is room, and else goes: half of it reads like another one.
+    """
     if len(name) <= width:
         return name
     gap = "..." if ascii_only else "…"
     left = max((width - len(gap)) // 3, 0)
-    right = max(width - len(gap) - left, 0)
-    return f"{name[:left]}{gap}{name[len(name) - right :]}"[:width]
+    begin = len(name) - max(width - len(gap) - left, 0)
+    opened, closed = name.rfind("{", 0, begin), name.find("}", max(begin - 1, 0))
+    if opened >= 0 and closed >= begin and "}" not in name[opened:begin] and "{" not in name[begin:closed]:
+        whole = width - len(gap) - (len(name) - opened)
+        left, begin = (min(left, whole), opened) if whole >= LEAST_BEGIN else (left, closed + 1)
+    opened = name.rfind("{", 0, left)
+    left = opened if opened > 0 and "}" not in name[opened:left] else left
+    return f"{name[:left]}{gap}{name[begin:]}"[:width]
 
 
 def wrapped(text: str, width: int, indent: str) -> list[str]:

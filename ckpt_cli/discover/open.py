@@ -13,7 +13,6 @@ from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.homes import asset_homes, asset_notes
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
-from ckpt_cli.discover.beside.mixed import by_trainer
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.optimizer import weights_hint
 from ckpt_cli.discover.beside.other_steps import other_step_notes
@@ -26,7 +25,7 @@ from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.newest import PASSED, Passed, newest_first, short_reason, skipped_notes
+from ckpt_cli.discover.newest import PASSED, Passed, by_trainer, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, more_folders
 from ckpt_cli.discover.places import spoken, unread_notes
 from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers

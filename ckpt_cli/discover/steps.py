@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from ckpt_cli.discover.beside.mixed import counter_notes, mixed_notes
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
+from ckpt_cli.discover.newest import counter_notes, mixed_notes
 from ckpt_cli.discover.places import places_in, places_of_file
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of

@@ -28,8 +28,8 @@ WEIGHTS_16 = "weights16"
 
 MEANINGS = {
     WEIGHTS_16: "weights in the dtype that training computed with; model is the copy of the optimizer, mostly fp32",
-    "rank-shards": "a file of each rank (process of the training), with its part of the tensors",
-    "verl family": "verl, or a trainer whose files have the same names; nothing here tells which",
+    "rank-shards": "one file per rank (process of the training)",
+    "verl family": "verl, or a trainer whose files have the same names",
 }
 """Words of ours (components, formats, trainers) that do not explain themselves: a screen says what they mean."""
 

@@ -142,7 +142,7 @@ def publish(
         raise
     if part is not None and not dry_run:
         return _parts(orders, part, jobs, progress)
-    replaced = [not order.target.in_place and _holds_something(order.target.folder) for order in orders]
+    replaced = [order.target.overwrite and not order.target.in_place and _holds_something(order.target.folder) for order in orders]
     # What an interrupted run left is kept or removed.
     needed = {order.target.folder: max(0, order.bytes_written - left_over_bytes(order.target.folder)) for order in orders}
     free = check_space(needed, _space_hint(orders))

@@ -82,7 +82,10 @@ class LeafInfo(Frozen):
 
 
 class ComponentInfo(Frozen):
-    """One component. ``tensors`` is None where only names were looked at (other components, other steps)."""
+    """One component. ``tensors`` is None where only names were looked at (other components, other steps).
+
+    ``tied`` tensors share the storage of others: ``elements`` and ``bytes`` count these once.
+    """
 
     name: str
     format: str
@@ -95,6 +98,7 @@ class ComponentInfo(Frozen):
     mesh: str | None = None
     elements: int | None = None
     bytes: int | None = None
+    tied: int = 0
     dtypes: dict[str, Count] = {}
     kinds: dict[str, Count] = {}
     tensors: tuple[TensorInfo, ...] | None = None
@@ -119,6 +123,7 @@ class ComponentInfo(Frozen):
             mesh=str(component.mesh) if component.mesh else None,
             elements=component.numel,
             bytes=component.nbytes,
+            tied=sum(tensor.alias_of is not None for tensor in tensors),
             dtypes=_counts([(tensor.dtype.code, tensor) for tensor in tensors]),
             kinds=_counts([(tensor.kind, tensor) for tensor in tensors]),
             tensors=tuple(TensorInfo.of(tensor) for tensor in tensors) if listed else None,

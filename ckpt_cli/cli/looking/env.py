@@ -8,7 +8,7 @@ from ckpt_cli.cli.words.declare import command
 
 @command()
 def env(session: Session) -> int:
-    from ckpt_cli.cli.screens.environment import env_result
+    from ckpt_cli.cli.looking.environment import env_result
     from ckpt_cli.commands.env import environment
 
     return session.run(lambda _: environment(), env_result, lambda _: 0)

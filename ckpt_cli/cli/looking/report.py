@@ -10,6 +10,7 @@ from ckpt_cli.cli.screens.heatmap import SHORTEST, STEPS, heatmap
 from ckpt_cli.cli.screens.widgets import (
     BAD,
     BOLD,
+    DIM,
     GAP,
     WARNING,
     fitted,
@@ -108,6 +109,7 @@ def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
         indent = wide.get("step", 0) + GAP
         yield from (Text(" " * indent).append_text(part) for part in state.wrap(console, max(width - indent, SHORTEST)))
     yield from hidden(fit.dropped, width)
+    yield good("sizes are bytes on disk, of all components together", DIM)
 
 
 def _state(step: StepReport, result: ReportResult) -> Text:

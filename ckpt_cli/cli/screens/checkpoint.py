@@ -27,6 +27,7 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
         f"{code} {text.params(count.elements)}" + (f" ({text.plural(count.tensors, 'tensor')})" if len(info.dtypes) > 1 else "")
         for code, count in sorted(info.dtypes.items(), key=lambda item: -item[1].elements)
     )
+    tied = f" ({text.plural(info.tied, 'tied tensor')} counted once)" if info.tied else ""
     model = ", ".join(filter(None, (checkpoint.architecture, f"{checkpoint.layers} layers" if checkpoint.layers else None)))
     assets = f"config.json ({model})" if model else "config.json" if "config.json" in checkpoint.assets else ""
     others = [name for name in checkpoint.assets if name != "config.json"]
@@ -37,7 +38,7 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
             "complete",
             good(f"{files}{counted_tensors(info)}, every element found exactly once"),
         ),
-        ("size", f"{text.size(info.bytes or 0)}   {text.params(info.elements or 0)} params   {dtypes}"),
+        ("size", f"{text.size(info.bytes or 0)} of tensor data   {text.params(info.elements or 0)} params{tied}   {dtypes}"),
         ("assets", ", ".join(filter(None, (assets, *others[:6], f"{len(others) - 6} more" if len(others) > 6 else "", *lacking)))),
     ]
 

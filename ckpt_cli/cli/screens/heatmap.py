@@ -186,7 +186,7 @@ class _Signs:
                 first = "<" if level == 0 and self._scale.more_below else ""
                 value = f"{10 ** (self._scale.low + (level + (1 if first else 0)) * step):.1e}"
                 scale.append(Text(sign, style=COLOURS[level]).append(f" {first}{value}", style="default"))
-        if any(value == 0 for value in values):
+        if levels and any(value == 0 for value in values):
             others.append(self.sign(0.0).append(" unchanged", style="default"))
         if any(value is not None and not math.isfinite(value) for value in values):
             others.append(self.sign(math.nan).append(f" NaN, or {sides.base} is all zero", style="default"))
@@ -275,12 +275,7 @@ def _worst(values: Sequence[float | None]) -> float | None:
 
 
 def _name(module: str, margin: int) -> Text:
-    name = printable(module)
-    if len(name) > margin:
-        # The end of a name says more than its middle.
-        half = (margin - 2) // 3
-        name = f"{name[:half]}..{name[-(margin - 2 - half) :]}"
-    return plain(name.rjust(margin) + "  ")
+    return plain(text.elided(printable(module), margin, ascii_only=True).rjust(margin) + "  ")
 
 
 def _more(count: int) -> list[Text]:

@@ -183,10 +183,15 @@ def _print_components(components: Sequence[ComponentInfo], framework: str, conso
     console.print(table)
     closed = [info.name for info in components if info.elements is None and not info.problem]
     remarks = [f"{UNKNOWN}: not opened, only its files were counted; --type {closed[0]} opens it"] if closed else []
+    remarks += [
+        f"{info.name}: {text.plural(info.tied, 'tensor')} tied to others, counted once in params and size"
+        for info in components
+        if info.tied
+    ]
     words = dict.fromkeys([framework, *(word for info in components for word in (info.name, info.format))])
     remarks += [f"{word}: {MEANINGS[word]}" for word in words if word in MEANINGS]
     if "device mesh" in fit.shown or "device mesh" in fit.same:
-        remarks.append("device mesh: how the ranks are arranged, each dimension with its size; a tensor is cut along them")
+        remarks.append("device mesh: the dimensions in which the ranks are arranged")
     for remark in remarks:
         for line in text.wrapped(remark, min(console.width, WIDEST), "  "):
             console.print(good(line, DIM), soft_wrap=True)

@@ -131,7 +131,7 @@ class TestWhatDecides:
 
     def test_files_of_deepspeed_without_weights(self, copy: Copy, tmp_path: Path) -> None:
         folder = copy("deepspeed", "z3-bf16-w2", "run")
-        path = sorted(folder.rglob("*_model_states.pt"))[-1]
+        path = max(folder.rglob("*_model_states.pt"))
         refused(ckpt_cli.merge, path, lambda each: each.write_bytes(each.read_bytes()) and None, tmp_path / "out", folder)
 
     def test_a_file_of_the_training_state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

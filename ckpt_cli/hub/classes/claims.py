@@ -90,7 +90,8 @@ def claim_for(
     if not isinstance(kind, KnownClass):
         left_out = [name for name in uncommon if name not in shapes]
         if left_out:
-            text = f"--intersect leaves out {few(grouped(left_out), 3)}, and nothing tells whether the model needs {'it' if len(left_out) == 1 else 'them'}: {kind}"
+            them = "it" if len(left_out) == 1 else "them"
+            text = f"--intersect leaves out {few(grouped(left_out), 3)}, and nothing tells whether the model needs {them}: {kind}"
             notes.append(Note("warning", "left-out-unproved", text))
         return Claim(f"as trained, not compared: {kind}", None, tuple(notes), counted, shortage=shortage)
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))

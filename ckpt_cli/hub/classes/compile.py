@@ -146,7 +146,7 @@ def _ties(model: Any, config: Any, content: Mapping[str, Any]) -> Iterator[bool]
     decide; where none has tied names, what the config says of its language model.
     """
     deciding = _deciding(model)
-    text = getattr(config, "text_config", None)
+    text: Any = getattr(config, "text_config", None)
     for outer, inner in SAYINGS:
         said = {name: value for name, value in content.items() if name != KEY} | ({} if outer is None else {KEY: outer})
         if hasattr(text, "to_dict"):

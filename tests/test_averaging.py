@@ -394,6 +394,16 @@ class TestDifferentTensors:
         assert differences(load(tmp_path / "out"), expected) == []
         assert manifest_of(tmp_path / "out")["dropped"].keys() == {*actor, *critic} - {*common}
 
+    def test_that_are_left_out_are_a_warning_where_no_class_says_what_it_needs(self, tmp_path: Path) -> None:
+        paths = save_steps(tmp_path / "run", {10: {"a": torch.ones(2)}, 20: {"a": torch.ones(2), "b": torch.ones(2)}})
+        for order in (paths, paths[::-1]):
+            result = average(order, tmp_path / "out", intersect=True, overwrite=True)
+            (text,) = (note.text for note in result.outputs[0].notes if note.code == "left-out-unproved")
+            assert text.startswith("--intersect leaves out b, and nothing tells whether the model needs it")
+        assert "left-out-unproved" not in {
+            note.code for note in average([paths[0]] * 2, tmp_path / "same", intersect=True).outputs[0].notes
+        }
+
 
 class TestStrangeValues:
     @pytest.fixture

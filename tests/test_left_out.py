@@ -820,7 +820,7 @@ class TestWhatABaseGives:
 class TestABaseThatIsARun:
     """Its weights lie in folders below, and none of them is taken for the model that training started from."""
 
-    TOLD = "the base is a training checkpoint with its weights in folders below"
+    TOLD = "the base has its weights in folders below"
 
     @pytest.mark.parametrize("below", ["", "global_step_20"])
     @pytest.mark.parametrize("options", [{"dtype": "base"}, {"match_base": True}, {"compare": True}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -115,16 +116,36 @@ def test_an_encoder_decoder_ties_what_its_class_ties(tmp_path: Path, flag: bool 
     assert load(tmp_path / "out").keys() == load(saved).keys()
 
 
-@pytest.mark.parametrize(
-    ("model_type", "outer", "ties"),
-    [("qwen3_vl", False, False), ("qwen3_vl", None, False), ("gemma3", False, False), ("gemma3", None, True)],
-)
-def test_without_transformers_the_outer_config_counts(
-    monkeypatch: pytest.MonkeyPatch, model_type: str, outer: bool | None, ties: bool
-) -> None:
+CLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+PARTS = {
+    "qwen3_vl": ("qwen3_vl_text", "qwen3_vl_vision"),
+    "qwen2_5_vl": ("qwen2_5_vl_text", "qwen2_5_vl_vision"),
+    "gemma3": ("gemma3_text", "siglip_vision_model"),
+    "llava": ("llama", "clip_vision_model"),
+    "mistral3": ("mistral", "pixtral"),
+    "internvl": ("qwen2", "internvl_vision"),
+}
+"""The types of the parts for which the shipped rules were made."""
+
+CLASSES = {
+    "llava": "LlavaForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration",
+}
+
+
+@pytest.mark.parametrize("model_type", PARTS)
+def test_without_transformers_the_shipped_rules_say_what_the_class_does(monkeypatch: pytest.MonkeyPatch, model_type: str) -> None:
+    kind, tower = COMPOSED.get(model_type, (CLASSES.get(model_type, ""), CLIP))
+    kept = []
+    for outer, inner in itertools.product((None, False, True), repeat=2):
+        config = flagged(
+            {"model_type": model_type, "architectures": [kind], "text_config": dict(TEXT), "vision_config": dict(tower)}, outer, inner
+        )
+        for part, of in zip(("text_config", "vision_config"), PARTS[model_type], strict=True):
+            config[part]["model_type"] = of
+        model = model_of(json.loads(json.dumps(config)))
+        kept.append((config, outer, inner, model.get_output_embeddings().weight is model.get_input_embeddings().weight))
     for module in ("expected_tensors", "rules", "transformers_child"):
         monkeypatch.setattr(f"ckpt_cli.hub.classes.{module}.installed_version", lambda: None)
-    config = composed(model_type, outer, True)
-    for part, kind in (("text_config", f"{model_type}_text"), ("vision_config", "siglip_vision_model")):
-        config[part]["model_type"] = kind if part == "text_config" or model_type == "gemma3" else f"{model_type}_vision"
-    assert ties_embeddings(config) is ties
+    assert [(outer, inner, ties_embeddings(config)) for config, outer, inner, _ in kept] == [(o, i, tied) for _, o, i, tied in kept]

@@ -28,7 +28,7 @@ from ckpt_cli.hub.classes.claims import without_allowed
 from ckpt_cli.hub.megatron.config import vocabulary_size
 from ckpt_cli.hub.settings import differences
 from ckpt_cli.hub.ties import differing_notes
-from ckpt_cli.lora.merge import check_adapter_files
+from ckpt_cli.lora.merge import adapters_alone, check_adapter_files
 from ckpt_cli.names import few, plural
 from ckpt_cli.output.key_map import Rule
 from ckpt_cli.output.options import WritingOptions
@@ -202,7 +202,7 @@ def _selected(component: OpenedComponent, assets: Assets, setting: Setting[Avera
     """The tensors of a checkpoint under their names; ``assets`` are those of the average."""
     config = assets.config if component.assets.made else component.assets.config or assets.config
     whole, live, lacking = component.component, component.live, component.lacking
-    return select_tensors(whole, config, setting.options, setting.rules, averaging=True, live=live, lacking=lacking)
+    return select_tensors(whole, config, setting.options, setting.rules, averaging=adapters_alone, live=live, lacking=lacking)
 
 
 def _told(sources: Sequence[Averaged], mixed: Formula) -> tuple[AverageSource, ...]:

@@ -40,42 +40,41 @@ def checked_base(
     found = resemblance(mine, base.component.tensors, config, base.config, kinds_known=own_config)
     if not found.same_model and unfiltered is not None:
         found = resemblance(unfiltered, base.component.tensors, config, base.config, kinds_known=own_config)
-    if found.renamed and by_name:
-        raise Inconsistent(
-            f"the base has tensors of the same shapes under other names, so nothing can be taken from it by name: {found.numbers}",
-            path=base.folder,
-            expected="a base with the names of the output",
-            hint="rename the tensors of the run as the base has them with --key-map, or pass a base with these names",
-        )
+    heads = next((setting.text("base") for setting in settings if setting.divides_heads), None)
+    refused = _refusal(found, heads, taken=taken, by_name=by_name, computed=computed)
+    if refused is not None:
+        message, expected, hint = refused
+        raise Inconsistent(message, path=base.folder, expected=expected, hint=hint)
     if found.renamed:
         text = "the base has tensors of the same shapes under other names: names were not compared (rename them with --key-map)"
         return (Note("warning", "other-base", text), *differing)
-    if found.undecided and taken:
-        raise Inconsistent(
-            f"too few tensors have a name of the base to tell whether it is the model that training started from: {found.numbers}",
-            path=base.folder,
-            expected="the names of the base in the run",
-            hint="if it is that model, rename the other tensors with --key-map, otherwise pass the right one as --base",
-        )
-    if not found.same_model and taken:
-        raise Inconsistent(
-            f"the base is another model: {found.why}",
-            path=base.folder,
-            expected="the model that training started from",
-            hint="pass that model as --base",
-        )
     if not found.same_model:
         told = "may be" if found.undecided else "is"
         return (Note("warning", "other-base", f"the base {told} another model: {found.why}"),)
-    heads = next((setting for setting in settings if setting.divides_heads), None)
-    if heads is not None and computed:
-        raise Inconsistent(
-            f"the base divides its projections into other heads, so its weights mean nothing under this config.json: {heads.text('base')}",
-            path=base.folder,
-            expected="a base with the heads of the run's config.json",
-            hint="pass the model that training started from, or correct config.json",
-        )
     return (*(_other_kind(config, base.config, found) if own_config else ()), *differing)
+
+
+def _refusal(found: Resemblance, heads: str | None, *, taken: bool, by_name: bool, computed: bool) -> tuple[str, str, str] | None:
+    """Why nothing can be taken from a base: what is wrong, expected, and a hint; ``heads`` are settings that divide them otherwise."""
+    if found.renamed:
+        text = f"the base has tensors of the same shapes under other names, so nothing can be taken from it by name: {found.numbers}"
+        hint = "rename the tensors of the run as the base has them with --key-map, or pass a base with these names"
+        return (text, "a base with the names of the output", hint) if by_name else None
+    if found.undecided and taken:
+        return (
+            f"too few tensors have a name of the base to tell whether it is the model that training started from: {found.numbers}",
+            "the names of the base in the run",
+            "if it is that model, rename the other tensors with --key-map, otherwise pass the right one as --base",
+        )
+    if not found.same_model and taken:
+        return f"the base is another model: {found.why}", "the model that training started from", "pass that model as --base"
+    if found.same_model and heads is not None and computed:
+        return (
+            f"the base divides its projections into other heads, so its weights mean nothing under this config.json: {heads}",
+            "a base with the heads of the run's config.json",
+            "pass the model that training started from, or correct config.json",
+        )
+    return None
 
 
 def _unread(base: Base) -> tuple[Note, ...]:

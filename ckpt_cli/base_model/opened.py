@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.discover.locate import locate
 from ckpt_cli.errors import CkptError, NotFound
+from ckpt_cli.files.folders import folders_in
 from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished, watched_manifest
 from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.formats.base import Match, ReadOptions
@@ -20,6 +20,9 @@ from ckpt_cli.hub.config import Config
 from ckpt_cli.names import Naming
 from ckpt_cli.tensors.component import Component
 from ckpt_cli.tensors.tensor import Tensor
+
+LEVELS = 3
+"""How far below a run weights lie: in a step, in the folder of a role, in one of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +98,21 @@ def _weights_match(folder: Path) -> Match | None:
 
 
 def _weights_below(folder: Path) -> CkptError | None:
-    """Why the weights of a training run or step are not a base's: they lie in folders below, one of which would have to be chosen."""
+    """Why the weights of a run or a step are not a base's: they lie in folders below, one of which would have to be chosen."""
+    level = [folder]
     try:
-        locate(folder)
+        for _ in range(LEVELS):
+            level = [child for parent in level for child in folders_in(parent)]
+            if any(recognise(child) for child in level):
+                return NotFound(
+                    "the base has its weights in folders below",
+                    path=folder,
+                    expected="a folder with the weights of one model",
+                    hint=f"merge it first, and pass the output as --base: ckpt merge {shlex.quote(str(folder))}",
+                )
     except CkptError:
-        return None
-    return NotFound(
-        "the base is a training checkpoint with its weights in folders below",
-        path=folder,
-        expected="a folder with the weights of one model",
-        hint=f"merge it first, and pass the output as --base: ckpt merge {shlex.quote(str(folder))}",
-    )
+        return None  # only asked for a message
+    return None
 
 
 def named_alike(base: Mapping[str, Tensor], kind: KnownClass | str, naming: Naming, config: Config) -> Mapping[str, Tensor]:

@@ -110,9 +110,12 @@ def open_checkpoint(
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
     passed = Passed()
 
+    def is_whole(other: Found) -> bool:
+        return _why_not_whole(other, type, files, base, shard_order) is None
+
     def attempt(listed: Found) -> tuple[Found, tuple[OpenedComponent, ...]]:
         if step is None and any(since(listed)(blocked.step) for blocked in target.blocked):
-            hint = _step_hint(listed, target, also, located) if _is_whole(listed, type, files, base, shard_order) else None
+            hint = _step_hint(listed, target, also, located) if is_whole(listed) else None
             target.check_readable(since(listed), hint)
         found = expanded(listed, files)
         if ema_from_model:
@@ -122,7 +125,7 @@ def open_checkpoint(
     def may_pass(listed: Found, error: CkptError) -> bool:
         if not isinstance(error, PASSED) or (choosing and not (isinstance(error, Undecidable) or contradicts(listed, error))):
             return isinstance(error, PASSED)
-        whole = _other_step(listed, target, lambda found: _is_whole(found, type, files, base, shard_order)) if _helps(error) else None
+        whole = _other_step(listed, target, is_whole) if _helps(error) else None
         hint = _step_hint(whole, target, also, located) if whole is not None else None
         fetch = FETCH if isinstance(error, MissingShard) else None
         error.hint = ", or ".join(filter(None, (error.hint or fetch, hint))) or None
@@ -140,7 +143,7 @@ def open_checkpoint(
         notes += [*also_notes(target, [(found, [one.name for one in components])]), *numbered_notes(target, found, type)]
         notes += renamed_notes(found, [opened.component for opened in components])
         if step is None and target.run is not None:
-            notes += newest_notes(target, found, lambda other: _is_whole(other, type, files, base, shard_order))
+            notes += newest_notes(target, found, is_whole)
         else:
             notes += told_by_trackers(target, found)
         opened = {(one.place.match.number, one.place.match.component) for one in components}
@@ -371,11 +374,6 @@ def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Ta
     if target.run is not None and located is None:
         return f"pass --step {whole.step}, which is whole"
     return None if also or target.nodes > 1 else f"use {whole.path}, which is whole"
-
-
-def _is_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> bool:
-    """Whether the components of another step that ``type`` means can be read and are complete."""
-    return _why_not_whole(found, type, files, base, shard_order) is None
 
 
 def _why_not_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> CkptError | None:

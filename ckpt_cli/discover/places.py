@@ -185,6 +185,7 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
         return []  # beside a single file anything may lie
     told: dict[str, None] = {}
     taken = {other.match.root for other in found.places}
+    taken |= {other.folder for other in place.passed_over if other.folder is not None}  # of which is told already
     for folder in dict.fromkeys((found.path, place.home, place.match.root)):
         if not there.is_folder(folder):
             continue

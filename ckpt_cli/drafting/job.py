@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
+from ckpt_cli.errors import MissingTensors
 from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.manifest import BESIDE, FUSED, LEFT_OUT
 from ckpt_cli.files.source import Files, Watched
@@ -166,7 +167,20 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
         # A key map replaces what is done about names without one, and is not combined with another.
         plain = not setting.rules and draft.selection.change == ("", "")
         trained = set(stripped_names(draft.stored).values()) if plain else ()
-        refuse_lacking(draft.claim, shapes, setting.of_base, setting.options.names, draft.uncommon, trained)
+        try:
+            refuse_lacking(draft.claim, shapes, setting.of_base, setting.options.names, draft.uncommon, trained)
+        except MissingTensors as error:
+            _tell_what_is_there(error, draft)
+            raise
+
+
+def _tell_what_is_there(error: MissingTensors, draft: Draft) -> None:
+    """Name the file that has something else in the place of a tensor that is missing."""
+    leaves = (leaf for source in draft.sources for leaf in source.component.leaves if leaf.file is not None)
+    leaf = next((leaf for leaf in leaves if leaf.name in draft.claim.lacking), None)
+    if leaf is not None:
+        error.path, error.tensor = str(leaf.file), leaf.name
+        error.details = (*error.details, f"in the place of {leaf.name}: {leaf.text}")
 
 
 def check_output(

@@ -240,3 +240,11 @@ def files_below(path: Path, depth: int = DEEP) -> Iterator[FileState]:
     elif depth:
         for entry in entries_in(path):
             yield from files_below(entry, depth - 1)
+
+
+def holds_something(folder: Path) -> bool:
+    """Whether there is such a folder on a disk, and anything in it that can be seen."""
+    try:
+        return bool(os.listdir(folder))
+    except OSError:
+        return False

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+KEY = "tie_word_embeddings"
+SAYINGS = tuple((outer, inner) for outer in (None, False, True) for inner in (None, False, True))
+"""What a config, and that of the language model inside, can say of this; None: nothing."""
+
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 HEADS = ("lm_head.weight", "embed_out.weight")
 MODULES = frozenset(name.removesuffix(".weight") for name in (*EMBEDDINGS, *HEADS))

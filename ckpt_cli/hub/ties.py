@@ -46,7 +46,7 @@ def find_ties(
     pairs that the config ties and whose values differ.
     """
     expected = kind.known if isinstance(kind, KnownClass) and isinstance(kind.known, Expected) else None
-    said = ties_embeddings(config, rules.ties if rules else False)
+    said = ties_embeddings(config)
     found: list[Tie] = []
     differing: list[tuple[str, str]] = []
     for name, partner in _pairs(tensors, rules, said):

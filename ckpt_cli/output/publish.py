@@ -15,6 +15,7 @@ from typing import Any
 
 from ckpt_cli.dtypes import overflow_hint
 from ckpt_cli.errors import CastOverflow, CkptError, OutputExists, Unreadable
+from ckpt_cli.files.folders import holds_something
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.remote.source import MEMORY
 from ckpt_cli.files.source import Watched, size_of
@@ -142,7 +143,7 @@ def publish(
         raise
     if part is not None and not dry_run:
         return _parts(orders, part, jobs, progress)
-    replaced = [order.target.overwrite and not order.target.in_place and _holds_something(order.target.folder) for order in orders]
+    replaced = [order.target.overwrite and not order.target.in_place and holds_something(order.target.folder) for order in orders]
     # What an interrupted run left is kept or removed.
     needed = {order.target.folder: max(0, order.bytes_written - left_over_bytes(order.target.folder)) for order in orders}
     free = check_space(needed, _space_hint(orders))
@@ -166,12 +167,6 @@ def publish(
         Publication(written, free[order.target.folder], order.side_files, notes=said, replaced=had)
         for order, written, said, had in zip(orders, planned, notes, replaced, strict=True)
     ]
-
-
-def _holds_something(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(os.listdir(folder))
-    return False
 
 
 def _parts(orders: Sequence[Order], part: Part, jobs: int | None, progress: Progress | None) -> list[Publication]:

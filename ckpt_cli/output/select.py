@@ -6,7 +6,7 @@ import fnmatch
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
 from ckpt_cli.hub.peft_names import OTHER_LORA, has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
-from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.names import DDP, Naming, foreign_names, printable, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.output.options import WritingOptions
@@ -84,14 +83,14 @@ def select_tensors(
     rules: tuple[Rule, ...] = (),
     *,
     adapters: bool = False,
-    averaging: bool = False,
+    averaging: Callable[[Mapping[str, Tensor]], bool] | None = None,
     live: Live | None = None,
     lacking: Sequence[str] = (),
 ) -> Selection:
     """Decide names and tensors, by ``options`` (filters and names) and the ``rules`` of a key map.
 
-    ``adapters``: tensors of PEFT are written as they are; ``averaging``: factors of any adapter are refused; ``live`` gives the tensors of
-    the model beside an EMA, which has those of the names ``lacking`` too.
+    ``adapters``: tensors of PEFT are written as they are; ``averaging``: factors of any adapter are refused, and it tells whether there
+    are only these; ``live`` gives the tensors of the model beside an EMA, which has those of the names ``lacking`` too.
 
     Raises NotFound if nothing is left, Unsupported for PEFT weights otherwise, Inconsistent for names that collide and replicas
     that differ.
@@ -146,7 +145,7 @@ def select_tensors(
         raise NotFound("no tensor is left after --include and --exclude", hint=_pattern_meant(include, list(tensors)))
     patterns = (*include, *exclude)
     notes += [_unused(pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
-    _refuse_factors(component, kept, adapters=adapters, averaging=averaging)
+    _refuse_factors(component, kept, adapters, averaging)
     # Re-cut tensors share their copies with what they were cut from: each is compared once.
     compared = stored.values() if tensors.keys() != stored.keys() and not patterns else kept.values()
     for tensor in compared:
@@ -189,13 +188,15 @@ def select_tensors(
     )
 
 
-def _refuse_factors(component: Component, kept: Iterable[str], *, adapters: bool, averaging: bool) -> None:
+def _refuse_factors(
+    component: Component, kept: Iterable[str], adapters: bool, alone: Callable[[Mapping[str, Tensor]], bool] | None
+) -> None:
     """Raise Unsupported for factors of adapters where weights are wanted, Inconsistent where some of them are missing."""
-    foreign = next((name for name in kept if averaging and OTHER_LORA.search(name)), None)
+    foreign = next((name for name in kept if alone is not None and OTHER_LORA.search(name)), None)
     factor = foreign or next((name for name in kept if not adapters and has_adapters({name: None})), None)
     if factor is None:
         return
-    what, fuse = ("factors of an adapter", BY_ITS_PROGRAM) if foreign else _adapters_and_cure(component)
+    what, fuse = ("factors of an adapter", BY_ITS_PROGRAM) if foreign else _adapters_and_cure(component, alone)
     raise Unsupported(
         f"these are {what}, which cannot be averaged: a mean of products is not the product of means",
         tensor=factor,
@@ -204,13 +205,13 @@ def _refuse_factors(component: Component, kept: Iterable[str], *, adapters: bool
     )
 
 
-def _adapters_and_cure(component: Component) -> tuple[str, str]:
+def _adapters_and_cure(component: Component, alone: Callable[[Mapping[str, Tensor]], bool] | None) -> tuple[str, str]:
     """What a component with names of PEFT is, and what makes weights of it."""
     try:
-        alone = adapters_alone(component.tensors)
+        only = alone is not None and alone(component.tensors)
     except Unsupported:  # which a merge does not fuse either
         return "weights with adapters", BY_ITS_PROGRAM
-    if alone:
+    if only:
         return "LoRA adapters without their base model", "merge each with --base and the model that training started from"
     return "weights with LoRA adapters", "merge each checkpoint first, which fuses them"
 

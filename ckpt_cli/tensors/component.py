@@ -17,13 +17,14 @@ from ckpt_cli.tensors.tensor import Tensor
 class Leaf:
     """An entry of a state dict that is not a tensor; never interpreted, only shown.
 
-    ``holds_data``: it is more than a setting; ``is_number``: a number of Python, which may be either.
+    ``holds_data``: it is more than a setting; ``is_number``: a number of Python, which may be either. ``file`` is where it is, if known.
     """
 
     name: str
     text: str
     holds_data: bool = False
     is_number: bool = False
+    file: Path | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

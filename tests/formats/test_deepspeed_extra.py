@@ -14,6 +14,7 @@ from ckpt_cli.errors import CkptError, Gap, Inconsistent, Unsupported
 from tests.cli import ckpt
 from tests.conftest import Copy
 from tests.formats.test_deepspeed import changed
+from tests.payloads import Runs
 from tests.tensors import Tensors, differences, load
 
 TAG = Path("run", "global_step2")
@@ -127,6 +128,18 @@ class TestClientState:
         assert "ema" in ckpt("detect", run).out.split()
         assert "ema (--type ema)" in ckpt("inspect", run, "-v").err
         assert "ema" in str(ckpt_cli.inspect(run, type="ema").checkpoint.components)
+
+    @pytest.mark.parametrize(("key", "name"), [("ema", "norm.weight"), ("module", "buf")])
+    def test_a_call_in_the_place_of_a_tensor_is_refused_with_its_file(self, copy: Copy, tmp_path: Path, key: str, name: str) -> None:
+        path = copy("deepspeed-extra", "z2-ema") / TAG / "mp_rank_00_model_states.pt"
+        with changed(path) as content:
+            content[key][name] = Runs(os.system, "true")
+        done = ckpt("merge", path.parent, "--type", "ema" if key == "ema" else "model", "-o", tmp_path / "out")
+        assert done.code in (3, 4)
+        assert f"path: {path}\n" in done.err
+        assert name in done.err
+        assert "system" in done.err
+        assert not (tmp_path / "out").exists()
 
     def test_a_teacher_and_an_average_of_another_name(self, copy: Copy, tmp_path: Path) -> None:
         folder = copy("deepspeed-extra", "z2-ema")

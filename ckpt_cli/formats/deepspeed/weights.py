@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpt_cli.errors import Inconsistent, MissingShard, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported, reading
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.base import WEIGHTS_16
 from ckpt_cli.formats.deepspeed.agreement import agrees
@@ -86,6 +86,11 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
     lost = next(
         (name for ranks in save.models.values() for states in ranks.values() for name in states.buffers if name not in tensors), None
     )
+    instead = next(
+        (leaf for ranks in save.models.values() for states in ranks.values() for leaf in states.leaves if leaf.name == lost), None
+    )
+    if instead is not None:
+        raise CorruptFile(f"this buffer is no tensor but {instead.text}", path=instead.file, tensor=lost, expected="a tensor")
     if lost is not None:
         raise MissingShard(
             "no file holds this buffer", path=save.root, tensor=lost, expected="layer_NN-model_states.pt of the original save"

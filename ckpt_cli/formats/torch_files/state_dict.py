@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
     for name, node in entries.items():
         checked = check_name(name)
         if is_extra_state(checked):
-            leaves.append(Leaf(checked, describe(node)))
+            leaves.append(Leaf(checked, describe(node), file=path))
             continue
         with reading(path, tensor=checked):
             local = reader.read(node)
@@ -59,7 +60,7 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
                     expected="a flat dict of tensors",
                     hint="save the state dict inside it on its own",
                 )
-        leaves.append(leaf_of(checked, node))
+        leaves.append(replace(leaf_of(checked, node), file=path))
     _refuse_flat_parameters(held)
     if not held:
         raise CorruptFile("the state dict holds no tensor", expected="a dict of tensors")

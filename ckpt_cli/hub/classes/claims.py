@@ -90,6 +90,11 @@ def claim_for(
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
     if not isinstance(kind, KnownClass):
+        left_out = [name for name in uncommon if name not in shapes]
+        if left_out:
+            them = "it" if len(left_out) == 1 else "them"
+            text = f"--intersect leaves out {few(grouped(left_out), 3)}, and nothing tells whether the model needs {them}: {kind}"
+            notes.append(Note("warning", "left-out-unproved", text))
         return Claim(f"as the training named them, not compared: {kind}", None, tuple(notes), counted, shortage=shortage)
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
     if not fit.fitting and naming == "native":

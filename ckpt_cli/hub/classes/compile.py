@@ -16,17 +16,22 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ckpt_cli.errors import memory_limits
+from ckpt_cli.hub.tied_names import HEADS, KEY, SAYINGS
 from ckpt_cli.name_patterns import pattern_of
+
+MARK = "ckpt_place"
+"""The attribute of a config that holds its place in the outer one."""
 
 
 def compile_config(content: dict[str, Any]) -> dict[str, Any]:
     """The rules of the model that a config.json describes. Raises whatever transformers raises for configs it cannot use."""
-    return compile_model(*_class_and_config(content))
+    return compile_model(*_class_and_config(content), content)
 
 
 def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
@@ -71,12 +76,13 @@ def _class_and_config(content: dict[str, Any]) -> tuple[Any, Any]:
     return getattr(transformers, content["architectures"][0]), kind.from_dict(decode(content))
 
 
-def compile_model(kind: Any, config: Any) -> dict[str, Any]:
-    """The rules of one model class with one config; the model is built without memory for its weights."""
+def compile_model(kind: Any, config: Any, content: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The rules of one model class with one config, of this ``content``; the model is built without memory for its weights."""
     import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange, WeightConverter
 
+    _mark(config)
     with torch.device("meta"):
         model = kind(config)
     # As in transformers' saving: prefixes that only loading may have changed are left alone.
@@ -88,7 +94,7 @@ def compile_model(kind: Any, config: Any) -> dict[str, Any]:
         "older": [_renaming(entry) for entry in transforms if not isinstance(entry, WeightConverter)],
         "ignored": sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()),
         "tied": dict(_tied(model)),
-        "ties": bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)),
+        "ties": "".join("1" if answer else "0" for answer in _ties(model, config, content)),
         "parts": dict(_parts(config)),
     }
 
@@ -123,6 +129,55 @@ def _tied(model: Any) -> Iterator[tuple[str, str]]:
             start = f"{prefix}." if prefix else ""
             for target, source in (getattr(module, "_tied_weights_keys", None) or {}).items():
                 yield f"{start}{target}", f"{start}{source}"
+
+
+def _mark(config: Any, place: tuple[str, ...] = ()) -> None:
+    """Mark a config, and those inside of it, with their places: models keep copies of them."""
+    setattr(config, MARK, place)
+    for name in getattr(config, "sub_configs", None) or {}:
+        if hasattr(part := getattr(config, name, None), "sub_configs"):
+            _mark(part, (*place, name))
+
+
+def _ties(model: Any, config: Any, content: Mapping[str, Any]) -> Iterator[bool]:
+    """Whether the model ties, for each of `SAYINGS` in its config.
+
+    transformers asks the config of each part that has tied names (``get_expanded_tied_weights_keys``). The parts with an output head
+    decide; where none has tied names, what the config says of its language model.
+    """
+    deciding = _deciding(model)
+    text: Any = getattr(config, "text_config", None)
+    for outer, inner in SAYINGS:
+        said = {name: value for name, value in content.items() if name != KEY} | ({} if outer is None else {KEY: outer})
+        if hasattr(text, "to_dict"):
+            part = content.get("text_config") or text.to_dict()
+            part = {name: value for name, value in part.items() if name != KEY}
+            said["text_config"] = part | ({} if inner is None else {KEY: inner})
+        told = type(config).from_dict(said)
+        if deciding:
+            yield any(_flag(told, place) for place in deciding)
+        else:
+            yield outer if outer is not None else bool(getattr(told.get_text_config(decoder=True), KEY, False))
+
+
+def _deciding(model: Any) -> set[tuple[str, ...]]:
+    """The places of the configs that decide whether a head is tied, or without a head whether anything is."""
+    from transformers import PreTrainedModel
+
+    heads: set[tuple[str, ...]] = set()
+    others: set[tuple[str, ...]] = set()
+    for module in model.modules():
+        tied = getattr(module, "_tied_weights_keys", None) if isinstance(module, PreTrainedModel) else None
+        if tied:
+            is_head = any(name.endswith(HEADS) for pair in tied.items() for name in pair)
+            (heads if is_head else others).add(getattr(module.config, MARK))
+    return heads or others
+
+
+def _flag(config: Any, place: tuple[str, ...]) -> bool:
+    for name in place:
+        config = getattr(config, name)
+    return bool(getattr(config, KEY, False))
 
 
 def _parts(config: Any) -> Iterator[tuple[str, str]]:

@@ -244,7 +244,7 @@ def _stand_ins(held: Mapping[str, Shape], shapes: Mapping[str, Shape], tied: Map
 
 def needs(kind: KnownClass, name: str) -> bool:
     """Whether a class of which only names by pattern are known has a tensor of this name, and neither ties it nor does without it."""
-    tied = kind.rules is not None and ties_embeddings(kind.config, kind.rules.ties)
+    tied = kind.rules is not None and ties_embeddings(kind.config)
     untied = not (tied and _tied_patterns(kind, frozenset({pattern_of(name)[0]})))
     return kind.knows(name) and untied and not _matches(kind.known.optional, name)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.name_patterns import pattern_of
 
 FILE = Path(__file__).with_name("rules.json")
-SCHEMA = 2
+SCHEMA = 3
 """Version of compiled rule sets; cached ones of another version are not used."""
 
 
@@ -53,8 +53,9 @@ class Conversion:
 class HubRules:
     """Everything for one architecture; ``origin`` says where it comes from, ``tied`` maps expressions of names.
 
-    ``older`` turns names of the hub, or of older versions of transformers, into those in memory. Its expressions may match names in
-    memory too: ``native`` and ``hub`` are the names that tell these apart, by pattern.
+    ``ties`` says for each of `SAYINGS` of a config whether the class ties its head ("1" or "0"). ``older`` turns names of the hub, or of
+    older versions of transformers, into those in memory. Its expressions may match names in memory too: ``native`` and ``hub`` are the
+    names that tell these apart, by pattern.
     """
 
     architecture: str
@@ -64,7 +65,7 @@ class HubRules:
     older: tuple[Renaming, ...]
     ignored: tuple[str, ...]
     tied: Mapping[str, str]
-    ties: bool
+    ties: str
     native: frozenset[str] = frozenset()
     hub: frozenset[str] = frozenset()
 
@@ -79,10 +80,8 @@ def rules_for(config: Config) -> HubRules | None:
     name, model_type = architecture(config), config.get("model_type")
     if name is None or not isinstance(model_type, str):
         return None
-    shipped = _shipped()
-    key = f"{model_type}/{name}"
-    entry = shipped["models"].get(key)
-    if entry is not None and _same_parts(entry[2], config):
+    shipped, key, entry = _shipped(), f"{model_type}/{name}", _entry(config)
+    if entry is not None:
         rules = shipped["rules"][entry[0]]
         return _built(name, f"transformers {shipped['transformers']}", {**rules, "ties": entry[1]}, class_names(config))
     version = installed_version()
@@ -97,9 +96,24 @@ def rules_for(config: Config) -> HubRules | None:
     )
 
 
+def ties_of(config: Config, *, ask: bool) -> str | None:
+    """`HubRules.ties` of the architecture that a config names; None if it is not known, ``ask``: to transformers either."""
+    entry = _entry(config)
+    if entry is not None:
+        return str(entry[1])
+    rules = rules_for(config) if ask else None
+    return rules.ties if rules is not None else None
+
+
 def knows(model_type: object, name: str) -> bool:
     """Whether transformers has a class of this name for a model type, by the shipped file."""
     return f"{model_type}/{name}" in _shipped()["models"]
+
+
+def _entry(config: Config) -> Sequence[Any] | None:
+    """What the shipped file has of the architecture that a config names, if its parts are of the same types."""
+    entry: Sequence[Any] | None = _shipped()["models"].get(f"{config.get('model_type')}/{architecture(config)}")
+    return entry if entry is not None and _same_parts(entry[2], config) else None
 
 
 def _same_parts(parts: Mapping[str, str], config: Config) -> bool:

@@ -57,7 +57,7 @@ class Accumulator:
     sums: dict[str, list[Scaled]] = field(default_factory=lambda: {name: [] for name in ("|d|", "dd", "aa", "bb", "ab", "db")})
 
     def add(self, ours: Array, base: Array) -> None:
-        """Two arrays of one dimension and one length, of any dtypes that numpy and ml_dtypes have."""
+        """Two arrays of one dimension and one length, of floating or complex dtypes: integers are only counted where they differ."""
         import numpy
 
         self.elements += len(base)
@@ -75,7 +75,7 @@ class Accumulator:
         if a.dtype != b.dtype:
             a, b = a.astype(numpy.complex128), b.astype(numpy.complex128)
         with numpy.errstate(invalid="ignore", over="ignore"):
-            d = _difference(ours, base, a, b)
+            d = a - b
             odd = ~(numpy.isfinite(a) & numpy.isfinite(b))
             if odd.any():
                 self._set_aside(a, b, d, odd)
@@ -157,17 +157,6 @@ def widened(values: Array) -> Array:
             table: Array = numpy.arange(256, dtype=numpy.uint8).view(values.dtype).astype(numpy.float64)
             return table[values.view(numpy.uint8)]
         return values.astype(numpy.complex128 if values.dtype.kind == "c" else numpy.float64)
-
-
-def _difference(ours: Array, base: Array, a: Array, b: Array) -> Array:
-    """Of two blocks, rounded once; of 64-bit integers too, which float64 cannot hold."""
-    import numpy
-
-    if ours.dtype == base.dtype and ours.dtype.kind in "iu" and ours.dtype.itemsize == 8:
-        up, down = ours.view(numpy.uint64), base.view(numpy.uint64)
-        return numpy.where(ours >= base, (up - down).astype(numpy.float64), -(down - up).astype(numpy.float64))
-    difference: Array = a - b
-    return difference
 
 
 def _is_wide(values: Array) -> bool:

@@ -50,6 +50,9 @@ RESIDENT = 60 << 20
 
 SideFiles = Mapping[str, bytes | Path]
 
+SUM_MEMORY = 36
+"""Bytes that one element of a weighted sum needs: accumulators, what was read, what will be written."""
+
 WORTH_KEEPING = 2 * 10**9
 """Bytes of a file that one does not like to write twice."""
 
@@ -373,15 +376,11 @@ def _space_hint(orders: Sequence[Order]) -> str:
     return f"{elsewhere}, or pass --dtype bf16, which halves float32 weights" if 2 * wide > written else elsewhere
 
 
-SUM_MEMORY = 36
-"""Bytes that one element of a weighted sum needs: accumulators, what was read, what will be written."""
-
-
 def _refuse_existing(whole: plan.Plan, folder: Path, linked: Collection[Path]) -> None:
     for name in (*(file.name for file in whole.files), *([whole.index_name] if whole.index_name else []), MANIFEST):
         if os.path.lexists(folder / name) and folder / name not in linked:
-            hint = "use -o instead of --in-place"
-            raise OutputExists("the checkpoint folder already has a file of this name", path=folder / name, hint=hint)
+            text = "the checkpoint folder already has a file of this name"
+            raise OutputExists(text, path=folder / name, hint="use -o instead of --in-place")
 
 
 def class_comparison(claim: Claim) -> ClassComparison | None:

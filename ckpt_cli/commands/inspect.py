@@ -19,16 +19,12 @@ from ckpt_cli.given import PathLike, boundary, int_of, optional_path, parse_shar
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.progress import Progress
-from ckpt_cli.reporting.drift import run_map
-from ckpt_cli.reporting.page import run_page
-from ckpt_cli.reporting.steps import newest_of, reported, rows_of
 from ckpt_cli.results.checkpoint import Checkpoint, NoteInfo, TensorInfo
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, ReportResult, TensorGroup
 from ckpt_cli.results.statistics import StatsResult
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.verifying.drift.single_file import check_page, publish_file
 
 
 @boundary
@@ -137,6 +133,12 @@ def report(
 
     Raises NotFound, NotRecognised, Unreadable, UsageError, OutputError.
     """
+    # Starting is to stay fast where no steps are reported.
+    from ckpt_cli.reporting.drift import run_map
+    from ckpt_cli.reporting.page import run_page
+    from ckpt_cli.reporting.steps import newest_of, reported, rows_of
+    from ckpt_cli.verifying.drift.single_file import check_page, publish_file
+
     path, component, nodes = path_of(path), text_of(type, "--type"), paths_of(also, "--also")
     page = optional_path(html, "--html", use="local")
     if sample is not None and not drift:

@@ -34,7 +34,7 @@ Keep = Annotated[
 Once = Annotated[bool, option("--once", help="Make the steps that are there and end: for cron and Slurm.", panel=COMMON)]
 Interval = Annotated[
     Optional[str],
-    option("--interval", metavar="SECONDS", help="How often to look for steps, also as 5m or 1h; default 30.", panel=STEPS, read=values.seconds),
+    option("--interval", metavar="SECONDS", help="How often to look for steps, or 5m, 1h; default 30.", panel=STEPS, read=values.seconds),
 ]
 Settle = Annotated[
     Optional[str],

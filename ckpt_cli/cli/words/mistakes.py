@@ -273,7 +273,8 @@ def _too_many(words: str, path: str, command: Any, arguments: Sequence[str]) -> 
         together = len(folders) == 1 and "" not in folders and not any(map(os.path.isdir, there))
         each = f'one at a time: for each in {shlex.join(there)}; do {path} "$each"; done'
         hint = f"the folder that holds them: {path} {shlex.quote(folders.pop())}" if together else each
-        # each in {shlex.join(there)}; do {path} "$each"; done'
     if "--stats" in options and not os.path.lexists(first):
-        hint = f"ckpt show PATH {shlex.quote(first)} shows one tensor"
+        given = shlex.quote(next((word for word in there if word != first), "PATH"))
+        one = f"ckpt show {given} {'NAME' if re.search(r'[*?[]', first) else shlex.quote(first)}"
+        hint = f"ckpt inspect {given} --all lists every tensor; for one by its name: {one}"
     return UsageError(message, expected=expected, hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from safetensors.numpy import save_file
 
 import ckpt_cli
 from ckpt_cli.cli import _run
+from ckpt_cli.cli.words.mistakes import OTHERS
+from ckpt_cli.cli.words.synonyms import option_names
 from ckpt_cli.errors import UsageError
 from tests.cli import ROOT
 
@@ -76,6 +79,11 @@ FAIL = {
     "mrege run": "did you mean ckpt merge?",
     "instpect run": "did you mean ckpt inspect?",
     "frobnicate": "ckpt --help",
+    "serve run": "ckpt merge RUN -o DIR && vllm serve DIR",
+    "push old": "ckpt publish DIR --push-to-hub REPO",
+    "stats run": "ckpt inspect PATH --stats",
+    "restate run": "ckpt --help",
+    "sevre run": "ckpt --help",
     "./nothing": "ckpt detect PATH",
     "--json detect run": "ckpt detect run --json",
     "--type ema merge run": "ckpt merge run --type ema",
@@ -287,6 +295,19 @@ def test_a_mistake_gets_an_answer_that_names_the_way_out(line: str, capsys: pyte
     if err:
         assert err.startswith("error[")
         assert "  hint: " in err or "  expected: " in err
+
+
+@pytest.mark.parametrize("word", OTHERS)
+def test_what_there_is_instead_of_a_command_is_there(word: str) -> None:
+    from ckpt_cli.cli.app import root_command
+
+    commands = root_command().commands
+    assert word not in commands
+    for name, rest in re.findall(r"\bckpt ([a-z-]+)([^;]*)", OTHERS[word]):
+        if name in ("casts", "never", "writes"):
+            continue
+        if name != "--version":
+            assert set(re.findall(r"--?[a-z][a-z-]*", rest.partition("&&")[0])) <= option_names(commands[name])
 
 
 @pytest.mark.parametrize("line", ["ls run", "convert run out"])

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt_cli.cli.words.positions import arguments_of, option_names
+from ckpt_cli.cli.words.synonyms import arguments_of, option_names
 from ckpt_cli.errors import UsageError
 
 OPTION = "--exec"

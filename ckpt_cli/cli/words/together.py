@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpt_cli.cli.words.help import metavar_of
-from ckpt_cli.cli.words.positions import arguments_of
+from ckpt_cli.cli.words.synonyms import arguments_of
 from ckpt_cli.errors import UsageError
 
 BETWEEN = re.compile(r"([,;+]|(?<=[^/.])\.\.\.?(?=[^/.]))")

@@ -184,6 +184,8 @@ FAIL = {
     "merge run --base other/thing": "hf download other/thing",
     "merge Qwen/Qwen3-8B": "hf download Qwen/Qwen3-8B",
     "merge rnu": "did you mean run?",
+    "merge 'run '": "path: 'run '",
+    "diff run '\u00a0run'": "path: '\u00a0run'",
     "merge run --step 300": "one of the steps 100, 200",
     "merge run --type emma": "model, ema",
     "merge run old": "--overwrite",

@@ -122,9 +122,10 @@ class CkptError(Exception):
 
     def __str__(self) -> str:
         """Everything known, one line each, with options as Python calls them: shown in tracebacks and logs of Python callers."""
-        from ckpt_cli.names import printable
+        from ckpt_cli.names import delimited, printable
 
-        where = {"tensor": self.tensor, "path": self.path, "expected": self.expected, "hint": self.advice}
+        path = delimited(self.path) if self.path is not None else None
+        where = {"tensor": self.tensor, "path": path, "expected": self.expected, "hint": self.advice}
         where |= {label: in_python(text) for label, text in where.items() if text is not None and label in ("expected", "hint")}
         message = in_python(self.message)
         lines = [message, *self.details[:SHOWN], *(f"{label}: {text}" for label, text in where.items() if text is not None)]

@@ -133,6 +133,15 @@ def printable(text: object) -> str:
     )
 
 
+def delimited(text: str) -> str:
+    """A path in quotes if it begins or ends with a blank, which nobody would see.
+
+    >>> delimited("run"), delimited("run ")
+    ('run', "'run '")
+    """
+    return text if text == text.strip() else f"'{text}'"
+
+
 UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from safetensors.numpy import save_file
 
 import ckpt_cli
 from ckpt_cli.cli import _run
+from ckpt_cli.cli.words.mistakes import OTHERS
+from ckpt_cli.cli.words.synonyms import option_names
 from ckpt_cli.errors import UsageError
 from tests.cli import ROOT
 
@@ -67,6 +70,8 @@ WORK = {
     "merge run out -j=2": "ckpt verify out",
     "merge run out --jobs auto": "ckpt verify out",
     "merge run/ -o out/": "ckpt verify out",
+    "watch run --once --interval 5s --settle 0s": "ckpt verify run_merged/step-200",
+    "watch run --once --interval 1h30m --settle 0 min": "ckpt verify run_merged/step-200",
 }
 FAIL = {
     # Wrong words, and the way out.
@@ -74,6 +79,11 @@ FAIL = {
     "mrege run": "did you mean ckpt merge?",
     "instpect run": "did you mean ckpt inspect?",
     "frobnicate": "ckpt --help",
+    "serve run": "ckpt merge RUN -o DIR && vllm serve DIR",
+    "push old": "ckpt publish DIR --push-to-hub REPO",
+    "stats run": "ckpt inspect PATH --stats",
+    "restate run": "ckpt --help",
+    "sevre run": "ckpt --help",
     "./nothing": "ckpt detect PATH",
     "--json detect run": "ckpt detect run --json",
     "--type ema merge run": "ckpt merge run --type ema",
@@ -144,7 +154,22 @@ FAIL = {
     "merge run --tokenizer some/model": "--base BASE",
     "merge run --filter norm": "--include GLOB",
     "merge run --dest out": "-o DIR",
-    "diff run,old": "did you mean old or run?",
+    "diff run,old": "ckpt diff run old",
+    "diff run/checkpoint-100..run/checkpoint-200": "ckpt diff run/checkpoint-100 run/checkpoint-200",
+    "watch run,old --once": "ckpt watch run old --once",
+    "average run/checkpoint-100,run/checkpoint-200": "ckpt average run/checkpoint-100 run/checkpoint-200 -o DIR",
+    "average run/checkpoint-100:1 run/checkpoint-200:2 -o x": "ckpt average run/checkpoint-100 run/checkpoint-200 --weights 1,2 -o x",
+    "average run/checkpoint-100=.3,run/checkpoint-200=.7": "ckpt average run/checkpoint-100 run/checkpoint-200 --weights .3,.7 -o DIR",
+    "average A:1 B:2": "ckpt average A B --weights 1,2 -o DIR",
+    "average run/epoch=0-step=1 run/epoch=1-step=2 -o x": "has a similar name",
+    "watch run --exec python evaluate.py {output} --once": "ckpt watch run --exec 'python evaluate.py {output}' --once",
+    "watch run --exec=python e.py --model {output} --batch 8": "ckpt watch run --exec 'python e.py --model {output} --batch 8'",
+    "watch --exec ./e.sh {output} run": "ckpt watch --exec './e.sh {output}' run",
+    "watch run --interval fast": "30s, 5m or 1h",
+    "watch run --every 1k": "did you mean --every 1000?",
+    "merge run --to out": "-o DIR",
+    "average run --all --to out": "-o DIR names the folder to write",
+    "merge run --ckpt out": "PATH stands alone",
     "verify old --sample 5": "5% is 0.05",
     "merge run --dtype flaot32": "did you mean fp32?",
     "merge run --names hubb": "did you mean hub?",
@@ -159,6 +184,8 @@ FAIL = {
     "merge run --base other/thing": "hf download other/thing",
     "merge Qwen/Qwen3-8B": "hf download Qwen/Qwen3-8B",
     "merge rnu": "did you mean run?",
+    "merge 'run '": "path: 'run '",
+    "diff run '\u00a0run'": "path: '\u00a0run'",
     "merge run --step 300": "one of the steps 100, 200",
     "merge run --type emma": "model, ema",
     "merge run old": "--overwrite",
@@ -188,7 +215,12 @@ FAIL = {
     "show run": "ckpt show ./run model.norm.weight",
     "show run norm": "did you mean model.norm.weight?",
     "show run xyzzy": "ckpt inspect run",
-    "inspect run model.norm.weight": "ckpt show PATH model.norm.weight",
+    "inspect run model.norm.weight": "for one by its name: ckpt show run model.norm.weight",
+    "inspect run '*.norm.*'": "ckpt inspect run --all lists every tensor; for one by its name: ckpt show run NAME",
+    "show run '*model.norm*'": "did you mean model.norm.weight?",
+    "show run '*norm*'": "it matches 9, such as model.",
+    "show run 'model.layers.?.mlp.up_proj.weight'": ".0.mlp.up_proj.weight or model.layers.1.mlp.up_proj.weight?",
+    "show run '*xyzzy*'": "ckpt inspect run/checkpoint-200 --all lists them",
     "inspect run --tensor model.norm.weight": "ckpt show PATH TENSOR",
     "diff run": "ckpt diff run OTHER",
     "diff run old third": "A and B",
@@ -265,6 +297,19 @@ def test_a_mistake_gets_an_answer_that_names_the_way_out(line: str, capsys: pyte
     if err:
         assert err.startswith("error[")
         assert "  hint: " in err or "  expected: " in err
+
+
+@pytest.mark.parametrize("word", OTHERS)
+def test_what_there_is_instead_of_a_command_is_there(word: str) -> None:
+    from ckpt_cli.cli.app import root_command
+
+    commands = root_command().commands
+    assert word not in commands
+    for name, rest in re.findall(r"\bckpt ([a-z-]+)([^;]*)", OTHERS[word]):
+        if name in ("casts", "never", "writes"):
+            continue
+        if name != "--version":
+            assert set(re.findall(r"--?[a-z][a-z-]*", rest.partition("&&")[0])) <= option_names(commands[name])
 
 
 @pytest.mark.parametrize("line", ["ls run", "convert run out"])

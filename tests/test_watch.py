@@ -507,7 +507,13 @@ class TestWhatIsWritten:
         ckpt_cli.average(run, tmp_path / "average", steps=(100, 200), dtype="bf16")
         assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "average")
         assert [(event.event, event.step, event.steps) for event in result.events] == [("made", 200, (100, 200))]
-        assert result.waiting == {str(run): {100: "an average of 2 steps needs more than 1"}}
+        assert result.waiting == {str(run): {100: "--average last=2 needs 2 steps up to this one, and there is 1"}}
+
+    def test_an_average_of_more_steps_than_there_are_says_so_at_once(self, run: Path, tmp_path: Path) -> None:
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--average", "5", "--once")  # without waiting for --settle
+        assert done.code == 0
+        assert "step 200  waits: --average last=5 needs 5 steps up to this one, and there are 2" in done.err
+        assert happened(tmp_path / "out") == []
 
     def test_a_method_of_averaging(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2,method=ema,decay=0.25")

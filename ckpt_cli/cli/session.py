@@ -15,7 +15,7 @@ from ckpt_cli.cli import SIGPIPE, Ended
 from ckpt_cli.cli.text import path as shown_path
 from ckpt_cli.cli.text import wrapped
 from ckpt_cli.errors import CkptError, OutputExists, UsageError, Warned
-from ckpt_cli.names import printable
+from ckpt_cli.names import delimited, printable
 from ckpt_cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def error_lines(error: CkptError | ErrorInfo) -> Iterator[tuple[str, str]]:
     if error.tensor is not None:
         yield "  tensor", error.tensor
     if error.path is not None:
-        yield "  path", shown_path(error.path)
+        yield "  path", delimited(shown_path(error.path))
     if error.expected is not None:
         yield "  expected", shown_path(error.expected) if os.path.isabs(error.expected) else error.expected
     if error.advice is not None:

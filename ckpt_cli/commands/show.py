@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 CORNER = 8
 """Rows and columns that are shown without a slice; of more than two dimensions, the first of each outer one."""
 
+GLOB = re.compile(r"[*?]|\[.+\]")
+SOME = 3
+"""How many names that a pattern matches are listed."""
+
 MOST = 1 << 16
 """Elements of one slice: more than anyone reads."""
 
@@ -49,7 +55,7 @@ def show(
     """The values of ``tensor`` in a ``part`` such as "0:4,:8" (without one, of its first rows and columns), and the parts of all ranks.
 
     The name may be that of training or that of the hub. Only what the slice covers is read. Raises NotFound for a tensor that is not there,
-    UsageError for a slice that is none or has more than 65 536 elements.
+    UsageError for a pattern, and for a slice that is none or has more than 65 536 elements.
     """
     name, wanted = text_of(tensor, "TENSOR") or "", text_of(part, "--slice")
     with Files() as files:
@@ -101,8 +107,15 @@ def _tensor(opened: Opened, files: Files, name: str, order: ShardOrder) -> Tenso
     if name in known:
         return known[name]
     names = list(dict.fromkeys((*known, *stripped)))
+    where = f"ckpt inspect {shlex.quote(str(opened.found.path))} --all lists them"
+    if GLOB.search(name):
+        alike = [each for each in names if fnmatch.fnmatchcase(each, name)]
+        listed = list(map(printable, alike[:SOME]))
+        hint = f"it matches {len(alike)}, such as {', '.join(listed)}: {where}" if len(alike) > SOME else where
+        hint = f"did you mean {' or '.join(listed)}?" if 0 < len(alike) <= SOME else hint
+        raise UsageError(f"{printable(name)} is a pattern, and show takes one tensor", expected="the name of a tensor", hint=hint)
     close = difflib.get_close_matches(name, names, n=1) or [each for each in names if f".{name}." in f".{each}."][:1]
-    hint = f"did you mean {printable(close[0])}?" if close else f"ckpt inspect {shlex.quote(str(opened.found.path))} --all lists them"
+    hint = f"did you mean {printable(close[0])}?" if close else where
     raise NotFound(f"there is no tensor {printable(name)} in {opened.components[0].name}", path=opened.found.path, hint=hint)
 
 

@@ -108,18 +108,15 @@ class WatchedRun:
             if self._is_done(found, step, in_full=is_new, sources=is_new or not self._looks or number == turn):
                 self._after(step)
                 continue
-            left = self.readiness.seconds_left(target, found)
-            if left:
-                self._wait(step, self.readiness.reason)
-                due.append(left)
+            # Said first: with too few steps, whether the files of this one are settled decides nothing.
+            if not (steps := self._averaged(target, step)):
                 continue
-            steps = self._averaged(target, step)
-            parts = [other for other in target.checkpoints if other.step in steps]
-            left = max((self.readiness.seconds_left(target, other) for other in parts), default=0.0)
+            parts = [other for other in target.checkpoints if other.step in steps and other is not found]
+            left = max(self.readiness.seconds_left(target, each) for each in (found, *parts))
             if left:
                 self._wait(step, self.readiness.reason)
                 due.append(left)
-            elif steps and self._made(found, step, steps):
+            elif self._made(found, step, steps):
                 self._after(step)
         self._looks += 1
         return min(due, default=None)
@@ -148,7 +145,8 @@ class WatchedRun:
         there = sorted({found.step for found in target.checkpoints if found.step is not None and found.step <= step})
         whole = [number for number in there if number == step or number not in self._unfinished]
         if len(whole) < said["last"]:
-            self._wait(step, f"an average of {said['last']} steps needs more than {len(whole)}")
+            there_are = f"there {'is' if len(whole) == 1 else 'are'} {len(whole)}"
+            self._wait(step, f"--average last={said['last']} needs {said['last']} steps up to this one, and {there_are}")
             return ()
         return tuple(whole[-said["last"] :])
 

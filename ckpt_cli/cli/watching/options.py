@@ -34,15 +34,15 @@ Keep = Annotated[
 Once = Annotated[bool, option("--once", help="Make the steps that are there and end: for cron and Slurm.", panel=COMMON)]
 Interval = Annotated[
     Optional[str],
-    option("--interval", metavar="SECONDS", help="How often to look for steps; default 30.", panel=STEPS, read=values.real),
+    option("--interval", metavar="SECONDS", help="How often to look for steps, or 5m, 1h; default 30.", panel=STEPS, read=values.seconds),
 ]
 Settle = Annotated[
     Optional[str],
     option(
         "--settle",
         metavar="SECONDS",
-        help="Seconds for which files must not change if no tracker names the step; default 60.",
+        help="Seconds, or 5m, for which files must not change if no tracker names the step; default 60.",
         panel=STEPS,
-        read=values.real,
+        read=values.seconds,
     ),
 ]

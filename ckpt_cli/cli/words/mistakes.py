@@ -66,7 +66,16 @@ ELSEWHERE: Mapping[str, str] = {
     "--filter": "--include GLOB",
     "--skip": "--exclude GLOB",
     "--into": "-o DIR",
+    "--to": "-o DIR",
     "--dest": "-o DIR",
+    "--dst": "-o DIR",
+    "--destination": "-o DIR",
+    "--dir": "-o DIR",
+    "--src": "PATH stands alone, without an option",
+    "--in": "PATH stands alone, without an option",
+    "--ckpt": "PATH stands alone, without an option",
+    "--checkpoint-dir": "PATH stands alone, without an option",
+    "--run": "PATH stands alone, without an option",
     "--save": "-o DIR",
     "-d": "did you mean --dtype?",
     "-n": "--dry-run writes nothing",
@@ -75,6 +84,51 @@ ELSEWHERE: Mapping[str, str] = {
     "--log-level": "-v says more, -q less",
 }
 """Options of other tools (verl.model_merger, accelerate merge-weights, zero_to_fp32, git, cp), and what stands for them here."""
+
+SERVED = "merge it, then pass the folder to a server: ckpt merge RUN -o DIR && vllm serve DIR"
+OTHERS: Mapping[str, str] = {
+    "serve": SERVED,
+    "chat": SERVED,
+    "generate": SERVED,
+    "upload": "ckpt publish DIR --push-to-hub REPO pushes an output; ckpt merge RUN --push-to-hub REPO writes one first",
+    "push": "ckpt publish DIR --push-to-hub REPO pushes an output; ckpt merge RUN --push-to-hub REPO writes one first",
+    "download": "hf download REPO --local-dir DIR",
+    "pull": "hf download REPO --local-dir DIR",
+    "eval": "ckpt watch RUN --exec 'python evaluate.py {output}' runs a command for every step",
+    "evaluate": "ckpt watch RUN --exec 'python evaluate.py {output}' runs a command for every step",
+    "test": "ckpt verify DIR checks an output",
+    "quantize": "ckpt casts, and does not quantise: ckpt merge RUN -o DIR, then a tool for it, such as llm-compressor",
+    "cast": "ckpt merge RUN --dtype bf16",
+    "version": "ckpt --version",
+    "rm": "ckpt never removes a source",
+    "remove": "ckpt never removes a source",
+    "delete": "ckpt never removes a source",
+    "clean": "ckpt never removes a source",
+    "prune": "ckpt never removes a source; ckpt watch RUN --keep N removes outputs of its own",
+    "shard": "ckpt writes folders of Hugging Face only; ckpt merge RUN --max-shard-size 5GB sets the size of their files",
+    "reshard": "ckpt writes folders of Hugging Face only; ckpt merge RUN --max-shard-size 5GB sets the size of their files",
+    "split": "ckpt writes folders of Hugging Face only; ckpt merge RUN --max-shard-size 5GB sets the size of their files",
+    "stats": "ckpt inspect PATH --stats",
+    "keys": "ckpt inspect PATH --all",
+    "tensors": "ckpt inspect PATH --all",
+    "cat": "ckpt show PATH TENSOR",
+    "print": "ckpt show PATH TENSOR",
+    "plot": "ckpt diff A B --plot FILE",
+    "steps": "ckpt detect RUN",
+    "report": "ckpt detect RUN --report",
+    "state": "ckpt extract-state RUN",
+    "optimizer": "ckpt extract-state RUN --optimizer",
+    "load": "in Python: ckpt_cli.open(PATH)",
+    "open": "in Python: ckpt_cli.open(PATH)",
+    "lora": "ckpt merge RUN --base BASE",
+    "fuse": "ckpt merge RUN --base BASE",
+    "export": "ckpt merge RUN -o DIR",
+    "save": "ckpt merge RUN -o DIR",
+}
+"""Commands of other tools that are none here, and what there is instead."""
+
+NEAR = 0.7
+"""How alike a word and a command must be: commands are short, so that less is found in words of another meaning."""
 
 
 def explained(error: Exception, arguments: Sequence[str]) -> CkptError:
@@ -117,7 +171,9 @@ def no_such_command(word: str, commands: Mapping[str, Any], arguments: Sequence[
         what = "an address" if is_address else "a path"
         return UsageError(f"{word} is {what}: which command?", expected=", ".join(shown(commands)), hint=f"ckpt detect {rest}")
     known = [*shown(commands), *(other for other, name in COMMANDS.items() if name in commands)]
-    near = closest(word, known)
+    if (instead := OTHERS.get(word)) is not None:
+        return UsageError(f"there is no command {word}", expected=", ".join(shown(commands)), hint=instead)
+    near = closest(word, known, NEAR)
     if near is None and ("/" in word or word.startswith((".", "~"))):
         return UsageError(f"{word} is no command, and no such path exists", hint="the command comes first: ckpt detect PATH")
     hint = f"did you mean ckpt {COMMANDS.get(near, near)}?" if near is not None else "ckpt --help"
@@ -129,10 +185,10 @@ def shown(commands: Mapping[str, Any]) -> list[str]:
     return [name for name, command in commands.items() if not command.hidden]
 
 
-def closest(word: str, known: Collection[str]) -> str | None:
-    """The most similar of the known words, None if none is similar."""
+def closest(word: str, known: Collection[str], alike: float = 0.6) -> str | None:
+    """The most similar of the known words, None if none is similar enough."""
     bare = {name.lower().lstrip("-"): name for name in known}  # dashes would make all short options alike
-    near = difflib.get_close_matches(word.lower().lstrip("-"), bare, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word.lower().lstrip("-"), bare, n=1, cutoff=alike)
     return bare[near[0]] if near else None
 
 
@@ -264,7 +320,8 @@ def _too_many(words: str, path: str, command: Any, arguments: Sequence[str]) -> 
         together = len(folders) == 1 and "" not in folders and not any(map(os.path.isdir, there))
         each = f'one at a time: for each in {shlex.join(there)}; do {path} "$each"; done'
         hint = f"the folder that holds them: {path} {shlex.quote(folders.pop())}" if together else each
-        # each in {shlex.join(there)}; do {path} "$each"; done'
     if "--stats" in options and not os.path.lexists(first):
-        hint = f"ckpt show PATH {shlex.quote(first)} shows one tensor"
+        given = shlex.quote(next((word for word in there if word != first), "PATH"))
+        one = f"ckpt show {given} {'NAME' if re.search(r'[*?[]', first) else shlex.quote(first)}"
+        hint = f"ckpt inspect {given} --all lists every tensor; for one by its name: {one}"
     return UsageError(message, expected=expected, hint=hint)

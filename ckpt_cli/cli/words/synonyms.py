@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ckpt_cli.cli.words.periods import UNIT
 from ckpt_cli.errors import UsageError
 
 COMMANDS: Mapping[str, str] = {
@@ -39,9 +40,9 @@ OTHER_DASHES = "\u2013\u2014"
 DASHES = f"-{OTHER_DASHES}"
 ONCE = ("type", "step", "steps", "weights")
 LISTS = ("--steps", "--weights")
-SIZES = ("--max-shard-size",)
 NUMBER = re.compile(r"\d[\d.,e]*", re.ASCII)
-UNIT = re.compile(r"[kmgt]i?b?", re.IGNORECASE)
+UNITS = {"--max-shard-size": re.compile(r"[kmgt]i?b?", re.IGNORECASE)} | dict.fromkeys(("--interval", "--settle"), re.compile(UNIT))
+"""What may follow a number of these options after a space."""
 
 STEPS = ("--checkpoint",)
 """Those of `PATHS` that are a step where a number follows: no path is meant by one, unless it is there."""
@@ -82,11 +83,11 @@ def joined(args: Sequence[str], options: Collection[str]) -> list[str]:
     words: list[str] = []
     for word in args:
         option = words[-2] if len(words) > 1 and words[-2] in options else ""
-        more = NUMBER.fullmatch(word) if option in LISTS else UNIT.fullmatch(word) if option in SIZES else None
+        more = NUMBER.fullmatch(word) if option in LISTS else UNITS[option].fullmatch(word) if option in UNITS else None
         if more is None or not NUMBER.fullmatch(words[-1]) or os.path.lexists(word):
             words.append(word)
         else:
-            words[-1] += word if option in SIZES or words[-1].endswith(",") else f",{word}"
+            words[-1] += word if option in UNITS or words[-1].endswith(",") else f",{word}"
     return words
 
 
@@ -120,6 +121,34 @@ def refuse_slips(words: Sequence[str], command: Any) -> None:
             hints = {"type": "--type both takes both, --type all all", "step": f"one step: --step {given[-1]}"}
             hint = hints.get(parameter.name, f"did you mean {option} {joined_values}?")
             raise UsageError(f"{option} is given {len(given)} times", expected="one value", hint=hint)
+
+
+def option_names(command: Any) -> frozenset[str]:
+    """All names of the options of a command."""
+    return frozenset(name for parameter in command.params if parameter.param_type_name == "option" for name in _names(parameter))
+
+
+def arguments_of(words: Sequence[str], command: Any) -> list[int]:
+    """The places of the words that are no options and no values of options."""
+    valued = {
+        name
+        for parameter in command.params
+        if parameter.param_type_name == "option" and not (parameter.is_flag or parameter.count)
+        for name in _names(parameter)
+    }
+    found: list[int] = []
+    is_value = False
+    for at, word in enumerate(words):
+        if word == "--":
+            return [*found, *range(at + 1, len(words))]
+        if not is_value and not (word.startswith("-") and len(word) > 1):
+            found.append(at)
+        is_value = not is_value and word in valued
+    return found
+
+
+def _names(parameter: Any) -> tuple[str, ...]:
+    return (*parameter.opts, *parameter.secondary_opts)
 
 
 def is_synonym(name: str, command: Any = None, parameter: Any = None) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from ckpt_cli.cli.words.periods import seconds_of
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import EMPTY
 
@@ -24,7 +25,7 @@ NEGATIVE = re.compile(r" *-[0-9]+ *", re.ASCII)
 
 def whole(context: typer.Context, param: typer.CallbackParam, value: Any) -> int | None:
     """A whole number. Raises UsageError."""
-    number: int | None = _number(int, "a whole number", param, value)
+    number: int | None = _number(int, "a whole number", param, value, _whole_meant)
     return number
 
 
@@ -39,6 +40,13 @@ def threads(context: typer.Context, param: typer.CallbackParam, value: Any) -> i
 def real(context: typer.Context, param: typer.CallbackParam, value: Any) -> float | None:
     """A number. Raises UsageError."""
     number: float | None = _number(float, "a number", param, value)
+    return number
+
+
+def seconds(context: typer.Context, param: typer.CallbackParam, value: Any) -> float | None:
+    """A number of seconds, with or without units: 30, 30s, 5m, 1h30m. Raises UsageError."""
+    period = seconds_of(value) if isinstance(value, str) else None
+    number: float | None = _number(float, "seconds, or a time such as 30s, 5m or 1h", param, value) if period is None else period
     return number
 
 
@@ -61,10 +69,19 @@ def _step_meant(value: str, option: str) -> str | None:
     if len(listed) > 1 and all(map(str.isdecimal, listed)):
         several = f", or ckpt average RUN --steps {','.join(listed)} -o DIR for their mean" if option == "--step" else ""
         return f"one step: {option} {listed[-1]}{several}"
-    if re.fullmatch(r"\d+(\.\d*)?(e\+?\d)?|\d+(\.\d+)?k", value.lower()):
-        number = float(value.lower().replace("k", "e3"))
-        return f"did you mean {option} {int(number)}?" if number.is_integer() else None
+    if (meant := _whole_meant(value, option)) is not None:
+        return meant
+    if option == "--to":
+        return "--to is the last step; -o DIR names the folder to write"
     return "ckpt watch RUN --once merges every step" if value.lower() == "all" and option == "--step" else "ckpt detect RUN lists the steps"
+
+
+def _whole_meant(value: str, option: str) -> str | None:
+    """The whole number that was written as another: 1e3, 1k, 2.0."""
+    if not re.fullmatch(r"\d+(\.\d*)?(e\+?\d)?|\d+(\.\d+)?k", value.lower()):
+        return None
+    number = float(value.lower().replace("k", "e3"))
+    return f"did you mean {option} {int(number)}?" if number.is_integer() else None
 
 
 def one_of(words: Sequence[str]) -> Callable[[typer.Context, typer.CallbackParam, Any], str | None]:

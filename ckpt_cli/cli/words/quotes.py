@@ -1,0 +1,48 @@
+"""Commands of the shell as the value of an option, of which the shell has made several words: they need quotes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from ckpt_cli.cli.words.synonyms import arguments_of, option_names
+from ckpt_cli.errors import UsageError
+
+OPTION = "--exec"
+USED = ("{output}", "CKPT_OUTPUT")
+"""What a command says where the output is meant."""
+
+REPLACED = re.compile(r"\{(output|step|run)\}|\$\{?CKPT_[A-Z]+\}?")
+
+
+def refuse_unquoted(words: Sequence[str], command: Any) -> None:
+    """Raise UsageError for a command without quotes: its first word is the value, and the output stands in one that follows."""
+    at = next((i for i, word in enumerate(words) if word.partition("=")[0] == OPTION), None)
+    names = option_names(command)
+    if at is None or OPTION not in names:
+        return
+    _, equals, first = words[at].partition("=")
+    begin = at + 1 if equals else at + 2
+    first = first if equals else next(iter(words[at + 1 :]), "")
+    where = [i for i, word in enumerate(words) if i >= begin and any(each in word for each in USED)]
+    if not where or any(each in first for each in USED):
+        return
+    end = next((i for i in range(where[-1], len(words)) if words[i].partition("=")[0] in names), len(words))
+    if not arguments_of(words[:at], command):
+        while end > where[-1] + 1 and os.path.lexists(os.path.expanduser(words[end - 1])):
+            end -= 1
+    meant = shlex.quote(" ".join(map(_quoted, (first, *words[begin:end]))))
+    again = shlex.join([*words[:at], OPTION]) + f" {meant}"
+    rest = f" {shlex.join(words[end:])}" if words[end:] else ""
+    raise UsageError(
+        f"{OPTION} takes one word, and {words[begin]} follows it", expected="a command in quotes", hint=f"ckpt {command.name} {again}{rest}"
+    )
+
+
+def _quoted(word: str) -> str:
+    """A word for the shell; what is replaced in it stays bare."""
+    bare = REPLACED.sub("x", word)
+    return word if shlex.quote(bare) == bare else shlex.quote(word)

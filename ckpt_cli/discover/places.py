@@ -34,7 +34,7 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
 
     ``between``: weights may lie in a folder of any name below it, if that is the only one.
     """
-    above = _of_step_above(path, there)
+    above = _of_step_above(path, there) or _behind_link(path, there, between=between)
     if above is not None:
         return above
     places = places_in(path, there, between=between)
@@ -78,6 +78,17 @@ def _of_step_above(path: Path, there: Folders) -> Target | None:
         if inside:
             return Target(path, None, (Found(step, step_of(step), inside, path),))
     return None
+
+
+def _behind_link(path: Path, there: Folders, *, between: bool) -> Target | None:
+    """A step, or a folder in one, that the path only shows behind a link, or above the current folder: as what the links lead to."""
+    if step_of(path) is not None or not there.is_folder(path):
+        return None
+    real = path.resolve()
+    if real == path or (step_of(real) is None and step_above(real, there) is None):
+        return None
+    inside = inside_checkpoint(real, there, between=between)
+    return None if inside is None else replace(inside, path=path)
 
 
 def places_of_file(path: Path, there: Folders) -> tuple[Place, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
-from ckpt_cli.discover.tags import has_tag_file, passed_over_by_latest, tag_notes, tags_below, tags_of
+from ckpt_cli.discover.tags import has_tag_file, passed_over_by_latest, step_at, tag_notes, tags_below, tags_of
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
@@ -44,7 +44,7 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
             places = tuple(replace(place, name=name if place.name == "model" else place.name) for place in places)
         elif of_folder is not None:
             places = tuple(_numbered(place, *of_folder, root) for place in places)
-        return Target(path, None, (Found(root, step_of(root), places, path),))
+        return Target(path, None, (Found(root, step_at(root, there), places, path),))
     if not there.is_file(path):
         return None
     matches = recognise(path, there)

@@ -18,6 +18,7 @@ from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
 from ckpt_cli.discover.newest import counter_notes, mixed_notes
 from ckpt_cli.discover.places import places_in, places_of_file
+from ckpt_cli.discover.tags import step_at
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
@@ -65,7 +66,7 @@ def step_folders(run: Path, there: Folders, *, files: bool = False) -> list[Path
     """
     folders = []
     for path in there.entries(run):
-        if step_of(path) is not None:
+        if step_at(path, there) is not None:
             with contextlib.suppress(Unreadable):
                 is_file = files and there.is_file(path) and bool(recognise(path, there))
                 if not is_file and not there.is_folder(path) and not there.is_broken(path):
@@ -84,7 +85,7 @@ def steps_in(
     found: list[Found] = []
     blocked: list[Blocked] = []
     for path in step_folders(folder, there, files=files):
-        step = step_of(path) or 0
+        step = step_at(path, there) or 0
         if only is not None and step != only:
             continue
         try:

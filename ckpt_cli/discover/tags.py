@@ -27,6 +27,15 @@ def has_tag_file(folder: Path, there: Folders) -> bool:
     return bool(_named(folder, there))
 
 
+def step_at(path: Path, there: Folders) -> int | None:
+    """The step in the name of a folder; a plain number is one of a save beside a file that names the newest tag."""
+    step = step_of(path)
+    if step is None and path.name.isascii() and path.name.isdigit() and len(path.name) < 19 and has_tag_file(path.parent, there):
+        with contextlib.suppress(Unreadable):
+            return int(path.name) if there.is_folder(path) and tags_in(path, there) else None
+    return step
+
+
 def tags_of(folder: Path, there: Folders) -> list[Match]:
     """What DeepSpeed keeps one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
 
@@ -34,7 +43,7 @@ def tags_of(folder: Path, there: Folders) -> list[Match]:
     Raises Unreadable if that one cannot be looked at.
     """
     is_step = step_of(folder) is not None or (folder.name in ROLES and step_of(folder.parent) is not None)
-    if not is_step and any(step_of(child) is not None for child in there.entries(folder)):
+    if not is_step and any(step_at(child, there) is not None for child in there.entries(folder)):
         return []
     found = {child.name: matches for child, matches in tags_below(folder, there).items()}
     said = _named(folder, there)
@@ -93,7 +102,7 @@ def tag_notes(found: Found, place: Place) -> list[Note]:
     notes = []
     for file, name in _named(folder, there).items():
         tag = folder / name
-        if tag in roots or (step_of(folder) is None and step_of(tag) is not None):
+        if tag in roots or (step_of(folder) is None and step_at(tag, there) is not None):
             continue
         with contextlib.suppress(Unreadable):
             if not tags_in(tag, there):

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.discover.beside.folders import kind_of
-from ckpt_cli.discover.places import MAX_TAGS
+from ckpt_cli.discover.tags import MAX_TAGS
 from ckpt_cli.errors import CkptError, NotFound, Undecidable
 from ckpt_cli.results.checkpoint import NoteInfo
 from tests.conftest import Copy

@@ -72,12 +72,12 @@ def test_no_manifest_calls_another_number_a_step(tmp_path: Path, name: str, coun
 
 
 def test_of_two_tags_neither_is_said_to_be_the_only_one(tmp_path: Path) -> None:
-    for tag in (1, 2):
-        deepspeed(tmp_path / "run" / str(tag), tag)
-    (tmp_path / "run" / "latest").write_text("2")
+    for step, tag in enumerate(("one", "two")):
+        deepspeed(tmp_path / "run" / tag, step)
+    (tmp_path / "run" / "latest").write_text("two")
     notes = {note.code: note.text for note in ckpt_cli.detect(tmp_path / "run").checkpoint.notes}
-    assert notes["between"] == "model was read from 2/"
-    assert "1/ could be model too" in notes["passed-over"]
+    assert notes["between"] == "model was read from two/"
+    assert "one/ could be model too" in notes["passed-over"]
     assert "unread" not in notes, "one warning is enough"
 
 

@@ -366,6 +366,71 @@ def test_a_mark_that_is_written_last_is_missed(tmp_path: Path, data: Path) -> No
     assert codes["unfinished"].startswith("ckpt_contents.json, which is written last, is not in")
 
 
+def shown_elsewhere(folder: Path, where: Path) -> list[Path]:
+    """Links to a folder, to the one above it as part of a path, and a folder of links to its files."""
+    (where / "direct").symlink_to(folder)
+    (where / "above").symlink_to(folder.parent)
+    (where / "each").mkdir()
+    for path in folder.iterdir():
+        (where / "each" / path.name).symlink_to(path)
+    return [where / "direct", where / "above" / folder.name, where / "each", where / "direct" / next(folder.iterdir()).name]
+
+
+def test_a_save_in_progress_is_refused_through_links(tmp_path: Path, data: Path) -> None:
+    tree = unfinished("hub-shards", tmp_path, data)
+    assert tree.step is not None
+    for path in shown_elsewhere(tree.step / "model", tmp_path):
+        with pytest.raises(MissingShard, match=r"\.incomplete says"):
+            ckpt_cli.merge(path, tmp_path / "out")
+
+
+def test_a_save_in_progress_is_refused_in_the_current_folder(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = unfinished("hub-shards", tmp_path, data)
+    assert tree.step is not None
+    for folder, path in ((tree.step, "model"), (tree.step / "model", "."), (tree.step.parent, tree.step.name)):
+        monkeypatch.chdir(folder)
+        with pytest.raises(MissingShard, match=r"\.incomplete says"):
+            ckpt_cli.merge(Path(path), tmp_path / "out")
+
+
+def test_a_mark_that_is_written_last_is_missed_through_links(tmp_path: Path, data: Path) -> None:
+    row = next(row for row in TRAINERS if row.finished)
+    tree = build(row, "dcp", row.weights[0], tmp_path, data)
+    (tree.home / row.finished).unlink()
+    for path in shown_elsewhere(tree.home / row.weights[0], tmp_path):
+        codes = {note.code: note.text for note in ckpt_cli.detect(path).checkpoint.notes}
+        assert codes["unfinished"].startswith("ckpt_contents.json, which is written last, is not in"), path
+
+
+@pytest.mark.parametrize("index", PARTLY, ids=lambda index: TRAINERS[index].name)
+def test_a_step_whose_name_says_that_it_is_being_saved_is_no_whole_one(index: int, tmp_path: Path, data: Path) -> None:
+    """Given itself, and through links."""
+    row = TRAINERS[index]
+    tree = build(row, row.formats[0], row.weights[0] if row.weights else "", tmp_path, data)
+    assert tree.step is not None
+    partly = tree.step.rename(tree.step.parent / f"{row.partial}{tree.step.name}")
+    weights = partly / tree.home.relative_to(tree.step) / (row.weights[0] if row.weights else "")
+    for path in (partly, *shown_elsewhere(weights, tmp_path)[:-1]):
+        codes = {note.code: note.text for note in ckpt_cli.detect(path).checkpoint.notes}
+        assert codes["unfinished"].startswith(f"the name of {partly.name} says that the save did not finish"), path
+
+
+def test_a_link_shows_the_step_the_trainer_and_the_role(tmp_path: Path, data: Path) -> None:
+    row = next(row for row in TRAINERS if row.name == "lerobot")
+    tree = build(row, "safetensors", "pretrained_model", tmp_path, data)
+    assert tree.step is not None
+    (tmp_path / "it").symlink_to(tree.step / "pretrained_model")
+    for path in (tree.step.parent / "last", tree.step.parent / "last" / "pretrained_model", tmp_path / "it"):
+        found = ckpt_cli.detect(path).checkpoint
+        assert (found.step, found.framework) == (STEP, "lerobot"), path
+    other = tmp_path / "other"
+    other.mkdir()
+    verl = build(next(row for row in TRAINERS if row.name == "verl"), "rank-shards", "", other, data, role="critic")
+    (tmp_path / "one").symlink_to(verl.home)
+    found = ckpt_cli.detect(tmp_path / "one").checkpoint
+    assert (found.step, [info.name for info in found.components]) == (STEP, ["critic"])
+
+
 # -- folders that no row has -----------------------------------------------------------------------------------------
 
 

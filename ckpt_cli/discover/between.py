@@ -7,7 +7,7 @@ meant too. What cannot be read could be. Folders whose names say that they hold 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.names import safetensors_part
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.trainers import ROLES, WEIGHTS, form, has_form, place_below
+from ckpt_cli.formats.trainers import ROLES, WEIGHTS, form, has_form, number_in, place_below
 from ckpt_cli.formats.weight_names import may_hold_weights
-from ckpt_cli.names import few
+from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Note
 
 
@@ -29,18 +29,19 @@ class NoChoice(Undecidable):
     """Nothing tells which of several folders holds the model."""
 
 
-def weights_beneath(folder: Path, there: Folders, known: Sequence[Match] = ()) -> list[Match]:
+def weights_beneath(folder: Path, there: Folders, known: Sequence[Match] = (), passed: Collection[Path] = ()) -> list[Match]:
     """What is held by the folder below this one that is meant; if nothing tells which one is, this is the trouble of what is returned.
 
     Below a folder that is neither a step nor a role's, the names of rows mean nothing: there must be only one. Of several that rows name,
     all are given: which goes first, and that others are there, is said where places are chosen. A folder called like an average holds
     one, and is never taken for the model. ``known`` is what was recognised as second models, such as a critic: none of these is the model
-    if anything else could be.
+    if anything else could be. ``passed`` are folders that are known not to be meant, unless a row names them.
     """
     found = held_below(folder, there)
     if found is None:
         return []
     held = [entry for entry in found if not any(entry.path.is_relative_to(match.root) for match in known if match.root != folder)]
+    held = [entry for entry in held if entry.path not in passed or has_form(entry.name, WEIGHTS)]
     averages = [entry for entry in held if entry.kind == "average" and entry.matches]
     outputs = [entry for entry in held if entry.kind == "output" and entry.matches]
     models = [entry for entry in held if entry.kind == "model" and entry.matches] or outputs
@@ -63,9 +64,15 @@ def weights_beneath(folder: Path, there: Folders, known: Sequence[Match] = ()) -
             # An average beside models that are not told apart is none of what is meant either.
             return [replace(match, trouble=trouble) for entry in (readable[0], *averages) for match in _as_average(entry)]
         meant = models
-    chosen = [match for entry in meant for match in entry.matches]
+    chosen = [match for entry in meant for match in _as_numbered(entry)]
     chosen += [match for entry in averages for match in _as_average(entry) if len(averages) == 1]
     return chosen or _refused(folder, there)
+
+
+def _as_numbered(entry: Held) -> list[Match]:
+    """What a folder holds; with its number, if it is that of one of several models of one save."""
+    number = number_in(entry.name, WEIGHTS) or 0
+    return [replace(match, component=numbered(match.component, number), number=number or match.number) for match in entry.matches]
 
 
 def _as_average(entry: Held) -> list[Match]:

@@ -91,8 +91,8 @@ def _locate_other(path: Path, step: int | None, steps: bool, there: Folders) -> 
 
 def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) -> Target:
     _check_exists(given)
-    if given.name == "" or ".." in given.parts:
-        # "link/.." is not the folder that the link lies in.
+    if given.name == "" or ".." in given.parts or (len(given.parts) == 1 and step_of(Path.cwd()) is not None):
+        # "link/.." is not the folder that the link lies in, and a tag in the current folder does not show whose it is.
         given = given.resolve()
     snapshot = snapshot_of(given, there)
     if snapshot is not None:
@@ -107,7 +107,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     if step is None and not steps_meant:
         inside = inside_checkpoint(given, there)
         steps = steps_of_run(given, there) if inside is not None and there.is_folder(given) else Steps()
-        if step_of(given) is not None:
+        if inside is not None and inside.checkpoints[0].step is not None:
             steps = without_tags(steps)
         if inside is not None and steps:
             stray = stray_files(given, [place.match for place in inside.checkpoints[0].places])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
-from ckpt_cli.errors import CkptError, Undecidable, Unreadable
+from ckpt_cli.discover.tags import has_tag_file, passed_over_by_latest, step_at, tag_notes, tags_below, tags_of
+from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
-from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.ages import MAX_HOURS
 from ckpt_cli.formats.base import WEIGHTS_16, Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
@@ -24,9 +24,6 @@ from ckpt_cli.names import few, numbered, unnumbered
 from ckpt_cli.tensors.component import Note
 
 MAIN, SECOND = ("model", *ROLES[:2]), ROLES[2:]
-MAX_TAGS = 1024
-TAG_FILE = "latest"
-"""What DeepSpeed writes beside its saves: the name of the newest one."""
 
 
 def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> Target | None:
@@ -34,7 +31,7 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
 
     ``between``: weights may lie in a folder of any name below it, if that is the only one.
     """
-    above = _of_step_above(path, there)
+    above = _of_step_above(path, there) or _behind_link(path, there, between=between)
     if above is not None:
         return above
     places = places_in(path, there, between=between)
@@ -47,7 +44,7 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
             places = tuple(replace(place, name=name if place.name == "model" else place.name) for place in places)
         elif of_folder is not None:
             places = tuple(_numbered(place, *of_folder, root) for place in places)
-        return Target(path, None, (Found(root, step_of(root), places, path),))
+        return Target(path, None, (Found(root, step_at(root, there), places, path),))
     if not there.is_file(path):
         return None
     matches = recognise(path, there)
@@ -80,6 +77,17 @@ def _of_step_above(path: Path, there: Folders) -> Target | None:
     return None
 
 
+def _behind_link(path: Path, there: Folders, *, between: bool) -> Target | None:
+    """A step, or a folder in one, that the path only shows behind a link, or above the current folder: as what the links lead to."""
+    if step_of(path) is not None or not there.is_folder(path):
+        return None
+    real = path.resolve()
+    if real == path or (step_of(real) is None and step_above(real, there) is None):
+        return None
+    inside = inside_checkpoint(real, there, between=between)
+    return None if inside is None else replace(inside, path=path)
+
+
 def places_of_file(path: Path, there: Folders) -> tuple[Place, ...]:
     """What is recognised in a file by itself; nothing in a folder."""
     return tuple(Place(match.component, match, path.parent) for match in recognise(path, there)) if there.is_file(path) else ()
@@ -96,7 +104,8 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
     children = [child.name for child in there.folders(folder, _may_hold_component)]
     for role in ROLES:
         if role in children:
-            held = recognise(folder / role, there) or weights_beneath(folder / role, there)
+            tagged = tags_of(folder / role, there) if has_tag_file(folder / role, there) else []
+            held = recognise(folder / role, there) or tagged or weights_beneath(folder / role, there) or tags_of(folder / role, there)
             places += [Place(role, match, folder / role) for match in held if match.component == "model"]
     for child in children:
         of_folder = _component_of(child)
@@ -107,9 +116,18 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
     is_known = between or step_of(folder) is not None or any(place.name in SECOND for place in places)
     if is_known and all(is_average_name(place.name) or place.name in SECOND for place in places):
         # An average or a critic is not what the step is about: Open-Sora keeps ema.pt beside the folder of the model.
-        places += [Place(match.component, match, folder) for match in weights_beneath(folder, there, [place.match for place in places])]
-    if not places or there.is_file(folder / TAG_FILE):
-        places = _with_tag(places, [Place("model", match, folder) for match in _tags(folder, there)], there)
+        passed = passed_over_by_latest(folder, there) if not places else ()
+        beneath = weights_beneath(folder, there, [place.match for place in places], passed)
+        places += [Place(match.component, match, folder) for match in beneath]
+        if beneath and passed and all(match.trouble is None for match in beneath):
+            places += [
+                Place("model", match, folder)
+                for tag in passed
+                for match in tags_in(tag, there)
+                if tag not in {place.match.root for place in places}
+            ]
+    if not places or has_tag_file(folder, there):
+        places = _with_tag(places, [Place("model", match, folder) for match in tags_of(folder, there)], there)
     return _chosen(places)
 
 
@@ -128,61 +146,15 @@ def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Pl
     return [*tags, *(replace(place, name=WEIGHTS_16) if place.name == "model" else place for place in places)]
 
 
-def _tags(folder: Path, there: Folders) -> list[Match]:
-    """What DeepSpeed keeps one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
-
-    Of a folder that is no step, step folders are its steps and not this. Of several the one that ``latest`` names is taken.
-    """
-    is_step = step_of(folder) is not None
-    if not is_step and any(step_of(child) is not None for child in there.entries(folder)):
-        return []
-    found = {child.name: matches for child, matches in _tags_below(folder, there).items()}
-    if len(found) < 2:
-        return next(iter(found.values()), [])
-    said = _latest(folder, there)
-    if said in found:
-        return [*found.pop(said), *(match for matches in found.values() for match in matches)]
-    first = next(iter(found.values()))
-    trouble = Undecidable(
-        f"there are {len(found)} saves in this folder: {few(list(found))}",
-        path=folder,
-        expected=f"a file {TAG_FILE} that names one of them",
-        hint=f"pass {folder / next(reversed(found))}, or another of them",
-    )
-    return [replace(match, trouble=trouble) for match in first]
-
-
-def _tags_below(folder: Path, there: Folders) -> dict[Path, list[Match]]:
-    """The folders below a checkpoint's that hold a save of DeepSpeed, whatever their names."""
-    found: dict[Path, list[Match]] = {}
-    seen = 0
-    for child in there.entries(folder):
-        # What cannot be looked at beside it may be anything, and no weights are taken from it in any case.
-        with contextlib.suppress(Unreadable):
-            if there.is_folder(child) and seen < MAX_TAGS:
-                seen += 1
-                if matches := tags_in(child, there):
-                    found[child] = matches
-    return found
-
-
-def _latest(folder: Path, there: Folders) -> str | None:
-    """The tag that DeepSpeed's own tools take."""
-    try:
-        return read_small(folder / TAG_FILE, 1 << 10).decode("utf-8", "replace").strip() if there.is_file(folder / TAG_FILE) else None
-    except CkptError:
-        return None
-
-
 def unread_notes(found: Found, place: Place) -> list[Note]:
     """A warning about saves of DeepSpeed in the folder of weights that are read.
 
     A copy of weights from elsewhere looks like one that belongs there, and names do not tell which of the two is newer. Looked for in the
     checkpoint that is read only: it takes a listing of every folder in it.
     """
-    there = Folders()
+    there, notes = Folders(), tag_notes(found, place)
     if all_refused([place]) or found.is_named(place) or not there.is_folder(found.path):
-        return []  # beside a single file anything may lie
+        return notes  # beside a single file anything may lie
     told: dict[str, None] = {}
     taken = {other.match.root for other in found.places}
     taken |= {other.folder for other in place.passed_over if other.folder is not None}  # of which is told already
@@ -190,15 +162,15 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
         if not there.is_folder(folder):
             continue
         is_step = step_of(folder) is not None
-        saves = {child: matches for child, matches in _tags_below(folder, there).items() if is_step or step_of(child) is None}
+        saves = {child: matches for child, matches in tags_below(folder, there).items() if is_step or step_of(child) is None}
         told |= dict.fromkeys(f"{child.name} ({match.evidence})" for child in saves if child not in taken for match in saves[child])
     if not told:
-        return []
+        return notes
     were = "was" if len(told) == 1 else "were"
     text = f"{few(list(told), 3)} beside the weights of {place.name} {were} not read"
     if _saved_together(found, place):
-        return [Note("info", "unread", text)]
-    return [Note("warning", "unread", f"{text}: the two may be of different steps")]
+        return [*notes, Note("info", "unread", text)]
+    return [*notes, Note("warning", "unread", f"{text}: the two may be of different steps")]
 
 
 def _saved_together(found: Found, place: Place) -> bool:

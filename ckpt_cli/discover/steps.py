@@ -18,11 +18,12 @@ from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
 from ckpt_cli.discover.newest import counter_notes, mixed_notes
 from ckpt_cli.discover.places import places_in, places_of_file
+from ckpt_cli.discover.tags import step_at
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
-from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of
+from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.formats.registry import format_of, recognise
+from ckpt_cli.formats.registry import format_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, WEIGHTS, has_form, number_in
 from ckpt_cli.formats.weight_names import may_hold_weights
@@ -65,7 +66,7 @@ def step_folders(run: Path, there: Folders, *, files: bool = False) -> list[Path
     """
     folders = []
     for path in there.entries(run):
-        if step_of(path) is not None:
+        if step_at(path, there) is not None:
             with contextlib.suppress(Unreadable):
                 is_file = files and there.is_file(path) and bool(recognise(path, there))
                 if not is_file and not there.is_folder(path) and not there.is_broken(path):
@@ -84,7 +85,7 @@ def steps_in(
     found: list[Found] = []
     blocked: list[Blocked] = []
     for path in step_folders(folder, there, files=files):
-        step = step_of(path) or 0
+        step = step_at(path, there) or 0
         if only is not None and step != only:
             continue
         try:
@@ -235,14 +236,24 @@ def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:
             # What cannot be read, and what is too long to be a tracker, says nothing.
             with contextlib.suppress(CkptError, OSError):
                 if there.is_file(path):
-                    step = _tracked(read_small(path, 1 << 16), as_json=path.suffix == ".json")
+                    content = read_small(path, 1 << 16)
+                    text, step = content.decode("utf-8", "replace").strip(), _tracked(content, as_json=path.suffix == ".json")
                 elif path.is_symlink():
-                    step = _named_step(PurePath(os.readlink(path)).name)
+                    text = os.readlink(path)
+                    step = _named_step(PurePath(text).name)
                 else:
                     continue
+                if step is None or "/" in text:
+                    step = _other_named(folder, text, there) or step
                 if step is not None:
                     said[Tracker(name, *step)] = None
     return tuple(said)
+
+
+def _other_named(folder: Path, name: str, there: Folders) -> tuple[int, str] | None:
+    """A save beside the steps that has no number: DeepSpeed's tags may have any name, also one with a slash."""
+    held = stays_inside(name) and (tags_in(folder / name, there) if "/" in name else recognise(folder / name, there))
+    return (0, name) if held else None
 
 
 def _tracked(content: bytes, *, as_json: bool) -> tuple[int, str] | None:
@@ -267,7 +278,7 @@ def _named_step(text: str) -> tuple[int, str] | None:
 def release_of(run: Path, there: Folders) -> Path | None:
     """The folder of a model that Megatron converted, before any step: it loads that one if its tracker says so."""
     folder = run / RELEASE
-    told = any(tracker.said for tracker in trackers_in((run,), there))
+    told = any(tracker.said == RELEASE for tracker in trackers_in((run,), there))
     return folder if told and there.is_folder(folder) else None
 
 
@@ -357,11 +368,12 @@ def tracker_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool
     """
     notes = []
     for tracker in target.trackers:
-        if tracker.step == taken.step:
+        if _is_taken(tracker, target, taken):
             continue
         named = [found for found in target.checkpoints if found.step == tracker.step]
         if tracker.said and target.run is not None and is_folder(target.run / tracker.said):
-            text = f"{tracker}, which Megatron would load, but step {taken.step} was taken: to take the former, give {tracker.said}/ itself"
+            which = "which Megatron would load" if tracker.said == RELEASE else "which is a save too"
+            text = f"{tracker}, {which}, but step {taken.step} was taken: to take the former, give {tracker.said}/ itself"
             notes.append(Note("warning", "tracker", text))
         elif tracker.step > (taken.step or 0) and not named and all(step_of(folder) != tracker.step for folder in target.bare):
             text = f"{tracker}, and that step is not there: the newest whole one is {taken.step}; did a copy end early?"
@@ -372,6 +384,12 @@ def tracker_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool
         else:
             notes += told_by_trackers(target, taken, tracker.step)
     return notes
+
+
+def _is_taken(tracker: Tracker, target: Target, taken: Found) -> bool:
+    if tracker.said in ("", RELEASE):
+        return tracker.step == taken.step
+    return target.run is not None and taken.places[0].match.root.is_relative_to(target.run / tracker.said)
 
 
 def told_by_trackers(target: Target, taken: Found, only: int | None = None) -> list[Note]:

@@ -82,7 +82,7 @@ TRAINERS = (
         "accelerate with DeepSpeed",
         ZERO,
         steps=("checkpoint_N",),
-        weights=("pytorch_model",),
+        weights=("pytorch_model", "pytorch_model_N"),
         by=FOLDER,
         runs=("checkpoints",),
         trackers=LATEST,

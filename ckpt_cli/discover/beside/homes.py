@@ -34,7 +34,7 @@ def asset_homes(found: Found, place: Place) -> list[Path]:
 
 def run_folders(found: Found) -> list[Path]:
     """The folder of the run that a step is one of, and the one around it where steps have a folder of their own in the run."""
-    if found.step is None or step_of(found.path) is None:
+    if found.step is None or (step_of(found.path) is None and not found.path.name.isdigit()):
         return []
     run = found.path.parent
     return [run, run.parent] if run.name in RUNS else [run]

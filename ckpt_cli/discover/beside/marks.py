@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import MissingShard
 from ckpt_cli.files.folders import is_there
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.formats.trainers import TRAINERS, UNFINISHED, has_form, place_below
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.trainers import PARTIAL, TRAINERS, UNFINISHED, has_form, place_below
 from ckpt_cli.tensors.component import Note
+
+ABOVE = 4
+"""Levels above the folder of the weights at which a step may lie: trainers have up to three."""
 
 
 def check_marks(found: Found, place: Place) -> None:
@@ -28,11 +34,25 @@ def mark_notes(found: Found, place: Place) -> list[Note]:
 
 
 def _said(found: Found, place: Place) -> str | None:
-    mark = next((name for name in UNFINISHED if is_there(found.path / name)), None)
+    """What a mark says of the folders that the path shows, or of those in which the files really lie: links may show others."""
+    told = _in(found.path, place.home, place.match.root)
+    for root in dict.fromkeys((place.match.root.resolve(), place.match.first.resolve().parent)):
+        near = (root, *root.parents[:ABOVE])
+        step = next((folder for folder in near if step_of(folder) is not None or has_form(folder.name, PARTIAL)), None)
+        if told is None and step is not None:
+            told = _in(step, step / place_below(root, step)[0], root)
+    return told
+
+
+def _in(step: Path, home: Path, root: Path) -> str | None:
+    """What a mark says of a step, where ``root`` has the weights of the component in ``home``."""
+    if has_form(step.name, PARTIAL):
+        return f"the name of {step.name} says that the save did not finish"
+    mark = next((name for name in UNFINISHED if is_there(step / name)), None)
     if mark is not None:
-        return f"{mark} says that {found.path.name} was not saved to its end"
-    below = place_below(place.match.root, place.home)[1]
+        return f"{mark} says that {step.name} was not saved to its end"
+    below = place_below(root, home)[1]
     last = next((row.finished for row in TRAINERS if row.finished and has_form(below, row.weights)), None)
-    if last is not None and not is_there(place.home / last):
-        return f"{last}, which is written last, is not in {place.home.name}/: the save may not have finished"
+    if last is not None and not is_there(home / last):
+        return f"{last}, which is written last, is not in {home.name}/: the save may not have finished"
     return None

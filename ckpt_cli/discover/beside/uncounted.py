@@ -78,10 +78,10 @@ def _counts(name: str) -> bool:
 
 
 def _is_of_step(entry: Path, steps: set[str]) -> bool:
-    """Whether an entry is a link to a step, or into one."""
-    if not entry.is_symlink():
-        return False
+    """Whether an entry is a step of any name, or a link to one, or into one."""
     real = Path(os.path.realpath(entry))
+    if not entry.is_symlink():
+        return str(real) in steps
     return any(str(folder) in steps for folder in (real, *real.parents))
 
 

@@ -1,0 +1,134 @@
+"""Saves that lie one level below a checkpoint's folder, in a *tag* of any name, and the file beside them that names the newest one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.errors import CkptError, Undecidable, Unreadable
+from ckpt_cli.files.folders import Folders, broken_link, stays_inside
+from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.registry import tags_in
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.trainers import ROLES
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+
+MAX_TAGS = 1024
+TAG_FILES = ("latest", "latest_universal")
+"""What DeepSpeed writes beside its saves: the name of the newest one, and of the newest universal one."""
+
+
+def has_tag_file(folder: Path, there: Folders) -> bool:
+    return bool(_named(folder, there))
+
+
+def step_at(path: Path, there: Folders) -> int | None:
+    """The step in the name of a folder; a plain number is one of a save beside a file that names the newest tag."""
+    step = step_of(path)
+    if step is None and path.name.isascii() and path.name.isdigit() and len(path.name) < 19 and has_tag_file(path.parent, there):
+        with contextlib.suppress(Unreadable):
+            return int(path.name) if there.is_folder(path) and tags_in(path, there) else None
+    return step
+
+
+def tags_of(folder: Path, there: Folders) -> list[Match]:
+    """What DeepSpeed keeps one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
+
+    Of a folder that is no step, step folders are its steps and not this. Of several the one that ``latest`` names is taken.
+    Raises Unreadable if that one cannot be looked at.
+    """
+    is_step = step_of(folder) is not None or (folder.name in ROLES and step_of(folder.parent) is not None)
+    if not is_step and any(step_at(child, there) is not None for child in there.entries(folder)):
+        return []
+    found = {child.name: matches for child, matches in tags_below(folder, there).items()}
+    said = _named(folder, there)
+    for name in said.values():
+        _check_tag(folder / name, there)
+        if "/" in name and (inner := tags_in(folder / name, there)):
+            found[name] = inner
+    if len(found) < 2:
+        return next(iter(found.values()), [])
+    meant = next((name for name in said.values() if name in found), None)
+    if meant is not None:
+        return [*found.pop(meant), *(match for matches in found.values() for match in matches)]
+    first = next(iter(found.values()))
+    trouble = Undecidable(
+        f"there are {len(found)} saves in this folder: {few(list(found))}",
+        path=folder,
+        expected=f"a file {TAG_FILES[0]} that names one of them",
+        hint=f"pass {folder / next(reversed(found))}, or another of them",
+    )
+    return [replace(match, trouble=trouble) for match in first]
+
+
+def passed_over_by_latest(folder: Path, there: Folders) -> Collection[Path]:
+    """The tags in a folder that are not meant, since ``latest`` names another one of them."""
+    if not has_tag_file(folder, there):
+        return ()
+    found = tags_below(folder, there)
+    meant = next((folder / name for name in _named(folder, there).values() if folder / name in found), None)
+    return () if meant is None else [child for child in found if child != meant]
+
+
+def tags_below(folder: Path, there: Folders) -> dict[Path, list[Match]]:
+    """The folders below a checkpoint's that hold a save of DeepSpeed, whatever their names."""
+    found: dict[Path, list[Match]] = {}
+    seen = 0
+    for child in there.entries(folder):
+        # What cannot be looked at beside it may be anything, and no weights are taken from it in any case.
+        with contextlib.suppress(Unreadable):
+            if there.is_folder(child) and seen < MAX_TAGS:
+                seen += 1
+                if matches := tags_in(child, there):
+                    found[child] = matches
+    return found
+
+
+def tag_notes(found: Found, place: Place) -> list[Note]:
+    """A warning where a tag file beside what was read names a tag that is not there, or holds no save."""
+    there = Folders()
+    folder = place.home
+    if found.given in (place.match.root, *place.match.files) and place.match.root != found.path:
+        return []
+    if not there.is_folder(folder):
+        return []
+    roots = {other.match.root for other in found.places}
+    taken = f"{place.match.root.name}/" if place.match.root != folder else place.match.first.name
+    notes = []
+    for file, name in _named(folder, there).items():
+        tag = folder / name
+        if tag in roots or (step_of(folder) is None and step_at(tag, there) is not None):
+            continue
+        with contextlib.suppress(Unreadable):
+            if not tags_in(tag, there):
+                why = "in which there is no save" if there.is_folder(tag) else "which is not there"
+                notes.append(Note("warning", "tracker", f"{file} names {name}, {why}: {place.name} was read from {taken}"))
+    return notes
+
+
+def _check_tag(tag: Path, there: Folders) -> None:
+    """Raise Unreadable for a tag that cannot be looked at, or is a link that leads nowhere: it is the save that is meant."""
+    if there.is_broken(tag):
+        raise broken_link(tag)
+    if there.is_folder(tag):
+        there.entries(tag)
+
+
+def _named(folder: Path, there: Folders) -> dict[str, str]:
+    """The tags that DeepSpeed's own tools take, by the file that names each; one that cannot be read names none."""
+    own = {file: said for file in TAG_FILES if (said := _said(folder / file, there)) is not None}
+    # A tag may have a slash: then this folder is its first part.
+    above = ((file, _said(folder.parent / file, there) or "") for file in TAG_FILES if file not in own)
+    return own | {file: said.removeprefix(f"{folder.name}/") for file, said in above if said.startswith(f"{folder.name}/")}
+
+
+def _said(file: Path, there: Folders) -> str | None:
+    with contextlib.suppress(CkptError):
+        said = read_small(file, 1 << 10).decode("utf-8", "replace").strip() if there.is_file(file) else ""
+        return said if stays_inside(said) else None
+    return None

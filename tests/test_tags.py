@@ -1,0 +1,183 @@
+"""Saves in tags: which of them is meant, what is said where `latest` means another one, and those that cannot be looked at."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError, Unreadable
+from tests.cli import ckpt
+from tests.tensors import load
+from tests.test_recorded_steps import WEIGHTS, deepspeed
+
+
+def save(folder: Path, step: int, value: float = 0.0) -> Path:
+    deepspeed(folder, step)
+    path = folder / "mp_rank_00_model_states.pt"
+    content = torch.load(path, weights_only=False)
+    content["module"] = {name: torch.full_like(tensor, value) for name, tensor in WEIGHTS.items()}
+    torch.save(content, path)
+    return folder
+
+
+def warnings(path: Path, code: str) -> list[str]:
+    return [note.text for note in ckpt_cli.detect(path).checkpoint.notes if note.code == code and note.level == "warning"]
+
+
+def value(path: Path, out: Path, **options: str | int) -> float:
+    ckpt_cli.merge(path, out, **options)  # type: ignore[arg-type]
+    return float(load(out)["a.weight"][0, 0])
+
+
+def gathered(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.to(torch.bfloat16) for name, tensor in WEIGHTS.items()}, folder / "model.safetensors")
+
+
+# -- latest decides ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["run", "checkpoint-4", "run/global_step_4/actor"])
+def test_of_several_the_one_that_latest_names_is_taken(tmp_path: Path, folder: str) -> None:
+    """In a folder that is a step, or a role's, as in any other."""
+    for number, tag in enumerate(("a", "b", "c")):
+        save(tmp_path / folder / tag, 4, number)
+    (tmp_path / folder / "latest").write_text("b")
+    assert value(tmp_path / folder, tmp_path / "out") == 1
+    (text,) = warnings(tmp_path / folder, "passed-over")
+    assert "a/, c/ could be" in text
+    (tmp_path / folder / "latest").unlink()
+    with pytest.raises(CkptError):
+        ckpt_cli.merge(tmp_path / folder, tmp_path / "none")
+
+
+def test_latest_does_not_decide_against_other_weights(tmp_path: Path) -> None:
+    """What lies beside the tags in a step may be the model too."""
+    for number, tag in enumerate(("a", "b")):
+        save(tmp_path / "checkpoint-4" / tag, 4, number)
+    gathered(tmp_path / "checkpoint-4" / "net")
+    (tmp_path / "checkpoint-4" / "latest").write_text("b")
+    with pytest.raises(CkptError, match="nothing tells which"):
+        ckpt_cli.merge(tmp_path / "checkpoint-4", tmp_path / "out")
+
+
+def test_of_universal_ones_the_file_of_these_names_it(tmp_path: Path) -> None:
+    for number in (3, 6):
+        save(tmp_path / "run" / f"global_step{number}_universal", number, number)
+    (tmp_path / "run" / "latest").write_text("global_step6")
+    (tmp_path / "run" / "latest_universal").write_text("global_step6_universal")
+    assert value(tmp_path / "run", tmp_path / "out") == 6
+
+
+# -- latest is compared ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", ["myexp", "exp/final"])
+def test_a_save_of_another_name_beside_steps_is_said(tmp_path: Path, named: str) -> None:
+    save(tmp_path / "run" / "global_step3", 3)
+    save(tmp_path / "run" / named, 9, 9)
+    (tmp_path / "run" / "latest").write_text(f"{named}\n")
+    (text,) = warnings(tmp_path / "run", "tracker")
+    assert text == f"latest says {named}, which is a save too, but step 3 was taken: to take the former, give {named}/ itself"
+    assert value(tmp_path / "run" / named, tmp_path / "out") == 9
+
+
+@pytest.mark.parametrize("where", ["run", "checkpoint-4"])
+def test_a_tag_that_is_not_there_is_said(tmp_path: Path, where: str) -> None:
+    save(tmp_path / where / "alpha", 4)
+    (tmp_path / where / "latest").write_text("beta")
+    assert warnings(tmp_path / where, "tracker") == ["latest names beta, which is not there: model was read from alpha/"]
+    assert warnings(tmp_path / where / "alpha", "tracker") == [], "given itself, it is meant"
+    (tmp_path / where / "latest").write_text("alpha")
+    assert warnings(tmp_path / where, "tracker") == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_tag_without_a_save_is_said_where_gathered_weights_are_read(tmp_path: Path, is_there: bool) -> None:
+    step = tmp_path / "run" / "checkpoint-4"
+    gathered(step)
+    (step / "latest").write_text("global_step4")
+    if is_there:
+        (step / "global_step4").mkdir()
+    why = "in which there is no save" if is_there else "which is not there"
+    assert warnings(step, "tracker") == [f"latest names global_step4, {why}: model was read from model.safetensors"]
+
+
+# -- tags that cannot be looked at -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["", "policy"])
+def test_gathered_weights_do_not_replace_a_tag_that_cannot_be_looked_at(tmp_path: Path, role: str) -> None:
+    step = tmp_path / "run" / "global_step_4"
+    home = step / role
+    if not role:
+        gathered(home)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "latest").write_text("tag")
+    (home / "tag").symlink_to(tmp_path / "unmounted" / "tag")
+    for path in (step, tmp_path / "run"):
+        with pytest.raises(Unreadable, match="which does not exist"):
+            ckpt_cli.merge(path, tmp_path / "out")
+
+
+# -- where tags lie ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("latest", [True, False])
+def test_those_of_roles_are_components_of_the_step(tmp_path: Path, latest: bool) -> None:
+    step = tmp_path / "run" / "global_step_5"
+    for number, role in enumerate(("policy", "critic")):
+        save(step / role / "global_step_5", 5, number)
+        if latest:
+            (step / role / "latest").write_text("global_step_5")
+    for path in (tmp_path / "run", step):
+        found = ckpt_cli.detect(path).checkpoint
+        assert (found.step, [info.name for info in found.components]) == (5, ["policy", "critic"])
+    assert value(tmp_path / "run", tmp_path / "critic", type="critic", step=5) == 1
+    assert ckpt_cli.detect(step / "policy").checkpoint.step == 5
+
+
+def test_a_tag_with_a_slash_is_the_one_that_latest_names(tmp_path: Path) -> None:
+    for number in (5, 10):
+        save(tmp_path / "run" / "epoch_1" / f"step_{number}", number, number)
+        save(tmp_path / "other" / "exp" / f"try{number}", number, number)
+    (tmp_path / "run" / "latest").write_text("epoch_1/step_10")
+    (tmp_path / "other" / "latest").write_text("exp/try5")
+    assert value(tmp_path / "run", tmp_path / "out") == 10
+    assert warnings(tmp_path / "run", "tracker") == []
+    assert value(tmp_path / "other", tmp_path / "also") == 5
+
+
+def test_numbers_are_steps(tmp_path: Path) -> None:
+    for number in (100, 200):
+        save(tmp_path / "run" / str(number), number, number)
+    (tmp_path / "run" / "latest").write_text("200")
+    found = ckpt_cli.detect(tmp_path / "run").checkpoint
+    assert (found.step, [step.step for step in found.steps]) == (200, [100, 200])
+    assert [note.code for note in found.notes if note.level == "warning" and note.code in ("tracker", "uncounted")] == []
+    assert value(tmp_path / "run", tmp_path / "out", step=100) == 100
+    assert ckpt_cli.detect(tmp_path / "run" / "100").checkpoint.step == 100
+    assert ckpt("average", tmp_path / "run", "-o", tmp_path / "mean", "--last", "2").code == 0
+    (tmp_path / "run" / "latest").unlink()
+    with pytest.raises(CkptError):
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "none")
+
+
+def test_two_models_of_accelerate(tmp_path: Path) -> None:
+    """It writes `latest` with each of them."""
+    step = tmp_path / "run" / "checkpoint_0"
+    for number, tag in enumerate(("pytorch_model", "pytorch_model_1")):
+        save(step / tag, 4, number)
+    (step / "latest").write_text("pytorch_model_1")
+    found = ckpt_cli.detect(step).checkpoint
+    assert [info.name for info in found.components] == ["model", "model_1"]
+    assert [code for code in ("other-models", "passed-over", "tracker") if warnings(step, code)] == ["other-models"]
+    assert value(step, tmp_path / "first") == 0
+    assert value(step, tmp_path / "second", type="model_1") == 1
+    shutil.rmtree(step / "pytorch_model")
+    assert warnings(step, "no-first-model")

@@ -136,9 +136,14 @@ class TestMap:
         assert lines(EDGES, 80)[0] == "all tensors"
 
     def test_nothing_changed(self) -> None:
-        shown = lines(layers(3, frozen=3), 80)
+        shown = lines(layers(5, frozen=5), 80)
         assert UNIT not in shown
         assert shown[-1] == "· unchanged"
+
+    def test_nothing_changed_in_few_layers(self) -> None:
+        shown = [line for line in lines(layers(3, frozen=3), 80)[2:] if line]
+        assert UNIT not in shown
+        assert {line.split("  ", 1)[1].strip() for line in map(str.strip, shown)} == {"  ".join(["· unchanged"] * 3)}
 
     def test_names_are_shortened_in_the_middle_and_escaped(self) -> None:
         shown = lines([drift(f"h.{i}.{'x' * 100}.\x1b[31m.end.weight", 0.1) for i in range(2)], 80)

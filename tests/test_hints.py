@@ -360,7 +360,7 @@ CASES = (
     Case(
         "a file as base",
         lambda p: merge(p.hub("m"), p, base=p.hub("b") / "model.safetensors"),
-        r"pass the folder of the file",
+        r"pass the folder of the file: --base \S+/b",
         lambda p: merge(p.hub("m"), p, base=p.hub("b")),
     ),
     Case(

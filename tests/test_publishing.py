@@ -56,7 +56,7 @@ def visible(folder: Path) -> Tree:
 
 def kept(error: BaseException) -> list[Path]:
     """The folders of finished files that an error names, with what to do."""
-    text = error.hint if isinstance(error, CkptError) else error.__notes__[0]
+    text = error.hint if isinstance(error, CkptError) else error.__notes__[-1]
     told, _, folders = (text or "").partition("rm -r ")
     assert "run the same command again to go on" in told
     return [Path(folder) for folder in shlex.split(folders)]

@@ -173,8 +173,10 @@ def test_a_file_beside_the_weights_that_is_replaced_meanwhile(web: Any, tmp_path
 
     class Held(Silent):
         def advance(self, done_bytes: int, label: str = "") -> None:
-            config.write_text(config.read_text().replace("10000.0", "20000.0"))
-            os.utime(config, (1_600_000_000,) * 2)
+            other = tmp_path / "config.json"
+            other.write_text(config.read_text().replace("10000.0", "20000.0"))
+            os.utime(other, (1_600_000_000,) * 2)
+            other.replace(config)
 
     with pytest.raises(SourceChanged) as caught:
         ckpt_cli.merge(web.address, tmp_path / "out", progress=Held())

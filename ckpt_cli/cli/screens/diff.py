@@ -41,7 +41,7 @@ def diff_result(result: DiffResult, session: Session) -> None:
 
 def _side(side: DiffSide) -> str:
     step = f", step {side.step}" if side.step is not None else ""
-    return f"{text.path(side.path)}   {side.component}{step}, {text.plural(side.tensors, 'tensor')}, {text.size(side.bytes)} of tensor data"
+    return f"{text.path(side.path)}   {side.component}{step}, {text.plural(side.tensors, 'tensor')}, {text.size(side.bytes)}"
 
 
 def _verdict(result: DiffResult) -> str:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import Inconsistent, MissingShard, MixedWorldSizes, reading
+from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
@@ -58,8 +59,8 @@ class ParameterGroup:
     parameters: tuple[Parameter, ...]
 
 
-def parameter_groups(model: ModelStates, ranks: Sequence[OptimizerStates]) -> tuple[ParameterGroup, ...]:
-    """The parameters of one model parallel rank. ``ranks`` are its data parallel ranks, in order.
+def parameter_groups(model: ModelStates, ranks: Sequence[OptimizerStates], experts: Mapping[str, int]) -> tuple[ParameterGroup, ...]:
+    """The parameters of one model parallel rank. ``ranks`` are its data parallel ranks, in order; ``experts`` is `expert_counts`.
 
     Raises MissingShard, MixedWorldSizes, Inconsistent, each with the file.
     """
@@ -68,7 +69,7 @@ def parameter_groups(model: ModelStates, ranks: Sequence[OptimizerStates]) -> tu
         with reading(other.path):
             _check_alike(first, other)
     with reading(first.path):
-        placed = _by_slices(first, ranks) if model.groups is None else _by_shapes(model.groups, first, ranks)
+        placed = _by_slices(first, ranks) if model.groups is None else _by_shapes(model, model.groups, experts, ranks)
         names = [parameter.name for group in placed for parameter in group]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -119,7 +120,10 @@ def _check_ranks(count: int, ranks: Sequence[OptimizerStates]) -> None:
 # -- by the shapes in the model states -----------------------------------------------------------------------------------
 
 
-def _by_shapes(groups: Sequence[Mapping[str, Shape]], first: OptimizerStates, ranks: Sequence[OptimizerStates]) -> list[list[Parameter]]:
+def _by_shapes(
+    model: ModelStates, groups: Sequence[Mapping[str, Shape]], experts: Mapping[str, int], ranks: Sequence[OptimizerStates]
+) -> list[list[Parameter]]:
+    first = ranks[0]
     if len(groups) != len(first.partitions):
         text = f"the optimizer has {len(first.partitions)} partitions, param_shapes of the model states has {len(groups)}"
         raise Inconsistent(text, hint=MIXED)
@@ -130,7 +134,7 @@ def _by_shapes(groups: Sequence[Mapping[str, Shape]], first: OptimizerStates, ra
             _check_ranks(count, ranks)
             placed.append(list(_partitioned(shapes, index, ranks)))
         elif any(EXPERT_NAME.fullmatch(name) for name in shapes) and count < len(ranks):
-            placed.append(list(_of_experts(shapes, index, count, ranks)))
+            placed.append(list(_of_experts(shapes, index, experts, _blocks(count, ranks, data_before_experts(model)))))
         else:
             _check_ranks(count, ranks)
             placed.append(list(_on_line(shapes, index, ranks)))
@@ -161,23 +165,47 @@ def _on_line(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerS
         start += count + gap
 
 
-def _of_experts(shapes: Mapping[str, Shape], index: int, count: int, ranks: Sequence[OptimizerStates]) -> Iterator[Parameter]:
-    """Experts, under the numbers that they have on their rank: ranks with the same remainder hold the same ones."""
+def _blocks(count: int, ranks: Sequence[OptimizerStates], data_first: bool) -> list[Sequence[OptimizerStates]]:
+    """The ranks among which a group of experts is partitioned, by the number of the experts that they hold."""
     if len(ranks) % count or {states.rank for states in ranks} != set(range(len(ranks))):
         raise MissingShard(
             f"experts are partitioned among {count} ranks each, and there are files of {len(ranks)} ranks",
             path=ranks[0].path.parent,
             expected="the files of all ranks",
         )
-    sets = len(ranks) // count
-    local = 1 + max(int(fields["number"]) for name in shapes if (fields := EXPERT_NAME.fullmatch(name)) is not None)
-    for block in range(sets):
-        for parameter in _on_line(shapes, index, ranks[block::sets]):
+    blocks = len(ranks) // count
+    return [ranks[block * count : (block + 1) * count] if data_first else ranks[block::blocks] for block in range(blocks)]
+
+
+def _of_experts(
+    shapes: Mapping[str, Shape], index: int, experts: Mapping[str, int], blocks: Sequence[Sequence[OptimizerStates]]
+) -> Iterator[Parameter]:
+    """Experts, under the numbers that they have on their rank. Layers of one group may have different numbers of experts."""
+    for block, ranks in enumerate(blocks):
+        for parameter in _on_line(shapes, index, ranks):
             fields = EXPERT_NAME.fullmatch(parameter.name)
             if fields is None:
                 raise Inconsistent("a group of experts holds a parameter of none", tensor=parameter.name)
-            name = f"{fields['before']}{block * local + int(fields['number'])}{fields['after']}"
-            yield replace(parameter, name=name)
+            of_layer = experts.get(fields["before"], 0)
+            local, number = of_layer // len(blocks), int(fields["number"])
+            if of_layer % len(blocks) or number >= local:
+                text = f"the optimizer holds expert {number} of each of {len(blocks)} ranks, and there are files of {of_layer} experts"
+                raise Inconsistent(text, tensor=parameter.name, hint=MIXED)
+            yield replace(parameter, name=f"{fields['before']}{block * local + number}{fields['after']}")
+
+
+def expert_counts(names: Iterable[str]) -> dict[str, int]:
+    """How many experts each MoE layer has, by what precedes the number in the names of their tensors."""
+    numbers: dict[str, set[int]] = {}
+    for name in names:
+        if (fields := EXPERT_NAME.fullmatch(name)) is not None:
+            numbers.setdefault(fields["before"], set()).add(int(fields["number"]))
+    return {before: len(held) for before, held in numbers.items()}
+
+
+def data_before_experts(model: ModelStates) -> bool:
+    """Whether neighbouring ranks hold the same experts; else those do whose numbers have the same remainder."""
+    return (as_dict(model.entries.get("ds_config")) or {}).get("use_data_before_expert_parallelism") is True
 
 
 def _partitioned(shapes: Mapping[str, Shape], index: int, ranks: Sequence[OptimizerStates]) -> Iterator[Parameter]:

@@ -17,7 +17,7 @@ from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.deepspeed.model_states import ModelStates, check_stem, placeholder_twins, plain_tensors, read_model_states
 from ckpt_cli.formats.deepspeed.names import UNIVERSAL, SaveFiles, save_files
 from ckpt_cli.formats.deepspeed.optimizer_states import OptimizerStates, read_optimizer_states
-from ckpt_cli.formats.deepspeed.partitions import MIXED, ParameterGroup, parameter_groups
+from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, MIXED, ParameterGroup, expert_counts, parameter_groups
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.sets.recorded import Recorded, recorded_rank, refuse_exchanged
 from ckpt_cli.formats.torch_files.state_dict import read_state
@@ -72,9 +72,14 @@ class Save:
         return lists and self.first.entries.get("frozen_param_shapes") is None
 
     @cached_property
+    def expert_counts(self) -> Mapping[str, int]:
+        """The number of experts of each MoE layer, by the names in the files of experts."""
+        return expert_counts(self.experts)
+
+    @cached_property
     def groups(self) -> Mapping[int, Sequence[ParameterGroup]]:
         """The parameters in the partitions, by model parallel rank. Raises what `parameter_groups` raises."""
-        return {mp: parameter_groups(self.model_of(mp), ranks) for mp, ranks in self.optimizers.items()}
+        return {mp: parameter_groups(self.model_of(mp), ranks, self.expert_counts) for mp, ranks in self.optimizers.items()}
 
     @cached_property
     def shared(self) -> Mapping[str, str]:
@@ -124,8 +129,11 @@ def _read(match: Match, files: Files) -> Save:
     }
     layers = {number: _plain(path, files) for number, path in names.layers.items()}
     experts: dict[str, StoredTensor] = {}
-    for path in names.experts.values():
+    for (_, expert), path in names.experts.items():
         for name, stored in _plain(path, files).items():
+            fields = EXPERT_NAME.fullmatch(name)
+            if fields is not None and int(fields["number"]) != expert:
+                raise Inconsistent(f"the file holds a tensor of expert {fields['number']}", path=path, tensor=name, hint=MIXED)
             if name in experts:
                 raise Inconsistent("two files of experts hold this tensor", path=path, tensor=name, hint=MIXED)
             experts[name] = stored
@@ -266,6 +274,16 @@ def _check_experts(save: Save) -> None:
     by_layer: dict[int, set[int]] = {}
     for layer, expert in save.names.experts:
         by_layer.setdefault(layer, set()).add(expert)
+    for (layer, expert), path in save.names.experts.items():
+        count = listed[0] if len(listed) == 1 else listed[layer] if layer < len(listed) else 0
+        if listed and expert >= count:
+            text = (
+                f"MoE layer {layer} has {count} experts, and this is a file of its expert {expert}"
+                if count
+                else f"there is no MoE layer {layer}"
+            )
+            hint = "files of an older save with more experts may be left in the folder: move them to another one"
+            raise MixedWorldSizes(text, path=path, expected="files of one save", hint=hint)
     layers = len(listed) if len(listed) > 1 else max(by_layer, default=0) + 1
     for layer in range(min(layers, len(by_layer) + 1)):
         held = by_layer.get(layer, set())

@@ -7,6 +7,7 @@ module holds the same weights, rounded. With experts, ``expp_rank_E_...`` holds 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
 from ckpt_cli.formats.deepspeed.model_states import check_stem
-from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME
+from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, expert_counts
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.weights import bytes_of, stored_weights
 from ckpt_cli.formats.optimizer_state import Group, NamedState
@@ -31,6 +32,9 @@ from ckpt_cli.tensors.tensor import Tensor
 
 CERTAIN = 8
 """How many parameters must fit at one place only, for the order to be proved."""
+
+EXPERT_GROUP = re.compile(r"ep_size_(?P<size>[0-9]{1,6})", re.ASCII)
+"""How DeepSpeed calls a group of experts."""
 
 SMALL = 1 << 16
 """Elements up to which all are compared; of larger tensors samples are enough to tell them apart."""
@@ -90,21 +94,21 @@ def read_masters(save: Save, files: Files) -> Masters:
             continue
         with reading(path):
             masters = _masters(file, groups)
-            own = _of_block(stored, blocks.get(path, 0), max(blocks.values(), default=0) + 1)
+            own = _of_block(stored, blocks.get(path, 0), _expert_sizes(optimizers) or {max(blocks.values(), default=0) + 1})
             names = _in_order(masters, own) or _by_values(masters, own, found)
             for (group, position), name in names.items():
                 found.places[path, group, position] = name
                 found.tensors.setdefault(name, masters[group][position])
-    _check_experts(stored, found, save)
+    _check_experts(stored, found, save, max(_expert_sizes(optimizers), default=None))
     return found
 
 
-def _check_experts(stored: Mapping[str, Tensor], found: Masters, save: Save) -> None:
-    """Every rank of experts has an optimizer of its own: where some experts have fp32 weights, all have."""
+def _check_experts(stored: Mapping[str, Tensor], found: Masters, save: Save, ranks: int | None) -> None:
+    """Every rank of experts has an optimizer of its own: where all are there, experts without fp32 weights are frozen."""
     lacking = [name for name in stored if EXPERT_NAME.fullmatch(name) and name not in found.tensors and name not in found.doubtful]
-    if lacking and found.tensors:
-        there = save.names.expert_optimizer
-        missing = next(rank for rank in range(len(there) + 1) if rank not in there)
+    there = save.names.expert_optimizer
+    missing = next(rank for rank in range(len(there) + 1) if rank not in there)
+    if lacking and found.tensors and (ranks is None or missing < ranks):
         wanted = save.root / f"expp_rank_{missing}_mp_rank_00_optim_states.pt"
         text = "the optimizer of the rank that holds this expert is missing, and its fp32 weights with it"
         raise MissingShard(text, path=save.root, tensor=lacking[0], expected=str(wanted))
@@ -122,11 +126,32 @@ def _masters(file: TorchFile, groups: object) -> list[list[Tensor]]:
     return held
 
 
-def _of_block(stored: Mapping[str, Tensor], block: int, blocks: int) -> dict[str, Tensor]:
-    """What the optimizer of one rank of experts holds: the dense part, and its own experts under their global numbers."""
-    numbers = {name: int(fields["number"]) for name in stored if (fields := EXPERT_NAME.fullmatch(name)) is not None}
-    local = -(-(max(numbers.values(), default=-1) + 1) // blocks)
-    return {name: tensor for name, tensor in stored.items() if name not in numbers or numbers[name] // local == block}
+def _of_block(stored: Mapping[str, Tensor], block: int, sizes: set[int]) -> dict[str, Tensor]:
+    """What the optimizer of one rank of experts holds: the dense part, and its own experts under their global numbers.
+
+    Nothing tells the expert parallelism of each layer where there are several: of such ones every expert may be meant.
+    """
+    counts, blocks = expert_counts(stored), max(sizes)
+    own = {}
+    for name, tensor in stored.items():
+        fields = EXPERT_NAME.fullmatch(name)
+        local = counts[fields["before"]] // blocks if fields is not None and len(sizes) == 1 else 0
+        if fields is None or not local or int(fields["number"]) // local == block:
+            own[name] = tensor
+    return own
+
+
+def _expert_sizes(optimizers: Sequence[tuple[Path, TorchFile, Mapping[Any, Any]]]) -> set[int]:
+    """The numbers of ranks of experts, as the groups of the optimizers are called after them. Empty if they are not."""
+    sizes = set()
+    for _, _, entries in optimizers:
+        groups = (as_dict(entries.get("optimizer_state_dict")) or entries).get("param_groups")
+        for group in groups if isinstance(groups, (list, tuple)) else ():
+            name = (as_dict(group) or {}).get("name")
+            fields = EXPERT_GROUP.fullmatch(name) if isinstance(name, str) else None
+            if fields is not None and int(fields["size"]):
+                sizes.add(int(fields["size"]))
+    return sizes
 
 
 def _in_order(masters: Sequence[Sequence[Tensor]], own: Mapping[str, Tensor]) -> dict[tuple[int, int], str] | None:

@@ -124,8 +124,7 @@ class CkptError(Exception):
         """Everything known, one line each, with options as Python calls them: shown in tracebacks and logs of Python callers."""
         from ckpt_cli.names import delimited, printable
 
-        path = delimited(self.path) if self.path is not None else None
-        where = {"tensor": self.tensor, "path": path, "expected": self.expected, "hint": self.advice}
+        where = {"tensor": self.tensor, "path": self.path and delimited(self.path), "expected": self.expected, "hint": self.advice}
         where |= {label: in_python(text) for label, text in where.items() if text is not None and label in ("expected", "hint")}
         message = in_python(self.message)
         lines = [message, *self.details[:SHOWN], *(f"{label}: {text}" for label, text in where.items() if text is not None)]

@@ -173,7 +173,8 @@ def test_a_file_beside_the_weights_that_is_replaced_meanwhile(web: Any, tmp_path
 
     class Held(Silent):
         def advance(self, done_bytes: int, label: str = "") -> None:
-            other = tmp_path / "config.json"
+            # In one step: a server that reads a file which is being written would answer with an error of its own.
+            other = config.with_name(f"other-{threading.get_ident()}.json")
             other.write_text(config.read_text().replace("10000.0", "20000.0"))
             os.utime(other, (1_600_000_000,) * 2)
             other.replace(config)

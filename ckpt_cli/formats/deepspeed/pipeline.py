@@ -19,6 +19,9 @@ from ckpt_cli.formats.deepspeed.flat_tensors import flat_tensor, tensor_of
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.partitions import MIXED, Parameter
 from ckpt_cli.formats.deepspeed.save import Save
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
 
 TIED = "tied_modules."
@@ -37,32 +40,74 @@ def layer_shapes(save: Save) -> dict[str, Shape]:
     return {name: stored.shape for name, stored in layer_tensors(save).items()}
 
 
+def unlisted_notes(save: Save) -> list[Note]:
+    """What is said about tensors of layers that no list of the save has, as frozen ones: if the layer is shared, its name is another."""
+    parameters = _parameters(save)
+    if not parameters or not save.layers:
+        return []
+    tied = _tied_names(save)
+    left = {key: stored for key, stored in _unlisted(save, parameters).items() if key not in tied}
+    if not left:
+        return []
+    like = {(local, stored.shape) for (number, local), stored in _unlisted(save, parameters).items() if (number, local) in tied}
+    for (number, local), stored in left.items():
+        if any(local == other[1] and number != other[0] and _equal(stored, held) for other, held in left.items()):
+            like.add((local, stored.shape))
+    names = [f"{number}.{local}" for number, local in left]
+    doubtful = [f"{number}.{local}" for (number, local), stored in left.items() if (local, stored.shape) in like]
+    if doubtful:
+        text = (
+            f"{few(doubtful, 3)}: no list of this save has these, and other layers hold the like. If a frozen layer is used more than once"
+        )
+        return [Note("warning", "unlisted", f"{text}, DeepSpeed calls its parameters {TIED}<key>.<name>, and no file says the key")]
+    text = f"{few(names, 3)}: in no list of this save, as frozen parameters, and named after the layers whose files hold them"
+    return [Note("info", "unlisted", text)]
+
+
 def _tied_names(save: Save) -> dict[tuple[int, str], str]:
-    """Shared parameters: no file says which layer holds them, so it is the one whose tensor has their name, size and values."""
-    parameters = {p.name: p for groups in save.groups.values() for group in groups for p in group.parameters}
-    if not parameters:
-        listed = ((name, shape) for mp in save.models for group in save.model_of(mp).groups or () for name, shape in group.items())
-        parameters = {name: Parameter(name, math.prod(shape), shape, {}, 0, {}, {}) for name, shape in listed}
-    known = {*parameters, *(name for ranks in save.models.values() for states in ranks.values() for name in states.buffers)}
-    left = {
-        (number, local): stored
-        for number, held in save.layers.items()
-        for local, stored in held.items()
-        if f"{number}.{local}" not in known
-    }
+    """Shared parameters: no file says which layers hold them, so it is those whose tensor has their name, size and values.
+
+    Every use of the layer itself has a file, with the same values. None has one where each use is a function with the layer's weights, or
+    in a universal save: the optimizer has such parameters all the same.
+    """
+    parameters = _parameters(save)
+    left = _unlisted(save, parameters)
     found: dict[tuple[int, str], str] = {}
     for name, parameter in parameters.items():
-        if not name.startswith(TIED) or name in found.values():
+        if not name.startswith(TIED):
             continue
         alike = [key for key in left if name.endswith(f".{key[1]}") and left[key].numel == parameter.numel and key not in found]
         fits = [key for key in alike if parameter.shape in (None, left[key].shape)]
         if len(fits) > 1 and parameter.ranges:
             fits = [key for key in fits if agrees(flat_tensor(parameter, FP32, left[key].shape), tensor_of(name, left[key]))]
-        if len(fits) != 1:
-            text = "no layer holds a tensor of this name and size" if not fits else f"{len(fits)} layers hold a tensor like it"
-            raise Undecidable(f"layers share this parameter, and {text}", path=save.root, tensor=name)
-        found[fits[0]] = name
+        if not all(_equal(left[fits[0]], left[key]) for key in fits[1:]):
+            raise Undecidable(f"layers share this parameter, and {len(fits)} layers hold a tensor like it", path=save.root, tensor=name)
+        if not fits and (alike or parameter.shape is None):
+            raise Undecidable("layers share this parameter, and no layer holds a tensor like it", path=save.root, tensor=name)
+        found |= dict.fromkeys(fits, name)
     return found
+
+
+def _parameters(save: Save) -> dict[str, Parameter]:
+    """What was trained, as the partitions hold it, or as the model states list it."""
+    parameters = {p.name: p for groups in save.groups.values() for group in groups for p in group.parameters}
+    listed = ((name, shape) for mp in save.models for group in save.model_of(mp).groups or () for name, shape in group.items())
+    return parameters or {name: Parameter(name, math.prod(shape), shape, {}, 0, {}, {}) for name, shape in listed}
+
+
+def _unlisted(save: Save, parameters: Mapping[str, Parameter]) -> dict[tuple[int, str], StoredTensor]:
+    """The tensors of layers that nothing lists under a name of the layer: those of shared layers, and frozen ones."""
+    known = {*parameters, *(name for ranks in save.models.values() for states in ranks.values() for name in states.buffers)}
+    return {
+        (number, local): stored
+        for number, held in save.layers.items()
+        for local, stored in held.items()
+        if f"{number}.{local}" not in known
+    }
+
+
+def _equal(first: StoredTensor, second: StoredTensor) -> bool:
+    return same_values(tensor_of("first", first), tensor_of("second", second))
 
 
 def union_of_stages(stages: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from ckpt_cli.formats.assembly import with_aliases
 from ckpt_cli.formats.base import WEIGHTS_16, Format, Match, ReadOptions
 from ckpt_cli.formats.deepspeed.names import files_in_save, is_deepspeed_name, is_model_states, save_files
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
+from ckpt_cli.formats.deepspeed.pipeline import unlisted_notes
 from ckpt_cli.formats.deepspeed.save import Save, read_save
 from ckpt_cli.formats.deepspeed.stage_0 import optimizer_entries, read_masters
 from ckpt_cli.formats.deepspeed.state import (
@@ -102,7 +103,7 @@ class DeepSpeed(Format):
             check_named(tensors, save)
         else:
             tensors = fp32_weights(save, _masters(save, files, notes))
-        notes += frozen_notes(tensors, save)
+        notes += [*frozen_notes(tensors, save), *unlisted_notes(save)]
         sources = [files.source(path) for path in (*save.names.all, *universal_files(save))]
         ranks = sum(len(held) for held in save.optimizers.values()) or sum(len(held) for held in save.models.values())
         return Component(

@@ -57,6 +57,17 @@ def whole_tensors(shards: Mapping[int, Mapping[str, Tensor]], model: ModelStates
     return tensors
 
 
+def whole_shapes(shards: Mapping[str, Shape], model: ModelStates) -> dict[str, Shape]:
+    """The shapes of the whole parameters, by those of one rank's shards. What the map does not list is not cut."""
+    cuts = _cuts(model)
+    shapes = {}
+    for name, own in shards.items():
+        with reading(model.path, tensor=name):
+            node = cuts.get(f"^{re.escape(name)}$")
+            shapes[name] = own if node is None else dimensions((as_dict(node) or {}).get("logical_shape"))
+    return shapes
+
+
 def _cuts(model: ModelStates) -> Mapping[Any, Any]:
     info = as_dict(model.entries.get("universal_checkpoint_info")) or {}
     affine = as_dict(info.get("affine_map")) or {}

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, reading
+from ckpt_cli.boxes import Shape
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, reading
 from ckpt_cli.files.folders import files_in, is_file
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
@@ -21,6 +22,7 @@ from ckpt_cli.formats.deepspeed.flat_tensors import flat_of, tensor_of
 from ckpt_cli.formats.deepspeed.names import UNIVERSAL
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.save import Save
+from ckpt_cli.formats.deepspeed.tensor_parallel import whole_shapes
 from ckpt_cli.formats.flat import FlatRange
 from ckpt_cli.formats.optimizer_state import Group, NamedState
 from ckpt_cli.names import check_name
@@ -30,9 +32,7 @@ from ckpt_cli.tensors.tensor import Tensor
 
 def universal_tensors(save: Save, files: Files, slot: str = FP32) -> dict[str, Tensor]:
     """One slot of every trained parameter. Raises MissingShard for a parameter of the model states without fp32 weights."""
-    shapes = {
-        name: shape for ranks in save.models.values() for group in next(iter(ranks.values())).groups or () for name, shape in group.items()
-    }
+    shapes = _shapes(save)
     tensors = {}
     for folder in save.names.parameters:
         name = check_name(folder.name)
@@ -53,6 +53,21 @@ def universal_tensors(save: Save, files: Files, slot: str = FP32) -> dict[str, T
         wanted = save.root / UNIVERSAL / lacking / f"{slot}.pt"
         raise MissingShard("the fp32 weights of this parameter are missing", path=save.root, tensor=lacking, expected=str(wanted))
     return tensors
+
+
+def _shapes(save: Save) -> dict[str, Shape]:
+    """The shapes of whole parameters. Raises Undecidable for a pipeline whose model states do not list what it has."""
+    models = [save.model_of(mp) for mp in save.models]
+    shapes = {name: shape for model in models for group in model.groups or () for name, shape in group.items()}
+    if save.is_pipeline and any(model.groups is None for model in models):
+        raise Undecidable(
+            "nothing tells which parameters this pipeline has: its model states do not list them",
+            path=save.root,
+            expected="param_shapes, which ZeRO stage 1 writes",
+            hint="merge the save that it was made from",
+        )
+    # The ranks of tensor parallelism list what they hold; the folders have the whole of it.
+    return shapes if save.is_pipeline or len(models) == 1 else whole_shapes(shapes, save.first)
 
 
 def universal_optimizer(save: Save, files: Files) -> NamedState:
@@ -92,7 +107,8 @@ def _groups(save: Save, files: Files, names: Sequence[str]) -> list[Group]:
         with reading(path):
             listed = (as_dict(file.root) or {}).get("param_groups")
             options = ValueReader(file).read(listed) if isinstance(listed, list) else []
-    shapes = save.first.groups or ()
-    if len(options) == len(shapes) and all(isinstance(group, dict) for group in options):
-        return [{**group, "params": [name for name in own if name in names]} for group, own in zip(options, shapes, strict=True)]
+    listed_by = [save.model_of(mp).groups or () for mp in save.models]
+    if {len(groups) for groups in listed_by} == {len(options)} and all(isinstance(group, dict) for group in options):
+        members = [dict.fromkeys(name for groups in listed_by for name in groups[index]) for index in range(len(options))]
+        return [{**group, "params": [name for name in own if name in names]} for group, own in zip(options, members, strict=True)]
     return [{"params": list(names)}]

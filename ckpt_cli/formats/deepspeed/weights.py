@@ -92,9 +92,11 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
     if instead is not None:
         raise CorruptFile(f"this buffer is no tensor but {instead.text}", path=instead.file, tensor=lost, expected="a tensor")
     if lost is not None:
-        raise MissingShard(
-            "no file holds this buffer", path=save.root, tensor=lost, expected="layer_NN-model_states.pt of the original save"
-        )
+        text, hint = "no file holds this buffer", None
+        if save.names.parameters and save.is_pipeline:
+            text = "a universal save of a pipeline has no files of layers, and they alone hold this buffer"
+            hint = "merge the save that it was made from, or copy its layer_NN-model_states.pt into this folder"
+        raise MissingShard(text, path=save.root, tensor=lost, expected="layer_NN-model_states.pt of the original save", hint=hint)
     check_agreement(masters, stored, save)
     return tensors
 
@@ -121,6 +123,8 @@ def frozen_notes(tensors: Mapping[str, Tensor], save: Save) -> list[Note]:
     named = sorted(name for name in {*save.shared.values(), *empty} if name not in tensors)
     if named:
         text = f"{few(named, 3)}: named but not stored, since frozen parameters were left out when this was saved"
+    elif save.is_pipeline and not save.layers:
+        text = "frozen parameters, if the model has any, are not in a universal save of a pipeline: only the files of its layers hold them"
     elif save.lacks_frozen and not any(ADAPTED in name for name in tensors):
         text = "saved with exclude_frozen_parameters: frozen parameters, if the model has any, are not in these files"
     else:

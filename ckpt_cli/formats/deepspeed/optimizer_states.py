@@ -17,7 +17,7 @@ from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
-from ckpt_cli.formats.deepspeed.model_states import check_stem
+from ckpt_cli.formats.deepspeed.model_states import ModelStates, check_stem
 from ckpt_cli.names import check_name
 from ckpt_cli.tensors.plain_values import ValueReader
 
@@ -117,7 +117,7 @@ class _Reader:
             else tuple(_numbers(group, None, "param_alignment_paddings") for group in _list(alignments, len(masters))),
             options,
             members,
-            self._slices(len(masters)),
+            _slices(entries, len(masters)),
             self._scaling(),
         )
 
@@ -175,19 +175,6 @@ class _Reader:
                 raise CorruptFile(f"the state {slot[:100]} of a partition is no vector")
         return Partition(vectors, scalars, values)
 
-    def _slices(self, count: int) -> tuple[Mapping[str, tuple[int, int]], ...]:
-        listed = self.entries.get("param_slice_mappings")
-        if listed is None:
-            return ({},) * count
-        slices = []
-        for group in _list(listed, count):
-            held = {}
-            for name, node in (as_dict(group) or {}).items():
-                fields = attributes(node.state) if isinstance(node, Call) and node.state is not None else {}
-                held[check_name(name)] = _numbers([fields.get("numel"), fields.get("start")], 2, "param_slice_mappings")
-            slices.append({name: (pair[0], pair[1]) for name, pair in held.items()})
-        return tuple(slices)
-
     def _scaling(self) -> dict[str, Any]:
         """The loss scale and what belongs to it, as values."""
         found: dict[str, Any] = {}
@@ -213,3 +200,30 @@ def _numbers(node: object, count: int | None, what: str) -> tuple[int, ...]:
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in node):
         raise CorruptFile(f"{what} holds something that is not a natural number")
     return tuple(node)
+
+
+def _slices(entries: Mapping[Any, Any], count: int) -> tuple[Mapping[str, tuple[int, int]], ...]:
+    listed = entries.get("param_slice_mappings")
+    if listed is None:
+        return ({},) * count
+    slices = []
+    for group in _list(listed, count):
+        held = {}
+        for name, node in (as_dict(group) or {}).items():
+            fields = attributes(node.state) if isinstance(node, Call) and node.state is not None else {}
+            held[check_name(name)] = _numbers([fields.get("numel"), fields.get("start")], 2, "param_slice_mappings")
+        slices.append({name: (pair[0], pair[1]) for name, pair in held.items()})
+    return tuple(slices)
+
+
+def listed_beside(states: ModelStates) -> dict[str, int] | None:
+    """The trained parameters and their elements by the copy of BF16_Optimizer's own state that the model states hold.
+
+    None without one, and where it is only a part: it is that of one data rank, so it lists all where nothing is partitioned.
+    """
+    entries = as_dict(states.entries.get("optimizer")) or {}
+    counts, listed = entries.get("partition_count"), entries.get("param_slice_mappings")
+    if not isinstance(listed, list) or counts not in (1, [1] * len(listed)):
+        return None
+    with reading(states.path):
+        return {name: elements for group in _slices(entries, len(listed)) for name, (elements, _) in group.items()}

@@ -16,7 +16,7 @@ from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import tiled
 from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import flat_tensor, tensor_of
-from ckpt_cli.formats.deepspeed.optimizer_states import FP32
+from ckpt_cli.formats.deepspeed.optimizer_states import FP32, listed_beside
 from ckpt_cli.formats.deepspeed.partitions import MIXED, Parameter
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.names import few
@@ -42,7 +42,7 @@ def layer_shapes(save: Save) -> dict[str, Shape]:
 
 def unlisted_notes(save: Save) -> list[Note]:
     """What is said about tensors of layers that no list of the save has, as frozen ones: if the layer is shared, its name is another."""
-    parameters = _parameters(save)
+    parameters = trained_parameters(save)
     if not parameters or not save.layers:
         return []
     tied = _tied_names(save)
@@ -70,7 +70,7 @@ def _tied_names(save: Save) -> dict[tuple[int, str], str]:
     Every use of the layer itself has a file, with the same values. None has one where each use is a function with the layer's weights, or
     in a universal save: the optimizer has such parameters all the same.
     """
-    parameters = _parameters(save)
+    parameters = trained_parameters(save)
     left = _unlisted(save, parameters)
     found: dict[tuple[int, str], str] = {}
     for name, parameter in parameters.items():
@@ -88,11 +88,20 @@ def _tied_names(save: Save) -> dict[tuple[int, str], str]:
     return found
 
 
-def _parameters(save: Save) -> dict[str, Parameter]:
-    """What was trained, as the partitions hold it, or as the model states list it."""
+def trained_parameters(save: Save) -> dict[str, Parameter]:
+    """What was trained, as the partitions hold it, or as the model states list it. Empty if they do not list all."""
     parameters = {p.name: p for groups in save.groups.values() for group in groups for p in group.parameters}
-    listed = ((name, shape) for mp in save.models for group in save.model_of(mp).groups or () for name, shape in group.items())
-    return parameters or {name: Parameter(name, math.prod(shape), shape, {}, 0, {}, {}) for name, shape in listed}
+    if parameters:
+        return parameters
+    for mp in save.models:
+        model = save.model_of(mp)
+        beside = listed_beside(model) if model.groups is None else {}
+        if beside is None:
+            return {}
+        parameters |= {name: Parameter(name, elements, None, {}, 0, {}, {}) for name, elements in beside.items()}
+        shapes = {name: shape for group in model.groups or () for name, shape in group.items()}
+        parameters |= {name: Parameter(name, math.prod(shape), shape, {}, 0, {}, {}) for name, shape in shapes.items()}
+    return parameters
 
 
 def _unlisted(save: Save, parameters: Mapping[str, Parameter]) -> dict[tuple[int, str], StoredTensor]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.base import WEIGHTS_16
 from ckpt_cli.formats.deepspeed.agreement import agrees
@@ -14,7 +14,7 @@ from ckpt_cli.formats.deepspeed.flat_tensors import flat_of, flat_tensor, tensor
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, MIXED
-from ckpt_cli.formats.deepspeed.pipeline import layer_shapes, layer_tensors, union_of_stages
+from ckpt_cli.formats.deepspeed.pipeline import layer_shapes, layer_tensors, trained_parameters, union_of_stages
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.tensor_parallel import whole_tensors
 from ckpt_cli.formats.flat import FlatRange
@@ -102,16 +102,26 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def check_named(stored: Mapping[str, Tensor], save: Save) -> None:
-    """That the module holds every parameter that the model states list. Raises MissingShard."""
-    for mp in save.models:
-        for name in (*(name for group in save.model_of(mp).groups or () for name in group), *save.model_of(mp).frozen):
-            if name not in stored and EXPERT_NAME.fullmatch(name) is None:
-                number = name.split(".")[0]
-                wanted = f"layer_{int(number):02d}-model_states.pt" if save.is_pipeline and number.isdecimal() else None
-                expected = str(save.root / wanted) if wanted else None
-                raise MissingShard(
-                    "the module lacks this parameter, which the model states list", path=save.root, tensor=name, expected=expected
-                )
+    """That the module holds every parameter that the model states or the optimizer's files list, and every buffer. Raises MissingShard.
+
+    Raises Undecidable for a pipeline of which nothing lists the parameters: a layer's file that was lost would not be missed.
+    """
+    models = [save.model_of(mp) for mp in save.models]
+    trained = trained_parameters(save)
+    if save.is_pipeline and not trained:
+        raise Undecidable(
+            "nothing tells which parameters this pipeline has: its model states do not list all of them, and no optimizer file is there",
+            path=save.root,
+            expected="the files of the optimizer (*_optim_states.pt), which list them",
+            hint="copy them into this folder, from where the run was saved",
+        )
+    held = [*(name for model in models for name in (*model.frozen, *(model.buffers if save.is_pipeline else ()))), *trained]
+    for name in dict.fromkeys(held):
+        if name not in stored and EXPERT_NAME.fullmatch(name) is None:
+            number = name.split(".")[0]
+            wanted = f"layer_{int(number):02d}-model_states.pt" if save.is_pipeline and number.isdecimal() else None
+            expected = str(save.root / wanted) if wanted else None
+            raise MissingShard("the module lacks this tensor, which the save lists", path=save.root, tensor=name, expected=expected)
 
 
 def frozen_notes(tensors: Mapping[str, Tensor], save: Save) -> list[Note]:

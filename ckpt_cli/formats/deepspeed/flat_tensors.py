@@ -20,6 +20,11 @@ def tensor_of(name: str, stored: StoredTensor) -> Tensor:
     return tile(name, stored.dtype, PlacedTensor(stored.shape, [part], "whole", ""), 1, ())
 
 
+def bytes_of(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same bytes of the same files."""
+    return (tensor.dtype, tensor.shape, *(piece.same_bytes_as for piece in tensor.pieces))
+
+
 def flat_tensor(parameter: Parameter, slot: str, shape: Shape | None) -> Tensor:
     if shape is None or math.prod(shape) != parameter.numel:
         raise Undecidable(

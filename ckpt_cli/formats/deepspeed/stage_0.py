@@ -18,11 +18,11 @@ from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.deepspeed.agreement import agrees
-from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
+from ckpt_cli.formats.deepspeed.flat_tensors import bytes_of, tensor_of
 from ckpt_cli.formats.deepspeed.model_states import check_stem
 from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, expert_counts
 from ckpt_cli.formats.deepspeed.save import Save
-from ckpt_cli.formats.deepspeed.weights import bytes_of, stored_weights
+from ckpt_cli.formats.deepspeed.weights import stored_weights
 from ckpt_cli.formats.optimizer_state import Group, NamedState
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note

@@ -17,6 +17,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported, reading
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.torch_file import dimensions
 from ckpt_cli.formats.assembly import tiled
+from ckpt_cli.formats.deepspeed.flat_tensors import bytes_of
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
@@ -44,17 +45,24 @@ def whole_tensors(shards: Mapping[int, Mapping[str, Tensor]], model: ModelStates
     ranks = sorted(shards)
     names = list(dict.fromkeys(name for rank in ranks for name in shards[rank]))
     tensors = {}
+    # The map has one name of a parameter that has several, and these have the same bytes on every rank.
+    nodes = {name: cuts.get(f"^{re.escape(name)}$") for name in names}
+    by_bytes = {_bytes(shards, name): node for name, node in nodes.items() if node is not None}
     for name in names:
         with reading(model.path, tensor=name):
             held = {rank: shards[rank][name] for rank in ranks if name in shards[rank]}
             if len(held) < len(ranks):
                 lacking = next(rank for rank in ranks if rank not in held)
                 raise Inconsistent(f"rank {min(held)} of tensor parallelism has it, rank {lacking} lacks it")
-            node = cuts.get(f"^{re.escape(name)}$")
+            node = nodes[name] or by_bytes.get(_bytes(shards, name))
             # Buffers are not in the map: every rank has the whole of them.
             cut = _cut(node, len(ranks)) if node is not None else _replicated(held, name in model.buffers)
             tensors[name] = _joined(name, held, cut)
     return tensors
+
+
+def _bytes(shards: Mapping[int, Mapping[str, Tensor]], name: str) -> tuple[object, ...]:
+    return tuple(bytes_of(held[name]) for held in shards.values() if name in held)
 
 
 def whole_shapes(shards: Mapping[str, Shape], model: ModelStates) -> dict[str, Shape]:

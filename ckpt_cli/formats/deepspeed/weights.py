@@ -10,7 +10,7 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.base import WEIGHTS_16
 from ckpt_cli.formats.deepspeed.agreement import agrees
-from ckpt_cli.formats.deepspeed.flat_tensors import flat_of, flat_tensor, tensor_of
+from ckpt_cli.formats.deepspeed.flat_tensors import bytes_of, flat_of, flat_tensor, tensor_of
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, MIXED
@@ -145,10 +145,6 @@ def frozen_notes(tensors: Mapping[str, Tensor], save: Save) -> list[Note]:
 def _is_placeholder(own: Tensor, save: Save) -> bool:
     """Whether stage 3 left this in the module in place of a parameter."""
     return save.is_stage_3 and own.shape == (0,) and own.name not in save.first.buffers
-
-
-def bytes_of(tensor: Tensor) -> tuple[object, ...]:
-    return (tensor.dtype, tensor.shape, *(piece.same_bytes_as for piece in tensor.pieces))
 
 
 def check_agreement(masters: Mapping[str, Tensor], stored: Mapping[str, Tensor], save: Save) -> None:

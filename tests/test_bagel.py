@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 import ckpt_cli
 from ckpt_cli.errors import Inconsistent
+from tests.cli import ckpt
 from tests.tensors import differences, load
 
 
@@ -76,8 +78,6 @@ class TestBothAgainstTheBase:
 
 class TestWhatTheRunLacks:
     def test_an_ema_from_the_model_only_on_request(self, layouts: Path, tmp_path: Path) -> None:
-        import shutil
-
         run = Path(shutil.copytree(layouts / "bagel-runs" / "fork_dcp", tmp_path / "run"))
         shutil.rmtree(run / "0000006" / "ema_sharded")
         with pytest.raises(ckpt_cli.CkptError, match="no component ema"):
@@ -86,8 +86,6 @@ class TestWhatTheRunLacks:
         assert differences(load_file(tmp_path / "out" / "ema.safetensors"), load_file(tmp_path / "out" / "model.safetensors")) == []
 
     def test_a_tensor_that_the_base_has_is_missed_and_filled_only_on_request(self, fork: Path, base: Path, tmp_path: Path) -> None:
-        import shutil
-
         from safetensors.torch import save_file
 
         larger = Path(shutil.copytree(base, tmp_path / "base"))
@@ -118,3 +116,20 @@ class TestComparison:
                 assert drifts[name].max_abs == pytest.approx(float(delta.max()), rel=1e-12)
                 assert drifts[name].mean_abs == pytest.approx(float(delta.mean()), rel=1e-12)
         assert comparison.unchanged == len(mine) - len(drifts)
+
+
+def test_its_own_output_is_not_taken_for_a_newer_save(layouts: Path, tmp_path: Path) -> None:
+    """The output has an index beside its file, and lies beside the steps."""
+    run = Path(shutil.copytree(layouts / "bagel-runs" / "official", tmp_path / "run"))
+    ckpt_cli.merge(run, type="ema", base=layouts / "bagel-runs" / "base")
+    (output,) = run.glob("*_merged_ema")
+    assert (output / "model.safetensors.index.json").exists()
+    told = [note.text for note in ckpt_cli.detect(run).checkpoint.notes if note.level == "warning" and output.name in note.text]
+    assert told == []
+
+
+def test_the_output_of_one_component_does_not_take_the_name_of_another(layouts: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(layouts / "bagel-runs" / "official", tmp_path / "run"))
+    ckpt_cli.merge(run, type="ema", base=layouts / "bagel-runs" / "base")
+    assert f"next: ckpt merge {run} --dry-run" in ckpt("detect", run).out
+    assert f"-o {run}/0000006_merged_2 --dry-run" in ckpt("detect", run, "--type", "ema").out

@@ -78,7 +78,7 @@ def next_line(session: Session, command: str) -> None:
 
 def planned_merge(session: Session, checkpoint: str) -> str:
     """The command that plans a merge of what was looked at, with a name for the output where that which it has by default is taken."""
-    other = beside(checkpoint)
+    other = beside(checkpoint, session.again)
     output = "" if other is None else f" -o {text.argument(other)}"
     return f"ckpt merge {text.argument(session.path or checkpoint)}{session.again}{output} --dry-run"
 

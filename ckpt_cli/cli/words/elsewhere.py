@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import glob
+import itertools
 import os
+import shlex
 from collections.abc import Sequence
 
 from ckpt_cli.errors import OutputExists
@@ -21,10 +22,12 @@ def free_name(path: str) -> str:
     return f"{stem}_{number}"
 
 
-def beside(checkpoint: str) -> str | None:
-    """A free name for a merged checkpoint if one or more of those that it has by default are taken, else None."""
+def beside(checkpoint: str, again: str) -> str | None:
+    """A free name for a merged checkpoint if that which it has by default, with the options of ``again``, is taken, else None."""
     stem = os.path.splitext(checkpoint)[0] if os.path.isfile(checkpoint) else checkpoint.rstrip("/")
-    return free_name(f"{stem}_merged") if glob.glob(f"{glob.escape(stem)}_merged*") else None
+    words = shlex.split(again)
+    components = [f"_{value}" for option, value in itertools.pairwise(words) if option == "--type"]
+    return free_name(f"{stem}_merged") if any(os.path.lexists(f"{stem}_merged{end}") for end in ("", *components)) else None
 
 
 def past(error: OutputExists, typed: Sequence[str]) -> tuple[str, ...]:

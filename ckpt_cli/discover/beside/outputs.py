@@ -33,7 +33,9 @@ def is_output(place: Place) -> bool:
         return False  # it is only asked; `verify` reports it
     if manifest is None or manifest.options.get("in_place"):
         return False
-    return all(path.parent == place.match.root and path.name in manifest.outputs for path in place.match.files)
+    # An index that was made with them is a file beside the weights.
+    written = (*manifest.outputs, *(name for name in manifest.side_files if name.endswith(".index.json")))
+    return all(path.parent == place.match.root and path.name in written for path in place.match.files)
 
 
 def partial_notes(component: Component, made: Manifest | None, there: Container[str] = ()) -> list[Note]:

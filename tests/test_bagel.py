@@ -131,5 +131,5 @@ def test_its_own_output_is_not_taken_for_a_newer_save(layouts: Path, tmp_path: P
 def test_the_output_of_one_component_does_not_take_the_name_of_another(layouts: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(layouts / "bagel-runs" / "official", tmp_path / "run"))
     ckpt_cli.merge(run, type="ema", base=layouts / "bagel-runs" / "base")
-    assert f"next: ckpt merge {run} --dry-run" in ckpt("detect", run).out
-    assert f"-o {run}/0000006_merged_2 --dry-run" in ckpt("detect", run, "--type", "ema").out
+    assert f"next: ckpt merge {run} --dry-run" in ckpt("detect", run).err
+    assert f"-o {run}/0000006_merged_2 --dry-run" in ckpt("detect", run, "--type", "ema").err

@@ -121,6 +121,8 @@ def _check_tag(tag: Path, there: Folders) -> None:
 
 def _named(folder: Path, there: Folders) -> dict[str, str]:
     """The tags that DeepSpeed's own tools take, by the file that names each; one that cannot be read names none."""
+    with contextlib.suppress(Unreadable):
+        there.entries(folder)  # it is listed once, here or later; then nothing is asked for each file
     own = {file: said for file in TAG_FILES if (said := _said(folder / file, there)) is not None}
     # A tag may have a slash: then this folder is its first part.
     above = ((file, _said(folder.parent / file, there) or "") for file in TAG_FILES if file not in own)

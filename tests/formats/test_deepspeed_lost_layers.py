@@ -23,8 +23,7 @@ def layers(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("case", CASES)
 def test_one_lost_layer(copy: Copy, case: str, number: int, component: str, tmp_path: Path) -> None:
     folder = copy("deepspeed", case) / "run"
-    if number >= len(layers(folder)):
-        pytest.skip("fewer layers")
+    assert len(layers(folder)) == 5
     layers(folder)[number].unlink()
     try:
         ckpt_cli.merge(folder, tmp_path / "out", type=component, names="native")

@@ -31,7 +31,7 @@ class Blobs(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(asked.query).items()}
-        if "prefix" in query or "list" in (query.get("comp"), query.get("list-type")) or "list-type" in query:
+        if query.get("comp") == "list" or "list-type" in query:
             return self.answer(200, self.listing(query.get("prefix", ""), azure="comp" in query).encode())
         file = self.folder / unquote(asked.path).partition("/box/")[2]
         if not file.is_file():

@@ -66,6 +66,17 @@ def test_no_module_is_long(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
+def test_links_are_followed_by_realpath() -> None:
+    """`Path.resolve` raises RuntimeError for a link that leads to itself, before Python 3.13."""
+    calls = [
+        (path.name, node.lineno)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "resolve"
+    ]
+    assert not calls
+
+
 def test_formats_are_named_in_their_own_package_only() -> None:
     """Elsewhere it is asked what a format can do (`ckpt_cli.formats.base.Format`)."""
     names = {known.name for known in FORMATS} - {"safetensors"}

@@ -135,7 +135,7 @@ def _homes(runs: Sequence[Path], output: Path | None) -> dict[Path, Path]:
         homes[run] = home / run.name if output is not None and len(runs) > 1 else home
     for home in homes.values():
         for run in runs:
-            if home.resolve().is_relative_to(run.resolve()):
+            if Path(os.path.realpath(home)).is_relative_to(os.path.realpath(run)):
                 raise OutputInsideSource("the outputs would lie in the run that is watched", path=home, hint="choose another -o")
     return homes
 

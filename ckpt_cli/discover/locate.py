@@ -93,7 +93,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     _check_exists(given)
     if given.name == "" or ".." in given.parts or (len(given.parts) == 1 and step_of(Path.cwd()) is not None):
         # "link/.." is not the folder that the link lies in, and a tag in the current folder does not show whose it is.
-        given = given.resolve()
+        given = Path(os.path.realpath(given))
     snapshot = snapshot_of(given, there)
     if snapshot is not None:
         return replace(_locate(snapshot, step, steps_meant, there), path=snapshot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +82,7 @@ def _behind_link(path: Path, there: Folders, *, between: bool) -> Target | None:
     """A step, or a folder in one, that the path only shows behind a link, or above the current folder: as what the links lead to."""
     if step_of(path) is not None or not there.is_folder(path):
         return None
-    real = path.resolve()
+    real = Path(os.path.realpath(path))
     if real == path or (step_of(real) is None and step_above(real, there) is None):
         return None
     inside = inside_checkpoint(real, there, between=between)

@@ -137,12 +137,8 @@ class FileSource:
                 except OSError as error:
                     raise unreadable(error, self.path, "reading failed") from error
                 if count == 0:
-                    raise CorruptFile(
-                        f"the file ends at byte {offset + done}",
-                        path=self.path,
-                        expected=f"{self.size} bytes",
-                        hint="it was truncated while being read: run the command again when nothing writes to it any more",
-                    )
+                    text = f"the file was cut while it was read: it ends at byte {offset + done}"
+                    raise SourceChanged(text, path=self.path, expected=f"{self.size} bytes")
                 done += count
         finally:
             self._files.give_back(self)

@@ -230,7 +230,7 @@ def resolve_base(base: str) -> Path:
     """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
     folder = Path(base)
     if is_folder(folder):
-        return folder.resolve() if ".." in folder.parts else folder
+        return Path(os.path.realpath(folder)) if ".." in folder.parts else folder
     hint = (
         f"pass the folder of the file: --base {shlex.quote(str(folder.parent))}"
         if is_there(folder)

@@ -68,7 +68,7 @@ def trained_on_notes(config: Config, base: Base) -> list[Note]:
 
 
 def _names(base: Base) -> Iterator[str]:
-    cached = next((found for part in base.folder.resolve().parts if (found := CACHED.fullmatch(part))), None)
+    cached = next((found for part in os.path.realpath(base.folder).split(os.sep) if (found := CACHED.fullmatch(part))), None)
     if cached is not None:
         yield f"{cached['owner']}/{cached['name']}"
     said = base.config.get("_name_or_path")

@@ -175,8 +175,8 @@ def _longest_name(folder: Path) -> int:
 
 def _holds_current(folder: Path) -> bool:
     try:
-        return Path.cwd().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):
+        return Path.cwd().is_relative_to(os.path.realpath(folder))
+    except OSError:
         return False
 
 
@@ -234,8 +234,6 @@ def _run_of(step: Path) -> str:
 
 def _is_inside(path: Path, folder: Path) -> bool:
     try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError) as error:
-        raise NotWritable(
-            f"the location of the output cannot be determined: {getattr(error, 'strerror', None) or error}", path=path
-        ) from error
+        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    except OSError as error:
+        raise NotWritable(f"the location of the output cannot be determined: {error.strerror or error}", path=path) from error

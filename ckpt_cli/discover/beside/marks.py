@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
@@ -36,7 +37,7 @@ def mark_notes(found: Found, place: Place) -> list[Note]:
 def _said(found: Found, place: Place) -> str | None:
     """What a mark says of the folders that the path shows, or of those in which the files really lie: links may show others."""
     told = _in(found.path, place.home, place.match.root)
-    for root in dict.fromkeys((place.match.root.resolve(), place.match.first.resolve().parent)):
+    for root in dict.fromkeys((Path(os.path.realpath(place.match.root)), Path(os.path.realpath(place.match.first)).parent)):
         near = (root, *root.parents[:ABOVE])
         step = next((folder for folder in near if step_of(folder) is not None or has_form(folder.name, PARTIAL)), None)
         if told is None and step is not None:

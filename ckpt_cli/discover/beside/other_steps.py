@@ -61,7 +61,7 @@ class _Steps:
         if step is None:
             return None
         run = self._resolved(step.parent)
-        real = path.resolve() if path.is_symlink() else self._resolved(path.parent) / path.name
+        real = Path(os.path.realpath(path)) if path.is_symlink() else self._resolved(path.parent) / path.name
         inside = real.relative_to(run).parts[0] if real.is_relative_to(run) else step.name
         return inside if self._is_other(Path(inside)) else None
 
@@ -84,7 +84,7 @@ class _Steps:
 
     def _resolved(self, folder: Path) -> Path:
         if folder not in self._real:
-            self._real[folder] = folder.resolve()
+            self._real[folder] = Path(os.path.realpath(folder))
         return self._real[folder]
 
     def _of_siblings(self, folder: Path, step: Path) -> dict[int, Path]:

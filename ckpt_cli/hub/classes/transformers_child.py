@@ -90,7 +90,7 @@ def _run_child(question: Question, text: str) -> dict[str, Any] | None:
         here = os.path.realpath(os.getcwd())
     except OSError:
         here = ""
-    package = str(Path(__file__).resolve().parents[3])
+    package = str(Path(os.path.realpath(__file__)).parents[3])
     others = [entry for entry in sys.path if entry and os.path.realpath(entry) not in (here, package)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([package, *others]), "CKPT_PARENT": str(os.getpid())}
     try:

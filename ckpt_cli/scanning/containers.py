@@ -195,9 +195,11 @@ def _entries(blob: Blob, directory: bytes, start: int, entry: str, depth: int, s
         position += 46 + names + extras + comments
         size, packed, header = _wide(extra, size, packed, header)
         place = start + header
+        if place in seen:
+            continue
+        seen.add(place)
         local = blob.read(place, 30) if place < blob.size else b""
-        if local[:4] == LOCAL and len(local) == 30 and place not in seen:
-            seen.add(place)
+        if local[:4] == LOCAL and len(local) == 30:
             data = place + 30 + sum(struct.unpack("<2H", local[26:30]))
             length = min(max(size, packed) if method == 0 else packed, blob.size - data)
             if length > 0:

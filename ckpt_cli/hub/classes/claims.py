@@ -306,7 +306,7 @@ def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tens
     lines = [f"{name}: {shape_text(held)}, expected {shape_text(wanted)}" for name in cut for wanted, held in [fit.reshaped[name]]]
     wanted, held = fit.reshaped[cut[0]]
     there = [fit.name_in(names, name) for name in cut]
-    globs = _globs(there, names)
+    globs = list(dict.fromkeys(pattern_of(name)[0].replace("{}", "*") for name in there))
     more = any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in names if name not in there)
     flags = _flags("--exclude", there if more else globs)
     shape = "another shape" if len(cut) == 1 else "other shapes"

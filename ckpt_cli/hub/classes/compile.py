@@ -2,6 +2,7 @@
 
     python -m ckpt_cli.hub.classes.compile --rules CONFIG.json     prints the rules of the model that a config describes
     python -m ckpt_cli.hub.classes.compile --tensors CONFIG.json   prints the tensors that it has, in memory and on the hub
+    python -m ckpt_cli.hub.classes.compile --numbers CONFIG.json   prints which of their dimensions each number of the config decides
     python -m ckpt_cli.hub.classes.compile --all FILE              writes the rules of every architecture that transformers can build
     python -m ckpt_cli.hub.classes.compile --names FILE            writes the names of the tensors of each of these architectures
 
@@ -13,6 +14,7 @@ custom code that a config names is not used.
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import warnings
@@ -22,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckpt_cli.errors import memory_limits
+from ckpt_cli.hub.classes.config_numbers import numbers_that_decide
 from ckpt_cli.hub.tied_names import HEADS, KEY, SAYINGS
 from ckpt_cli.name_patterns import pattern_of
 
@@ -65,6 +68,23 @@ def tensors_of_model(kind: Any, config: Any) -> dict[str, Any]:
         "optional": sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()),
         "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
     }
+
+
+def numbers_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Which dimensions of which tensors each number decides, in the config that a config.json describes: defaults are numbers too."""
+    kind, config = _class_and_config(content)
+    tensors, full = _sides(kind, config), config.to_dict()
+
+    def built(other: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
+        return _sides(kind, type(config).from_dict(other))
+
+    written = full if built(copy.deepcopy(full)) == tensors else content
+    return {"numbers": numbers_that_decide(written, tensors, built)}
+
+
+def _sides(kind: Any, config: Any) -> dict[str, dict[str, list[int]]]:
+    tensors = tensors_of_model(kind, config)
+    return {"native": tensors["native"], "hub": tensors["hub"]}
 
 
 def _class_and_config(content: dict[str, Any]) -> tuple[Any, Any]:
@@ -252,7 +272,11 @@ def compile_all() -> dict[str, Any]:
     return {"transformers": transformers.__version__, "rules": rules, "models": models}
 
 
-ANSWERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"--rules": compile_config, "--tensors": tensors_of}
+ANSWERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "--rules": compile_config,
+    "--tensors": tensors_of,
+    "--numbers": numbers_of,
+}
 """Questions about a config, as the command line names them."""
 
 

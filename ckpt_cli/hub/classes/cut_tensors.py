@@ -1,57 +1,75 @@
 """Which tensors are at fault for not having the shape of their class, where no other config.json would ask for theirs.
 
-A number in config.json that is wrong changes every tensor of a kind, and what is beside it: a wrong
-intermediate_size all of gate, up and down. A tensor that was cut, or of which only one rank's part is there, is alone with its shape.
+A number in config.json that is wrong changes every tensor that it decides: a wrong intermediate_size all of gate, up and down. A number
+of which one tensor has what it asks for is right, and explains no other. So a tensor that was cut, or of which only one rank's part is
+there, is told from a config.json of another model.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.config_numbers import Kind, Number
 from ckpt_cli.name_patterns import pattern_of
 
-ALONE = re.compile(r"embed|position|relative|qkv|query_key_value|kv_|(^|\.)(gate|router)\.|merger")
-"""Words in names of what a number may change alone: tables, fused projections, routers, what leads out of a tower."""
 
-OWN = re.compile(r"[._](weight|bias)$")
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    """What a comparison proves: the kinds of tensors that fit, and names (with their numbers open) of which there are as many as asked."""
 
-Kind = tuple[str, Shape]
-"""A name with its numbers open, and the shape that the class has for it."""
+    fitting: frozenset[Kind] = frozenset()
+    counted: frozenset[str] = frozenset()
 
 
-def cut_tensors(reshaped: Mapping[str, tuple[Shape, Shape]], fitting: Iterable[Kind]) -> tuple[str, ...]:
-    """The tensors at fault, of those whose shape in the class and whose own differ; ``fitting`` are the kinds of tensors that fit."""
+def cut_tensors(
+    reshaped: Mapping[str, tuple[Shape, Shape]], proofs: Proofs, numbers: Collection[Number] | None, names: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The tensors at fault, of those whose shape in the class and whose own differ; ``numbers`` are those of the config, if known.
+
+    ``names`` are those that the class has for tensors that are called otherwise.
+    """
     kinds: dict[Kind, dict[str, Shape]] = {}
     for name, (wanted, held) in reshaped.items():
-        kinds.setdefault((pattern_of(name)[0], wanted), {})[name] = held
-    whole = set(fitting)
+        kinds.setdefault((pattern_of((names or {}).get(name, name))[0], wanted), {})[name] = held
     changed = {kind: next(iter(members.values())) for kind, members in kinds.items()}
+    free = [number for number in numbers or () if _may_be_another(number, changed, proofs)]
     return tuple(
         name
         for kind, members in kinds.items()
-        if kind in whole or len(set(members.values())) > 1 or not _explained(kind, changed)
+        if kind in proofs.fitting or len(set(members.values())) > 1 or not _explained(kind, changed[kind], free, known=numbers is not None)
         for name in members
     )
 
 
-def _explained(kind: Kind, changed: Mapping[Kind, Shape]) -> bool:
-    """Whether another config.json, or another way to store all of it, could give one kind of tensors, all of them, these shapes."""
-    (pattern, wanted), held = kind, changed[kind]
+def _may_be_another(number: Number, changed: Mapping[Kind, Shape], proofs: Proofs) -> bool:
+    """Whether no tensor has the length, and no names the count, that this number asks for, and all ask for the same other one."""
+    asked: dict[tuple[int, int], int] = {}
+    for kind, other in number.shapes.items():
+        if kind in proofs.fitting:
+            return False
+        held = changed.get(kind)
+        if held is None or _is_laid_out_otherwise(kind[1], held):
+            continue
+        for dim in number.dims(kind):
+            length = kind[1][dim]
+            if held[dim] == length or asked.setdefault((length, other[dim]), held[dim]) != held[dim]:
+                return False
+    return not number.counted & proofs.counted
+
+
+def _explained(kind: Kind, held: Shape, free: Collection[Number], *, known: bool) -> bool:
+    """Whether other numbers in config.json, or another way to store all of it, could give one kind of tensors these shapes."""
+    wanted = kind[1]
     if math.prod(wanted) == math.prod(held):
         return True
     if len(wanted) != len(held):
         return False
     dims = {dim for dim, (length, own) in enumerate(zip(wanted, held, strict=True)) if own != length}
-    inside = {other: shape for (other, _), shape in changed.items() if "{}" in other or "{}" not in pattern}
-    others = [shape for other, shape in inside.items() if OWN.sub("", other) != OWN.sub("", pattern)]
-    if "expert" in pattern and len(wanted) > 2 and 0 in dims:
-        # Experts are counted by their router too, not only by one another.
-        return any(len(shape) < 3 for shape in others)
-    if others:
-        return True
-    if "{}" in pattern and not ALONE.search(pattern):
-        return len(wanted) > 2 and "expert" not in pattern
-    return len(wanted) > 2 or (dims == {0} and (len(wanted) == 2 or pattern.endswith("bias")))
+    return not known or dims <= {dim for number in free for dim in number.dims(kind)}
+
+
+def _is_laid_out_otherwise(wanted: Shape, held: Shape) -> bool:
+    return len(wanted) != len(held) or math.prod(wanted) == math.prod(held)

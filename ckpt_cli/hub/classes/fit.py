@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.cut_tensors import cut_tensors
+from ckpt_cli.hub.classes.config_numbers import config_numbers
+from ckpt_cli.hub.classes.cut_tensors import Proofs, cut_tensors
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
@@ -84,8 +85,9 @@ class Fit:
 
     ``expected`` counts the tensors of the class that a file must have (None: only names by pattern were compared), ``fitting`` how
     many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``cut`` are those of
-    them whose shapes no other config would explain; ``stand_ins`` maps tensors to those that the class ties them to, where only the first
-    is there; ``extra`` has no place in the class. Of patterns, ``missing`` are those that no tensor has, with an empty shape.
+    them whose shapes no other config would explain, by the ``proofs`` that others give; ``stand_ins`` maps tensors to those that the class
+    ties them to, where only the first is there; ``extra`` has no place in the class. Of patterns, ``missing`` are those that no tensor
+    has, with an empty shape.
 
     Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
     the prefix that a wrapper (TRL's) adds to the model's names, ``doubles`` the base model's prefix if it is there twice,
@@ -100,6 +102,7 @@ class Fit:
     missing: Mapping[str, Shape] = field(default_factory=dict)
     reshaped: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     cut: tuple[str, ...] = ()
+    proofs: Proofs = field(default_factory=Proofs)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
     wrapper: str = ""
@@ -194,6 +197,8 @@ def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Fi
     held = inner if wrapped else dict(shapes)
     fits = [fit for naming in namings for fit in _fits(held, kind, naming)]
     best = min(fits, key=lambda fit: fit.faults)
+    if best.reshaped:
+        best = replace(best, cut=cut_tensors(best.reshaped, best.proofs, config_numbers(kind.config), best.stand_ins))
     return replace(best, extra=(*best.extra, *heads), wrapper=TRL) if wrapped else best
 
 
@@ -227,10 +232,13 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
     count = len(shapes) - len(missing) - len(reshaped) - len(stand_ins)
     reshaped |= {name: (shapes[owner], held[name]) for name, owner in stand_ins.items() if held[name] != shapes[owner]}
-    cut = cut_tensors(reshaped, ((pattern_of(n)[0], shape) for n, shape in shapes.items() if held.get(n) == shape)) if reshaped else ()
     places = {*shapes, *known.tied}
     extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
-    return Fit(kind.kind, kind.origin, naming, count, len(shapes), missing, reshaped, cut, stand_ins, extra)
+    fitting = [*((name, name) for name in shapes if name in held), *stand_ins.items()] if reshaped else ()
+    kinds = frozenset((pattern_of(owner)[0], shapes[owner]) for name, owner in fitting if held[name] == shapes[owner])
+    counted = {pattern_of(name)[0] for name in held} - {pattern_of(name)[0] for name in (*missing, *extra)} if reshaped else ()
+    proofs = Proofs(kinds, frozenset(counted))
+    return Fit(kind.kind, kind.origin, naming, count, len(shapes), missing, reshaped, (), proofs, stand_ins, extra)
 
 
 def _stand_ins(held: Mapping[str, Shape], shapes: Mapping[str, Shape], tied: Mapping[str, str]) -> dict[str, str]:

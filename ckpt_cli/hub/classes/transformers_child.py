@@ -26,7 +26,7 @@ TIMEOUT = 300
 OFTEN = 0.1
 """Seconds between two looks at the child."""
 
-Question = Literal["rules", "tensors"]
+Question = Literal["rules", "tensors", "numbers"]
 
 
 def installed_version() -> str | None:

@@ -83,7 +83,9 @@ KINDS: dict[str, Kind] = {
     ),
     "mixed-names": Kind("error", "headers", "names of two kinds in one model, such as fused and single experts: loaders fail", AGAIN),
     "uneven-layers": Kind("warning", "headers", "a layer lacks tensors that most layers of its stack have"),
-    "odd-count": Kind("warning", "headers", "config.json gives a number of layers that is not a whole number", "correct config.json"),
+    "odd-count": Kind(
+        "error", "headers", "a count in config.json (layers, heads, experts, sizes) is no whole number: loaders fail", "correct config.json"
+    ),
     "other-model-type": Kind("warning", "headers", "config.json names a class of another model_type: loaders choose by the type"),
     "no-scales": Kind("warning", "headers", "config.json says that weights are quantised, but there are no scales"),
     "odd-dtype": Kind("warning", "headers", "weights that are integers, complex numbers or 8-bit codes where a model has floats"),

@@ -7,6 +7,7 @@ transformers has a place for it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,6 +48,23 @@ TOWERS = {
 """Configs of parts, and what occurs in the names of their tensors."""
 
 
+COUNT = re.compile(
+    r"(num|n|moe_num)_(\w+_)?(layers?|heads?|experts|experts_per_tok|embd|blocks|groups?)"
+    r"|(encoder|decoder)_(layers|attention_heads|ffn_dim)"
+    r"|(\w+_)?(hidden|intermediate|vocab)_size(_\w+)?|(\w+_)?(embed|head|ffn)_dim|d_model|d_ff|d_kv|depth|max_position_embeddings"
+)
+"""Names of what is counted in whole numbers: layers, heads, experts, rows, columns."""
+
+CODERS = ("encoder", "decoder")
+"""Parts of a config that are called after what they build."""
+
+NEEDED = ("num_hidden_layers", "hidden_size")
+"""Counts that nothing else in a config stands for."""
+
+POSITIONS = "max_position_embeddings"
+"""A limit rather than a count in many models: -1 is none (XLNet), and a float does no harm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """A count in config.json that differs from the tensors.
@@ -60,11 +78,11 @@ class Mismatch:
 
 
 def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, namings: Sequence[Collection[str]] = ()) -> list[Mismatch]:
-    """All counts in which config and tensors differ; ``known``: the class was compared, which covers all but MTP.
+    """All counts in which config and tensors differ; ``known``: the class was compared, which covers most of them.
 
     ``namings`` are the names, in memory and on the hub, of a class of which only these are known.
     """
-    found = list(_prediction(config, shapes))
+    found = [*_odd_counts(config), *_prediction(config, shapes)]
     found += [*_types(config), *_quantised(config, shapes)]
     if not known:
         stacks = _numbers(STACK, shapes)
@@ -72,6 +90,21 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
     if not known and "quantization_config" not in config:
         found += _rows(config, shapes)
     return found
+
+
+def _odd_counts(config: Config, place: str = "") -> Iterator[Mismatch]:
+    """Counts that are no whole numbers, in the config and in those of its parts: transformers, and Python, take "2" or 2.0 for none."""
+    parts = {key: value for key, value in config.items() if isinstance(value, Mapping) and (key.endswith("_config") or key in CODERS)}
+    for key, value in config.items():
+        if not COUNT.fullmatch(key):
+            continue
+        needed = value is None and key in NEEDED and not parts and not place and not config.get("auto_map")
+        odd = isinstance(value, float) or (type(value) is int and value < 0)
+        if needed or (odd and key != POSITIONS) or isinstance(value, (str, bool)):
+            written = printable(json.dumps(value))
+            yield Mismatch("odd-count", f"config.json says {printable(place + key)} {written[:40]}, where a whole number is needed")
+    for key, part in parts.items():
+        yield from _odd_counts(part, f"{place}{key}.")
 
 
 def _types(config: Config) -> Iterator[Mismatch]:
@@ -119,9 +152,6 @@ def _layers(config: Config, stacks: Stacks, shapes: Mapping[str, Shape]) -> Iter
     models = [stack for stack in stacks if stack not in towers and stack.split(".")[-1] in ("layers", "h")]
     named = next((level for level in levels(config) if isinstance(level.get("num_hidden_layers"), (int, float, str))), {})
     wanted = layer_count(config) or _whole(named.get("num_hidden_layers"))
-    if named and wanted is None:
-        text = f"config.json says num_hidden_layers {printable(named['num_hidden_layers'])!r}, which is not a number of layers"
-        yield Mismatch("odd-count", text)
     counted = models[0] if len(models) == 1 and wanted is not None else None
     predicted = any(MTP_PART.search(name) for name in shapes)
     for stack, layers in stacks.items():

@@ -166,8 +166,8 @@ class TestAPrefix:
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(saved)) == []
         assert result.outputs[0].naming == (
-            "those of the hub: 27 of 27 are known names of Qwen2ForCausalLM (transformers 5.24.0); shapes not "
-            "compared: transformers is not installed, net. was removed from every name"
+            "those of the hub: 27 of 27 are known names of Qwen2ForCausalLM (transformers 5.24.0); shapes, and "
+            "how many there must be, not compared: transformers is not installed, net. was removed from every name"
         )
 
 
@@ -1142,3 +1142,42 @@ class TestATensorOfOneLayer:
         run = trained(tmp_path / "run", saved, {key: tensor for key, tensor in tensors.items() if key != name})
         with pytest.raises(MissingTensors, match=r"lacks mlp\.down_proj\.weight"):
             ckpt_cli.merge(run, tmp_path / "out")
+
+
+class TestWhatOnlyNamesProve:
+    """is told as that: which names were compared, and that nobody counted how many there must be."""
+
+    def test_a_name_that_the_shipped_list_lacks_has_not_no_place(self, tmp_path: Path, alone: None) -> None:
+        saved, tensors = saved_by(tmp_path)
+        save_file({**tensors, "model.layers.0.self_attn.q_norm.weight": torch.ones(8)}, saved / "model.safetensors")
+        (item,) = [item for item in ckpt_cli.verify(saved).findings if item.tensor == "model.layers.0.self_attn.q_norm.weight"]
+        assert (item.code, item.message) == (
+            "unlisted-tensor",
+            "Qwen2ForCausalLM has none in transformers 5.24.0 by default (shape 8)",
+        )
+
+    @pytest.mark.parametrize(("left_out", "named"), [("model.norm.weight", "model.norm.weight"), ("lm_head.*", "lm_head.weight")])
+    def test_a_kind_of_tensors_that_was_left_out_is_named(self, tmp_path: Path, alone: None, left_out: str, named: str) -> None:
+        saved, _ = saved_by(tmp_path, tie_word_embeddings=False)
+        merged = ckpt_cli.merge(saved, tmp_path / "out", exclude=left_out).outputs[0].naming
+        verified = ckpt_cli.verify(tmp_path / "out")
+        for text in (merged, str(verified.names)):
+            assert text.startswith("those of the hub: 26 of 26 are known names of Qwen2ForCausalLM (transformers 5.24.0)")
+            assert f", which usually has {named} too; shapes, and how many there must be, not compared: transformers is not" in text
+        assert {item.code for item in verified.findings if item.tensor == named} == {"left-out"}
+
+    def test_of_a_layer_nobody_counted(self, tmp_path: Path, alone: None) -> None:
+        saved, _ = saved_by(tmp_path)
+        ckpt_cli.merge(saved, tmp_path / "out", exclude="model.layers.1.mlp.up_proj.weight")
+        names = str(ckpt_cli.verify(tmp_path / "out").names)
+        assert names.endswith("; shapes, and how many there must be, not compared: transformers is not installed")
+
+    def test_a_tied_head_is_none_that_is_usually_there(self, tmp_path: Path, alone: None) -> None:
+        saved, _ = saved_by(tmp_path, "llama, tied")
+        assert "usually" not in str(ckpt_cli.verify(saved).names)
+        assert "usually" not in ckpt_cli.merge(saved, tmp_path / "out").outputs[0].naming
+
+    def test_with_transformers_what_the_class_needs_is_counted(self, tmp_path: Path) -> None:
+        saved, _ = saved_by(tmp_path)
+        ckpt_cli.merge(saved, tmp_path / "out", exclude="model.norm.weight")
+        assert "26 of 27 tensors" in str(ckpt_cli.verify(tmp_path / "out").names)

@@ -16,7 +16,18 @@ from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Expected
-from ckpt_cli.hub.classes.fit import NAMINGS, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
+from ckpt_cli.hub.classes.fit import (
+    NAMINGS,
+    VALUE_HEAD,
+    Fit,
+    KnownClass,
+    changed_prefix,
+    claim,
+    common_prefix,
+    compared,
+    known_class,
+    usual,
+)
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
@@ -121,8 +132,7 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         return fit, [finding("unknown-names", f"none of {len(shapes)} names is one of {printable(kind.kind)} ({kind.origin})")]
     found = []
     if not kind.has_shapes:
-        absent = [name.replace("{}", "*") for name in fit.missing if not name.endswith("bias")]
-        found += [finding("not-proved", f"{printable(kind.kind)} usually has it ({fit.origin})", tensor=name) for name in absent]
+        found += [finding("not-proved", f"{printable(kind.kind)} usually has it ({fit.origin})", tensor=name) for name in usual(fit)]
     else:
         found += [
             finding("missing-tensor", f"the class has it with shape {shape_text(shape)} ({fit.origin})", tensor=name)
@@ -138,11 +148,13 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         if fit.wrapper and VALUE_HEAD.fullmatch(name):
             found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
             continue
-        code = "extra-layer" if kind.has_shapes and pattern_of(name)[0] in patterns else "extra-tensor"
         held = shapes.get(fit.name_in(shapes, name))
         shown = f" (shape {shape_text(held)})" if held is not None else ""
-        what = "the class has no tensor of this name" if kind.has_shapes else "not among the names known for the class"
-        found.append(finding(code, f"{what}{shown}", tensor=name))
+        if not kind.has_shapes:
+            found.append(finding("unlisted-tensor", f"{printable(kind.kind)} has none in {fit.origin} by default{shown}", tensor=name))
+            continue
+        code = "extra-layer" if pattern_of(name)[0] in patterns else "extra-tensor"
+        found.append(finding(code, f"the class has no tensor of this name{shown}", tensor=name))
     if isinstance(kind.known, Expected) and fit.naming != "native":
         found += [
             finding("tied-alone", f"the config ties it to {owner}, which is not there", tensor=name, partner=owner)

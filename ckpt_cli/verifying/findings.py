@@ -72,6 +72,11 @@ KINDS: dict[str, Kind] = {
         "error", "headers", "the shapes of tensors are not those that the config asks for", "restore config.json from the run"
     ),
     "extra-tensor": Kind("warning", "headers", "the model class has no place for this tensor: loaders ignore it"),
+    "unlisted-tensor": Kind(
+        "warning",
+        "headers",
+        "a name that the list of names shipped for the class lacks; with transformers installed, verify can tell whether the class has it",
+    ),
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
     ),
@@ -97,7 +102,9 @@ KINDS: dict[str, Kind] = {
     "vocabulary-rows": Kind("warning", "headers", "the embedding does not have vocab_size rows", "correct config.json"),
     "no-prediction-layers": Kind("warning", "headers", "config.json asks for multi-token prediction, but its layers are missing"),
     "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) for which there are no tensors"),
-    "left-out": Kind("info", "headers", "the class has this tensor, but it was left out on purpose (filters, a key map, --allow-missing)"),
+    "left-out": Kind(
+        "info", "headers", "tensors that were left out on purpose (filters, a key map, --allow-missing): loaders that need them miss them"
+    ),
     "partial-output": Kind("warning", "headers", "the output was made from one that had been written without some tensors"),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not match", "export the adapter again"),
     "partial-adapter": Kind(

@@ -22,7 +22,7 @@ from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.name_patterns import pattern_of
-from ckpt_cli.names import printable
+from ckpt_cli.names import few, printable
 
 FitNaming = Literal["hub", "native", "older"]
 
@@ -216,7 +216,7 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
         wanted = known.native if naming == "native" else known.hub
         patterns = {name: pattern_of(name)[0] for name in held}
         extra = tuple(name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name))
-        tied = _tied_patterns(kind, wanted)
+        tied = _tied_patterns(kind, wanted) if ties_embeddings(kind.config) else set()
         lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
         count = len(held) - len(extra)
         return Fit(kind.kind, kind.origin, naming, count, None, lacking, extra=extra, unknown=kind.unknown)
@@ -281,6 +281,11 @@ def _matches(expressions: tuple[str, ...], name: str) -> bool:
     return any(re.search(expression, name) for expression in expressions)
 
 
+def usual(fit: Fit) -> list[str]:
+    """Names by pattern, of a class of which only these are known, that no tensor has; whether it has biases, settings decide."""
+    return [name.replace("{}", "*") for name in fit.missing if not name.endswith("bias")] if fit.expected is None else []
+
+
 NAMINGS: Mapping[FitNaming, str] = {"hub": "those of the hub", "native": "as the training named them", "older": "those of an older version"}
 
 
@@ -292,5 +297,7 @@ def claim(fit: Fit) -> str:
     whose = f"those of TRL, behind {fit.wrapper.removesuffix('.')}" if fit.wrapper else NAMINGS[fit.naming]
     if fit.expected is None:
         known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known names of {kind} ({fit.origin})"
-        return f"{whose}: {known}; shapes not compared: {fit.unknown}"
+        absent = usual(fit)
+        more = f", which usually has {few(absent, 3)} too" if absent and fit.fitting else ""
+        return f"{whose}: {known}{more}; shapes, and how many there must be, not compared: {fit.unknown}"
     return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"

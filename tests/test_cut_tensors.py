@@ -213,6 +213,20 @@ def test_what_others_prove_is_cut_in_many_classes(tmp_path: Path, name: str, cut
     assert {item.tensor for item in ckpt_cli.verify(tmp_path / "run").findings if item.code == "cut-tensor"} == changed.keys()
 
 
+@pytest.mark.parametrize("rows", [20, 80])
+def test_a_tied_head_that_is_stored_has_the_shape_of_its_embedding(tmp_path: Path, rows: int) -> None:
+    """transformers refuses another one; both resized alike are another vocabulary."""
+    tensors = saved(tmp_path / "run", "llama, tied")
+    head = torch.ones(rows, 32)
+    path = as_hub(tmp_path / "run", {**tensors, "lm_head.weight": head})
+    with pytest.raises(Inconsistent, match="not whole") as caught:
+        ckpt_cli.merge(path, tmp_path / "out")
+    assert caught.value.tensor == "lm_head.weight"
+    assert {item.tensor for item in ckpt_cli.verify(path).findings if item.code == "cut-tensor"} == {"lm_head.weight"}
+    as_hub(path, {**tensors, "lm_head.weight": head, "model.embed_tokens.weight": head.clone()})
+    assert "other-shapes" in notes(ckpt_cli.merge(path, tmp_path / "out"))
+
+
 def test_a_tied_head_that_stands_for_its_embedding_proves_the_vocabulary(tmp_path: Path) -> None:
     tensors = saved(tmp_path / "run", "bert")
     name = "cls.predictions.bias"

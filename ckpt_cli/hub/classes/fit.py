@@ -232,8 +232,8 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
     count = len(shapes) - len(missing) - len(reshaped) - len(stand_ins)
     # A loader that finds a tied tensor beside its owner takes its shape as seriously as that of any other.
-    tied = {name: known.native[name] for name in known.tied if name in held and name not in shapes}
-    reshaped |= {name: (shape, held[name]) for name, shape in tied.items() if held[name] != shape}
+    beside = {name: known.native[name] for name in known.tied if name in held and name not in shapes}
+    reshaped |= {name: (shape, held[name]) for name, shape in beside.items() if held[name] != shape}
     places = {*shapes, *known.tied}
     extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
     fitting = [*((name, name) for name in shapes if name in held), *stand_ins.items()] if reshaped else ()

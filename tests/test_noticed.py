@@ -205,6 +205,14 @@ class TestDcpMetadataOfAnotherSave:
         os.utime(metadata, (metadata.stat().st_mtime - 7200,) * 2)
         assert ".metadata is 2 hours older" in self.warnings(run, tmp_path / "out")["written-apart"]
 
+    @pytest.mark.parametrize(("seconds", "told"), [(3700, "1 hour older"), (3 * 86400, "3 days older"), (3000, None)])
+    def test_a_length_of_time_is_said_as_one(self, run: Path, tmp_path: Path, seconds: int, told: str | None) -> None:
+        metadata = run / "global_step_200" / "model_sharded" / ".metadata"
+        os.utime(metadata, (metadata.stat().st_mtime - seconds,) * 2)
+        said = self.warnings(run, tmp_path / "out").get("written-apart", "")
+        assert (told or "") in said
+        assert bool(said) == (told is not None)
+
     @pytest.mark.parametrize("shape", [(4, 8), (8, 5)])
     def test_items_that_are_not_what_it_says_are_refused(self, run: Path, tmp_path: Path, shape: tuple[int, int]) -> None:
         folder = run / "global_step_100" / "model_sharded"

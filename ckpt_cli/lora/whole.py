@@ -19,7 +19,7 @@ from ckpt_cli.hub.tied_names import MODULES
 from ckpt_cli.lora.biases import bias_kind, missing_biases
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
 from ckpt_cli.lora.fit import is_of_experts
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -137,7 +137,8 @@ def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Conf
     count = layer_count(config)
     numbers = {int(number) for found in layers.values() for number in found if number.isdigit()}
     if count is not None and numbers and max(numbers) < count - 1 and "layer_types" not in config:
-        text = f"there are factors in {_listed(map(str, numbers))}, but the model has {count} layers: a part of the adapter may be missing"
+        where, counted = _listed(map(str, numbers)), plural(count, "layer")
+        text = f"there are factors in {where}, but the model has {counted}: a part of the adapter may be missing"
         yield Lacking(text, None, False)
 
 

@@ -154,6 +154,16 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
+def span_text(seconds: float) -> str:
+    """A length of time in hours, from two days on in days.
+
+    >>> span_text(5000), span_text(7300), span_text(3 * 86400)
+    ('1 hour', '2 hours', '3 days')
+    """
+    hours = round(seconds / 3600)
+    return plural(hours, "hour") if hours < 48 else plural(round(hours / 24), "day")
+
+
 UNITS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("K", 10**3))
 
 

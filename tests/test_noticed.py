@@ -205,6 +205,39 @@ class TestDcpMetadataOfAnotherSave:
         os.utime(metadata, (metadata.stat().st_mtime - 7200,) * 2)
         assert ".metadata is 2 hours older" in self.warnings(run, tmp_path / "out")["written-apart"]
 
+    @pytest.mark.parametrize(("seconds", "told"), [(3700, "1 hour older"), (3 * 86400, "3 days older"), (3000, None)])
+    def test_a_length_of_time_is_said_as_one(self, run: Path, tmp_path: Path, seconds: int, told: str | None) -> None:
+        metadata = run / "global_step_200" / "model_sharded" / ".metadata"
+        os.utime(metadata, (metadata.stat().st_mtime - seconds,) * 2)
+        said = self.warnings(run, tmp_path / "out").get("written-apart", "")
+        assert (told or "") in said
+        assert bool(said) == (told is not None)
+
+    @pytest.mark.parametrize("flat", [True, False])
+    def test_a_file_of_another_step_is_told_by_what_the_optimizer_counted(self, flat: bool, tmp_path: Path) -> None:
+        """As if two ranks had saved: rank 1's items are in a file of their own. Times are minutes apart."""
+
+        def saved(step: int) -> Path:
+            folder = tmp_path / f"global_step_{step}"
+            names = ("a", "b", "c", "d")
+            states = {name: {"step": torch.tensor(float(step)), "exp_avg": torch.ones(4)} for name in names}
+            flattened = {f"state.{name}.{slot}": tensor for name, slots in states.items() for slot, tensor in slots.items()}
+            state = {"model": {name: torch.ones(4) for name in names}, "optimizer": flattened if flat else {"state": states}}
+            writer = dcp.FileSystemWriter(folder, single_file_per_rank=False)
+            dcp.save(state, storage_writer=writer, no_dist=True)
+            return folder
+
+        one, two = saved(100), saved(110)
+        assert "step-differs" not in self.warnings(one, tmp_path / "whole")
+        metadata = dcp.FileSystemReader(one).read_metadata()
+        of_b = next(info.relative_path for index, info in metadata.storage_data.items() if index.fqn.endswith("b.step"))
+        there = dcp.FileSystemReader(two).read_metadata()
+        from_b = next(info.relative_path for index, info in there.storage_data.items() if index.fqn.endswith("b.step"))
+        shutil.copy(two / from_b, one / of_b)
+        told = self.warnings(one, tmp_path / "out")["step-differs"]
+        assert "the optimizer has counted 100 steps in" in told
+        assert f"and 110 in {of_b}" in told
+
     @pytest.mark.parametrize("shape", [(4, 8), (8, 5)])
     def test_items_that_are_not_what_it_says_are_refused(self, run: Path, tmp_path: Path, shape: tuple[int, int]) -> None:
         folder = run / "global_step_100" / "model_sharded"

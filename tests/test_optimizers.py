@@ -20,7 +20,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, NotFound, Undecidable, Unsupported
+from ckpt_cli.formats.optimizer_state import RankEntries
 from ckpt_cli.results.written import ExtractResult
+from ckpt_cli.state.numbered import check_alike_recorded
+from tests.cli import ckpt
 from tests.conftest import Copy
 from tests.tensors import Tensors, differences, load
 
@@ -768,3 +771,33 @@ class TestNumbersWithoutNames:
         (text,) = self.extracted(tmp_path, [(2, 3), (2, 3), (4,)])
         assert "2 of 3 have the shape of another one" in text
         assert "is assumed" in text
+        outcome = ckpt("extract-state", tmp_path, "-o", tmp_path / "again", "--optimizer")
+        said = "given in the order of the model, which nothing proves for 2 of 3: others have the same shape"
+        assert said in " ".join(outcome.out.split())
+        asked = ckpt("extract-state", tmp_path, "-o", tmp_path / "json", "--optimizer", "--json")
+        assert json.loads(asked.out)["data"]["optimizer"]["assumed"] == 2
+
+    @pytest.mark.parametrize("recorded", [["a.weight", "b.weight"], ["b.weight", "a.weight"]])
+    @pytest.mark.parametrize("wrapped", ["", "module."])
+    def test_names_that_some_groups_record_must_agree_with_the_order(self, recorded: list[str], wrapped: str, tmp_path: Path) -> None:
+        home = tmp_path / "global_step_1" / "actor"
+        home.mkdir(parents=True)
+        weights = {name: torch.ones(2, 3) for name in ("a.weight", "b.weight")} | {"c.weight": torch.ones(4)}
+        torch.save(weights, home / "model_world_size_1_rank_0.pt")
+        state = {number: {"exp_avg": torch.ones(shape)} for number, shape in enumerate([(2, 3), (2, 3), (4,)])}
+        groups = [{"lr": 1.0, "params": [0, 1], "param_names": [wrapped + name for name in recorded]}, {"lr": 1.0, "params": [2]}]
+        torch.save({"state": state, "param_groups": groups}, home / "optim_world_size_1_rank_0.pt")
+        if recorded == ["a.weight", "b.weight"]:
+            assert ckpt_cli.extract_state(tmp_path, tmp_path / "out", optimizer=True).optimizer is not None
+        else:
+            with pytest.raises(Inconsistent, match="parameter 0 is recorded as"):
+                ckpt_cli.extract_state(tmp_path, tmp_path / "out", optimizer=True)
+
+    def test_names_that_ranks_record_differently_are_refused(self) -> None:
+        ranks = [
+            RankEntries(rank, Path(f"optim_world_size_2_rank_{rank}.pt"), {}, {}, [{"params": [0, 1], "param_names": names}])
+            for rank, names in enumerate((["a", "b"], ["b", "a"]))
+        ]
+        check_alike_recorded({0: "a", 1: "b"}, [ranks[0], ranks[0]])
+        with pytest.raises(Inconsistent, match="ranks 0 and 1 record different names"):
+            check_alike_recorded({0: "a", 1: "b"}, ranks)

@@ -114,13 +114,13 @@ class TestQuiet:
         status = shard(run, 1).stat()
         os.utime(shard(run, 1), ns=(status.st_atime_ns, status.st_mtime_ns - 72 * 3600 * 10**9))
         outcome = call("merge", run, "-o", tmp_path / "out", "-q")
-        assert (outcome.code, outcome.err.count("72 hours older than")) == (0, 1)
+        assert (outcome.code, outcome.err.count("3 days older than")) == (0, 1)
 
     def test_the_same_of_an_older_checkpoint_of_an_average(self, run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
         path = shard(run, 1, step=100)
         os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 72 * 3600 * 10**9))
         outcome = call("average", run, "--all", "-o", tmp_path / "out", "-q")
-        assert "warning: checkpoint-100: model_world_size_4_rank_1.pt is 72 hours older than" in outcome.err
+        assert "warning: checkpoint-100: model_world_size_4_rank_1.pt is 3 days older than" in outcome.err
 
     def test_of_a_state_without_all_ranks(self, lacking: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
         state = lacking / "checkpoint-200" / "rng_state_0.pth"

@@ -249,3 +249,33 @@ class TestAnOutputAmongTheSteps:
             assert caught.value.hint is not None
             assert not (run / name).exists()
         ckpt_cli.merge(run, run / f"{name}_merged")
+
+    @pytest.mark.parametrize(
+        "name", ["checkpoint-5/merged", "checkpoint-5/a/b", "checkpoint-7/merged", "link/merged", "around/checkpoint-5/x"]
+    )
+    def test_is_not_written_inside_another_step(self, tmp_path: Path, name: str) -> None:
+        run = tmp_path / "run"
+        model(run / "checkpoint-5", 1.0, state=5)
+        ranks(run / "checkpoint-10")
+        (run / "link").symlink_to("checkpoint-5")
+        (run / "around").symlink_to(run, target_is_directory=True)
+        (run / "last").symlink_to("checkpoint-10")
+        for refused in (
+            lambda: ckpt_cli.merge(run, run / name),
+            lambda: ckpt_cli.merge(run / "checkpoint-10", run / name),
+            lambda: ckpt_cli.merge(run / "last", run / name, dry_run=True),
+        ):
+            with pytest.raises(OutputInsideSource, match="inside another step of the run"):
+                refused()
+        assert sorted(path.name for path in run.rglob("merged")) == []
+        ckpt_cli.merge(run / "checkpoint-10", run / "checkpoint-10 merged" / "checkpoint-5")
+        ckpt_cli.merge(run / "checkpoint-10", tmp_path / "other" / "checkpoint-5" / "merged")
+
+    def test_a_part_of_a_step_is_not_written_as_or_in_another_step(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        for step in (5, 10):
+            ranks(run / f"global_step_{step}" / "actor")
+        for name in ("global_step_5/merged", "global_step_7"):
+            with pytest.raises(OutputInsideSource):
+                ckpt_cli.merge(run / "global_step_10" / "actor", run / name)
+        ckpt_cli.merge(run / "global_step_10" / "actor", run / "merged")

@@ -244,6 +244,7 @@ def _optimizer_info(optimizer: Optimizer | None) -> OptimizerInfo | None:
         return None
     return OptimizerInfo(
         layout=optimizer.layout,
+        assumed=optimizer.assumed,
         parameters=len(optimizer.content["state"]),
         tensors=len(optimizer.tensors),
         elements=sum(tensor.numel for tensor in optimizer.tensors.values()),

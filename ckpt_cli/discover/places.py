@@ -14,7 +14,7 @@ from ckpt_cli.discover.tags import has_tag_file, passed_over_by_latest, step_at,
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
-from ckpt_cli.formats.ages import MAX_HOURS
+from ckpt_cli.formats.ages import MAX_SECONDS
 from ckpt_cli.formats.base import WEIGHTS_16, Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
@@ -177,7 +177,7 @@ def unread_notes(found: Found, place: Place) -> list[Note]:
 def _saved_together(found: Found, place: Place) -> bool:
     """Whether the weights are as old as the Trainer's own state: with ZeRO it writes gathered weights beside DeepSpeed's folder."""
     state, weights = (status_of(path) for path in (found.path / "trainer_state.json", place.match.first))
-    return state is not None and weights is not None and abs(state.st_mtime - weights.st_mtime) < MAX_HOURS * 3600
+    return state is not None and weights is not None and abs(state.st_mtime - weights.st_mtime) < MAX_SECONDS
 
 
 def all_refused(places: Sequence[Place]) -> bool:

@@ -27,7 +27,7 @@ from ckpt_cli.formats.registry import format_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, WEIGHTS, has_form, number_in
 from ckpt_cli.formats.weight_names import may_hold_weights
-from ckpt_cli.names import few
+from ckpt_cli.names import few, span_text
 from ckpt_cli.tensors.component import Note
 
 TAG = re.compile(r"global_step(?P<step>[0-9]+)", re.ASCII)
@@ -332,7 +332,7 @@ def older_notes(target: Target, taken: Found) -> list[Note]:
     if not times:
         return []
     latest, other = max(times, key=lambda pair: pair[0])
-    names = f"{target.label(taken.path)} was taken, and {target.label(other.path)} was written {_span(latest - written)} later"
+    names = f"{target.label(taken.path)} was taken, and {target.label(other.path)} was written {span_text(latest - written)} later"
     text = f"{names}: if training was started again in this folder, the former is of the training before"
     return [Note("warning", "older-steps", text)]
 
@@ -354,11 +354,6 @@ def _time_of(found: Found) -> float | None:
     except Unreadable:
         return None  # only asked for a warning
     return None if status is None else status.st_mtime
-
-
-def _span(seconds: float) -> str:
-    hours = round(seconds / 3600)
-    return f"{hours} hour{'s' if hours > 1 else ''}" if hours < 48 else f"{round(hours / 24)} days"
 
 
 def tracker_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool]) -> list[Note]:

@@ -7,22 +7,27 @@ from collections.abc import Iterable, Sequence
 
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.files.source import Source, Watched
-from ckpt_cli.names import few
+from ckpt_cli.names import few, span_text
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
-MAX_HOURS = 1
-"""No save takes as long."""
+MAX_SECONDS = 3600
+"""No save takes as long.
+
+Within an hour, times tell nothing. That a save writes its metadata last does not survive copying: without kept times these are in any
+order and as far apart as files take to be copied, and uploads to stores are parallel. A file that was put in place of another looks like
+the last one that a copy reached.
+"""
 
 
 def age_notes(sources: Sequence[Source]) -> list[Note]:
     """Shards do not record their step; files written hours apart are often the only sign of mixed steps."""
     times = sorted((source.identity.mtime_ns, source.path) for source in sources)
-    hours = (times[-1][0] - times[0][0]) / 3.6e12
-    if hours < MAX_HOURS:
+    seconds = (times[-1][0] - times[0][0]) / 1e9
+    if seconds < MAX_SECONDS:
         return []
     oldest, newest = (path.rsplit("/", 1)[-1] for path in (times[0][1], times[-1][1]))
-    text = f"{oldest} is {hours:.0f} hours older than {newest}: if they are from different steps, the result mixes them"
+    text = f"{oldest} is {span_text(seconds)} older than {newest}: if they are from different steps, the result mixes them"
     return [Note("warning", "written-apart", text)]
 
 

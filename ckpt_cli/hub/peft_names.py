@@ -28,6 +28,10 @@ ADAPTED = re.compile(
     r"(?:\.(?P<adapter>(?!weight$|bias$)[^.]+))?(?:\.(?P<leaf>weight|bias))?"
 )
 SAVED = re.compile(r"(?P<module>.+)\.modules_to_save\.(?P<adapter>[^.]+)\.(?P<rest>.+)")
+TWICE = re.compile(r"(?P<module>.+)\.(?:modules_to_save|original_module)\.(?P<rest>(?:.+\.)?bias)")
+"""With ``bias`` "all", PEFT's files have the biases of modules that were trained as a whole three times: under the name that is loaded,
+and twice as the wrapper holds them."""
+
 ORIGINAL = re.compile(r"(?P<module>.+)\.original_module\.(?P<rest>.+)")
 OTHER_LORA = re.compile(
     r"(^|[._])(lora_(up|down)|lora\.(up|down)|hada_(w[12]|t[12])(_[ab])?|lokr_(w[12]|t2)(_[ab])?)([._]|$)|(^|\.)lora_[ab]$", re.IGNORECASE
@@ -75,7 +79,8 @@ class PeftState:
     """A component with adapters: the model's tensors by their names without PEFT, and the adapters by module.
 
     ``saved`` are the names of tensors that were trained as they are; ``exported`` all tensors of the adapter as PEFT's files name them.
-    ``wrapped`` are the names of the model's own tensors in adapted modules, with those that PEFT gives them.
+    ``wrapped`` are the names of the model's own tensors in adapted modules, with those that PEFT gives them; ``named``: names have that of
+    the adapter, as state dicts have and PEFT's files have not.
     """
 
     tensors: dict[str, Tensor]
@@ -83,6 +88,7 @@ class PeftState:
     saved: tuple[str, ...]
     exported: dict[str, Tensor]
     wrapped: Mapping[str, str] = field(default_factory=dict)
+    named: bool = True
 
 
 def adapter_config(homes: Iterable[Path]) -> Path | None:
@@ -106,9 +112,15 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     exported: dict[str, Tensor] = {}
     adapters: set[str] = set()
     wrapped: dict[str, str] = {}
+    factors = {name: ADAPTED.fullmatch(name) for name in names.values()}
+    named = any(match["adapter"] for match in factors.values() if match is not None)
+    again = {} if named else {name: match for name in factors if (match := TWICE.fullmatch(name)) is not None}
+    twice = {name for name, match in again.items() if f"{match['module']}.{match['rest']}" in factors}
     for old, name in names.items():
         tensor = component[old]
-        match, whole, original = ADAPTED.fullmatch(name), SAVED.fullmatch(name), ORIGINAL.fullmatch(name)
+        match, whole, original = factors[name], SAVED.fullmatch(name), ORIGINAL.fullmatch(name)
+        if name in twice:
+            continue
         if match is not None:
             part = "bias" if match["leaf"] == "bias" else match["part"]
             parts.setdefault(match["module"], {})[part] = tensor
@@ -128,7 +140,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
                 wrapped[plain] = f"{PREFIX}{name}"
     for old, name in names.items():
         original = ORIGINAL.fullmatch(name)
-        if original is not None and f"{original['module']}.{original['rest']}" not in saved:
+        if original is not None and name not in twice and f"{original['module']}.{original['rest']}" not in saved:
             tensors[f"{original['module']}.{original['rest']}"] = component[old]
     unknown = [name for name in tensors if re.search(r"(^|\.)(lora_|modules_to_save|token_adapter|ranknum)", name)]
     if unknown:
@@ -138,7 +150,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
         hint = "merge them with PEFT, or pass --lora keep to write the tensors as they are"
         raise Unsupported(f"there are {len(adapters)} adapters: {found}", expected="one", hint=hint)
     made = tuple(_adapter(path, found) for path, found in parts.items())
-    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped)
+    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped, named)
 
 
 def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:

@@ -15,6 +15,8 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
+from ckpt_cli.lora.settings import REFUSED, unknown_settings
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 META = "lora_train_meta.json"
@@ -24,15 +26,11 @@ CONFIG = ADAPTER_CONFIG
 FLAG = "--lora-alpha"
 LARGEST = 1e30
 """No alpha is larger; also no NaN, no infinity, and no integer that a float cannot hold."""
-UNSUPPORTED = ("alora_invocation_tokens", "arrow_config", "layer_replication", "megatron_config", "trainable_token_indices")
 PATTERN = re.compile(r"[\w.|^$\\*\-]{1,300}", re.ASCII)
 """Expressions without groups, which match in no time."""
 
 CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
 """Model types whose linear layers are stored as [in, out] (transformers, ``pytorch_utils.Conv1D``)."""
-
-CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of ``init_lora_weights`` that change the weights of the base, which an adapter alone does not have."""
 
 LAYOUT, UNSLOTH = "lora_B_layout", "unsloth_fused_expert_lora"
 RANK_MAJOR, BY_EXPERT = "rank_major", "grouped_by_expert"
@@ -40,9 +38,6 @@ RANK_MAJOR, BY_EXPERT = "rank_major", "grouped_by_expert"
 
 The columns of lora_B [out, r E] go over experts first, as PEFT has it, or over ranks first, as Unsloth trained before.
 """
-
-VARIANTS = ("use_qalora", "use_bdlora", "kasa_config", "velora_config", "monteclora_config")
-"""Keys of PEFT's config for other arithmetic than LoRA's or DoRA's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +58,6 @@ class AdapterFacts:
         """Whether weights are stored as [in, out], if shapes do not tell."""
         # PEFT keeps what the last of the modules was, so that only a True says something.
         return self.model_type in CONV1D or self.config.get("fan_in_fan_out") is True
-
-    @property
-    def changed_base(self) -> str | None:
-        """The initialisation that changed the base's weights, None for the usual ones."""
-        said = self.config.get("init_lora_weights")
-        return said if isinstance(said, str) and said.startswith(CHANGING) else None
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of the product: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
@@ -162,6 +151,9 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object
         notes.append(Note("warning", "lora-alpha", text))
     if known and not config:
         notes.append(Note("info", "lora-plain", f"there is no {CONFIG}: the scale is taken to be alpha / r, without rank stabilisation"))
+    if unknown := unknown_settings(config):
+        text = f"{CONFIG} has {'a setting' if len(unknown) == 1 else 'settings'} that ckpt does not know, and which may change the result"
+        notes.append(Note("warning", "unknown-setting", f"{text}: {few(unknown)}"))
     rank = next((said["r"] for said in (meta, config) if type(said.get("r")) is int and said["r"] > 0), None)
     task = next((said["task_type"] for said in (meta, config) if isinstance(said.get("task_type"), str)), None)
     alpha, origin = known[0] if known else (None, looked_in[0] if looked_in else "nothing")
@@ -211,13 +203,14 @@ def peft_config(
     else:
         content["target_modules"] = sorted(ranks)
     if not content.get("modules_to_save"):
-        content["modules_to_save"] = sorted({name.rpartition(".")[0] for name in saved}) or None
+        # A bias alone is no module: one that was trained as a whole has its weight too.
+        content["modules_to_save"] = sorted({name.rpartition(".")[0] for name in saved if not name.endswith(".bias")}) or None
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def _check_kind(config: Mapping[str, Any], path: Path | None) -> None:
     kind = config.get("peft_type", "LORA")
-    others = [key for key in (*UNSUPPORTED, *VARIANTS) if config.get(key)]
+    others = [key for key in REFUSED if config.get(key)]
     if kind != "LORA" or others:
         what = f"a {kind} adapter" if kind != "LORA" else f"LoRA with {others[0]}"
         raise Unsupported(f"this is {what}", path=path, expected="LoRA or DoRA", hint="merge it with PEFT, or pass --lora keep")

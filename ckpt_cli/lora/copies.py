@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ckpt_cli.errors import Inconsistent
@@ -10,23 +10,27 @@ from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
+from ckpt_cli.lora.config import CONFIG
 from ckpt_cli.tensors.equality import same_after_cast, same_values
 from ckpt_cli.tensors.tensor import Tensor
 
 
-def without_copies(state: PeftState, base: Mapping[str, Tensor], config: Config) -> PeftState:
+def without_copies(state: PeftState, base: Mapping[str, Tensor], config: Config, biases: Collection[str], *, told: bool) -> PeftState:
     """The state without the weights that the base has too. One of another shape stays: the vocabulary was resized before training.
 
-    Training does not change the weight under an adapter, so that a copy with other values is that of another model: raises Inconsistent.
+    ``biases`` were trained and stay, ``told``: there is a config that says which. Training does not change any other weight under an
+    adapter, so that a copy with other values is that of another model: raises Inconsistent.
     """
     pair = tied_pair([*base, *(name for name in state.wrapped if name not in base)]) if ties_embeddings(config) else None
     partners = {pair[0]: pair[1], pair[1]: pair[0]} if pair is not None else {}
     kept = dict(state.tensors)
     for name in state.wrapped:
         other = base.get(name) or base.get(partners.get(name, ""))
-        if other is None or name in state.saved or other.shape != kept[name].shape:
+        if other is None or name in (*state.saved, *biases) or other.shape != kept[name].shape:
             continue
         if not same_after_cast(kept[name], other) and not same_after_cast(other, kept[name]):
+            if name.endswith(".bias"):
+                raise _unlike_bias(state.wrapped[name], told=told)
             raise Inconsistent(
                 "the adapter's file has a copy of this weight of its base, and the base has other values",
                 tensor=state.wrapped[name],
@@ -35,6 +39,17 @@ def without_copies(state: PeftState, base: Mapping[str, Tensor], config: Config)
             )
         del kept[name]
     return replace(state, tensors=kept)
+
+
+def _unlike_bias(name: str, *, told: bool) -> Inconsistent:
+    """The error for a bias in an adapter's file that nothing says was trained."""
+    said = f"{CONFIG} says bias none" if told else f"there is no {CONFIG} that says whether it was trained (bias)"
+    return Inconsistent(
+        f"the adapter's file has this bias with other values than the base, and {said}",
+        tensor=name,
+        expected="the model that the adapter was trained on, or a trained bias",
+        hint=f"if the bias was trained, set bias to lora_only or all in {CONFIG}" if told else f"add the {CONFIG} of the training",
+    )
 
 
 def with_ties(tensors: Mapping[str, Tensor], config: Config, adapters: Sequence[Adapter] = ()) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
-from ckpt_cli.lora.config import BY_EXPERT, LAYOUT, RANK_MAJOR, AdapterFacts
+from ckpt_cli.lora.config import BY_EXPERT, CONFIG, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.tensor import Tensor
@@ -135,7 +135,30 @@ def lacks_base(state: PeftState) -> bool:
     """
     without = [adapter for adapter in state.adapters if not _candidates(adapter, state.tensors)]
     copies = {name for name in state.wrapped if last_two(name) in (*EMBEDDINGS, *HEADS)}
-    return bool(without) and (len(without) == len(state.adapters) or all(name in {*copies, *state.saved} for name in state.tensors))
+    if not without or len(without) == len(state.adapters):
+        return bool(without)
+    others = [name for name in state.tensors if name not in copies and name not in state.saved and not name.endswith(".bias")]
+    # Trained modules have no mark in PEFT's files, but none of these holds a weight under its factors other than those copies.
+    own = {name for adapter in state.adapters for name in _candidates(adapter, state.tensors)}
+    return not others or (not state.named and own <= copies)
+
+
+def check_variant(state: PeftState, facts: AdapterFacts) -> None:
+    """Raise Inconsistent if the config says another kind of LoRA than the files hold: PEFT would leave out what it does not expect."""
+    plain = [adapter for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
+    linear = [adapter for adapter in plain if not adapter.embedding]
+    for key, what, own, having in (
+        ("use_dora", "magnitudes", plain, {adapter.path for adapter in plain if adapter.magnitude is not None}),
+        ("lora_bias", "biases of lora_B", linear, {adapter.path for adapter in linear if adapter.bias is not None}),
+    ):
+        said = facts.config.get(key)
+        lacking = [adapter.path for adapter in own if adapter.path not in having] if said is True else []
+        if lacking or (having and said is False):
+            raise Inconsistent(
+                f"{CONFIG} says {key} {str(said).lower()}, but {f'there are no {what} here' if lacking else f'there are {what}'}",
+                tensor=f"{PREFIX}{(lacking or sorted(having))[0]}",
+                hint="the adapter's files may be from two runs",
+            )
 
 
 def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,9 +16,21 @@ from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
+from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.lora.copies import with_ties, without_copies
-from ckpt_cli.lora.fit import adapted_name, adapter_rank, fuse_adapters, is_of_experts, lacks_base, layout_doubt, on_base, pattern_key
+from ckpt_cli.lora.fit import (
+    adapted_name,
+    adapter_rank,
+    check_variant,
+    fuse_adapters,
+    is_of_experts,
+    lacks_base,
+    layout_doubt,
+    on_base,
+    pattern_key,
+)
+from ckpt_cli.lora.settings import changed_base
 from ckpt_cli.lora.whole import check_whole
 from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Component, Note
@@ -100,14 +112,18 @@ def with_adapters_fused(
     component = opened.component
     state = parse_peft(component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
-    notes, saved = list(facts.notes), saved_names(state)
+    check_variant(state, facts)
+    notes, saved, held, biases = list(facts.notes), saved_names(state), state.tensors, trained_biases(state, facts)
     if "quantization_config" in opened.assets.config:
         hint = "pass --lora export, and fuse it with PEFT"
         raise Unsupported("the config says that the model is quantised: LoRA cannot be fused into it", path=component.root, hint=hint)
     if lacks_base(state):
-        if facts.changed_base is not None:
-            what = f"the adapters were initialised with {facts.changed_base}, which changed the base's weights"
-            raise Unsupported(what, path=component.root, hint="fuse them with PEFT, which makes the same change first")
+        if (way := changed_base(facts.config)) is not None:
+            raise Unsupported(
+                f"the adapters were initialised with {way}, which changed the base's weights",
+                path=component.root,
+                hint=f"fuse them with the program that trained them; if --base has that change, set init_lora_weights to true in {CONFIG}",
+            )
         if base is None:
             raise Undecidable(
                 "these are LoRA adapters without their base model",
@@ -115,9 +131,10 @@ def with_adapters_fused(
                 hint="pass --base with the model that training started from to fuse them, or --lora export to write a PEFT folder",
             )
         weights = as_in_memory(base.tensors, opened.assets.config)
-        state = on_base(without_copies(state, weights, opened.assets.config), weights)
+        check_biases(state, weights, biases)
+        state = on_base(without_copies(state, weights, opened.assets.config, biases, told=bool(facts.config)), weights)
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
-    notes += check_whole(state, facts, saved, opened.assets.config, state.tensors)
+    notes += check_whole(state, facts, saved, opened.assets.config, state.tensors, held)
     state = replace(state, tensors=with_ties(state.tensors, opened.assets.config, state.adapters))
     notes += _tie_notes(state, opened.assets.config)
     result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
@@ -152,6 +169,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     if facts.task_type is None:
         kind = architecture(config) or ""
         facts = replace(facts, task_type=next((task for suffix, task in TASKS.items() if kind.endswith(suffix)), None))
+    check_variant(state, facts)
     ranks = {adapter.path: adapter_rank(adapter, state.tensors, facts) for adapter in state.adapters}
     keys = {adapter.path: pattern_key(adapter, adapted_name(adapter, state.tensors), facts) for adapter in state.adapters}
     for path, rank in ranks.items():
@@ -163,8 +181,10 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     content = peft_config(facts, ranks, saved_names(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
     info = _info("exported", facts, ranks, scales, dora=dora)
     weights = state.tensors if not lacks_base(state) else as_in_memory(reference.tensors, config) if reference is not None else {}
-    whole = check_whole(state, facts, saved_names(state), config, weights)
-    return Exported(_exported(state), content, info, (*facts.notes, *whole, *_layout_notes(state, facts, exported=True)))
+    whole = check_whole(state, facts, saved_names(state), config, weights, state.tensors)
+    return Exported(
+        _exported(state, trained_biases(state, facts)), content, info, (*facts.notes, *whole, *_layout_notes(state, facts, exported=True))
+    )
 
 
 def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = False) -> list[Note]:
@@ -191,9 +211,9 @@ def saved_names(state: PeftState) -> tuple[str, ...]:
     return state.saved or (tuple(name for name in state.tensors if name not in state.wrapped) if lacks_base(state) else ())
 
 
-def _exported(state: PeftState) -> dict[str, Tensor]:
-    """With tensors that an adapter file has beside its adapters, whose names have no mark of PEFT."""
-    beside = state.tensors if lacks_base(state) else {}
+def _exported(state: PeftState, biases: Iterable[str]) -> dict[str, Tensor]:
+    """With trained biases, and what an adapter file has beside its adapters, whose names have no mark of PEFT."""
+    beside = state.tensors if lacks_base(state) else {name: state.tensors[name] for name in biases}
     named = {state.wrapped.get(name, f"{PREFIX}{name}"): tensor for name, tensor in beside.items() if name not in state.saved}
     return {**named, **state.exported}
 

@@ -7,7 +7,7 @@ layers of ``layers_to_transform`` if that is there, and saves every module of ``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, layer_count
 from ckpt_cli.hub.peft_names import PREFIX, PeftState
 from ckpt_cli.hub.tied_names import MODULES
+from ckpt_cli.lora.biases import bias_kind, missing_biases
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
 from ckpt_cli.lora.fit import is_of_experts
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -41,10 +42,12 @@ class Lacking:
     remedy: str = ""
 
 
-def check_whole(state: PeftState, facts: AdapterFacts, saved: Iterable[str], config: Config, base: Mapping[str, Tensor]) -> list[Note]:
+def check_whole(
+    state: PeftState, facts: AdapterFacts, saved: Collection[str], config: Config, base: Mapping[str, Tensor], held: Collection[str]
+) -> list[Note]:
     """Warnings about parts that seem to be missing. Raises Inconsistent for one that certainly is; arguments as in `lacking_parts`."""
     notes = []
-    for lacking in lacking_parts(state, facts, saved, config, base):
+    for lacking in lacking_parts(state, facts, saved, config, base, held):
         if lacking.sure:
             raise Inconsistent(
                 lacking.text,
@@ -57,13 +60,18 @@ def check_whole(state: PeftState, facts: AdapterFacts, saved: Iterable[str], con
 
 
 def lacking_parts(
-    state: PeftState, facts: AdapterFacts, saved: Iterable[str], config: Config, base: Mapping[str, Tensor]
+    state: PeftState, facts: AdapterFacts, saved: Collection[str], config: Config, base: Mapping[str, Tensor], held: Collection[str]
 ) -> Iterator[Lacking]:
     """The missing parts of adapters.
 
     ``saved`` are the tensors that were trained as a whole, ``config`` is that of the model (empty: not known), ``base`` are the
-    weights that the adapters are for, by the names in memory (empty: not at hand).
+    weights that the adapters are for, by the names in memory (empty: not at hand), ``held`` the tensors that lie beside the factors.
     """
+    missing = missing_biases({*held, *saved}, base, state, facts)
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        text = f"the config says that biases were trained ({bias_kind(facts)}), but {few(missing, 3)} {are} missing"
+        yield Lacking(text, f"{PREFIX}{missing[0]}", True, "set bias to none")
     yield from _unsaved(facts, list(saved), config, base)
     modules = [adapter.module for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
     targets = _names(facts.config.get("target_modules"))
@@ -129,7 +137,8 @@ def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Conf
     count = layer_count(config)
     numbers = {int(number) for found in layers.values() for number in found if number.isdigit()}
     if count is not None and numbers and max(numbers) < count - 1 and "layer_types" not in config:
-        text = f"there are factors in {_listed(map(str, numbers))}, but the model has {count} layers: a part of the adapter may be missing"
+        where, counted = _listed(map(str, numbers)), plural(count, "layer")
+        text = f"there are factors in {where}, but the model has {counted}: a part of the adapter may be missing"
         yield Lacking(text, None, False)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.errors import InputError, NoSpace, NotWritable, OutputExists, OutputInsideSource
@@ -26,8 +26,8 @@ ELSEWHERE = "choose another place with -o"
 def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read: Iterable[Path] = (), dry_run: bool = False) -> None:
     """Refuse an output in or around a source, one that holds a file which is ``read``, and an existing folder that ckpt must not replace.
 
-    So is one that would count as a step beside a source. Raises OutputInsideSource or OutputExists; the latter not in a dry run, which
-    shows its plan first: see `refuse_planned`.
+    So is one that would count as a step beside a source, or lie in one. Raises OutputInsideSource or OutputExists; the latter not in
+    a dry run, which shows its plan first: see `refuse_planned`.
     """
     if dry_run:
         with contextlib.suppress(OutputExists):
@@ -43,13 +43,7 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
             )
         if _is_inside(source, target):
             raise OutputInsideSource("the output folder contains the input", path=target, hint="choose another -o")
-        if step_of(target) is not None and step_of(source) is not None and _run_of(target) == _run_of(source):
-            raise OutputInsideSource(
-                "the output would lie among the steps of the run, with the name of one",
-                path=target,
-                expected="a name that is not that of a step",
-                hint=f"choose another -o, such as {target}_merged",
-            )
+        _refuse_among_steps(target, source)
     try:
         if is_remote(target):
             # What is known of it may be old: weights were written since then.
@@ -226,6 +220,36 @@ def _grouped(count: int) -> str:
     return f"{count:,}".replace(",", " ")
 
 
+def _refuse_among_steps(target: Path, source: Path) -> None:
+    """Raise OutputInsideSource for an output that is another step of the source's run by its name, or lies in one; links are followed."""
+    own = next(_steps_around(source), None)
+    if own is None:
+        return
+    run = _run_of(own)
+    other = next((step for step in _steps_around(target) if step != own and _run_of(step) == run), None)
+    if other is None:
+        return
+    if other.name == target.name and other.parent == Path(os.path.realpath(target.parent)):
+        raise OutputInsideSource(
+            "the output would lie among the steps of the run, with the name of one",
+            path=target,
+            expected="a name that is not that of a step",
+            hint=f"choose another -o, such as {target}_merged",
+        )
+    raise OutputInsideSource(
+        f"the output would be inside another step of the run ({other.name})",
+        path=target,
+        expected="a folder outside of the steps of the run",
+        hint="choose another -o",
+    )
+
+
+def _steps_around(path: Path) -> Iterator[Path]:
+    """The folders with the name of a step that a path is or lies in, innermost first, by where it really is."""
+    real = Path(_real(path))
+    return (folder for folder in (real, *real.parents) if step_of(folder) is not None)
+
+
 def _run_of(step: Path) -> str:
     """The folder of the run that a step folder lies in."""
     above = step.parent.parent if step.parent.name in RUNS else step.parent
@@ -233,7 +257,11 @@ def _run_of(step: Path) -> str:
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
+    return Path(_real(path)).is_relative_to(_real(folder))
+
+
+def _real(path: Path) -> str:
     try:
-        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+        return os.path.realpath(path)
     except OSError as error:
         raise NotWritable(f"the location of the output cannot be determined: {error.strerror or error}", path=path) from error

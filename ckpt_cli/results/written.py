@@ -207,9 +207,13 @@ class PublishResult(Delivered):
 
 
 class OptimizerInfo(Frozen):
-    """An optimizer's state, merged per parameter: how it was laid out, and how much there is of it."""
+    """An optimizer's state, merged per parameter: how it was laid out, and how much there is of it.
+
+    ``assumed`` parameters have the name that the order of the model gives them: others have their shape, and no file proves it.
+    """
 
     layout: str
+    assumed: int = 0
     parameters: int
     tensors: int
     elements: int

@@ -14,7 +14,7 @@ from ckpt_cli.formats.optimizer_state import RankEntries
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
-from ckpt_cli.names import few, plural, stripped_names
+from ckpt_cli.names import few, plural, printable, stripped_names
 from ckpt_cli.state.parameter_order import name_parameters
 from ckpt_cli.state.slot_shapes import Slots, check_shapes, fits, shapes_of
 from ckpt_cli.tensors.component import Component, Note
@@ -112,17 +112,48 @@ def named_numbers(slots: Slots, groups: Sequence[Sequence[int]], model: OpenedCo
     return named_by_shapes(slots, candidates, groups)
 
 
-def order_notes(names: Mapping[int, str], model: OpenedComponent) -> list[Note]:
-    """What is said of numbers that only the order of the model gives names to: where shapes are alike, no file proves it."""
+def assumed_names(names: Mapping[int, str], model: OpenedComponent) -> int:
+    """How many numbers only the order of the model gives names to: the shapes of those are alike, and no file proves which is which."""
     shapes = {name: (is_cut(tensor), tensor.shape) for name, tensor in candidates_of(model).items()}
     count = Counter(shapes.values())
-    alike = [name for name in names.values() if count[shapes[name]] > 1]
-    if not alike:
+    return sum(count[shapes[name]] > 1 for name in names.values())
+
+
+def order_notes(assumed: int, names: Mapping[int, str]) -> list[Note]:
+    """What is said of numbers whose names are assumed (`assumed_names`)."""
+    if not assumed:
         return []
-    text = (
-        f"parameters are numbered, not named: that the numbers go in the order of the model is assumed ({len(alike)} of {len(names)} have"
-    )
+    text = f"parameters are numbered, not named: that the numbers go in the order of the model is assumed ({assumed} of {len(names)} have"
     return [Note("info", "assumed-order", f"{text} the shape of another one)")]
+
+
+def check_some_recorded(names: Mapping[int, str], entries: RankEntries) -> None:
+    """Raise Inconsistent if a group records other names of its parameters than the order of the model gives them.
+
+    Names in some groups only, or the same name for two parameters, do not tell all of them; what they tell must still be so.
+    """
+    listed = [(group["params"], group["param_names"]) for group in entries.groups if isinstance(group.get("param_names"), list)]
+    said = [pair for numbers, own in listed for pair in zip(numbers, own, strict=False) if isinstance(pair[1], str)]
+    count = Counter(name for _, name in said)
+    recorded, clean = stripped_names(dict.fromkeys(count)), stripped_names(dict.fromkeys(names.values()))
+    for number, name in said:
+        if count[name] == 1 and recorded[name] != clean[names[int(number)]]:
+            raise Inconsistent(
+                f"parameter {number} is recorded as {printable(name)}, and in the order of the model it is {printable(names[int(number)])}",
+                path=entries.path,
+                hint="the optimizer may belong to another model",
+            )
+
+
+def check_alike_recorded(names: Mapping[int, str], ranks: Sequence[RankEntries]) -> None:
+    """Raise Inconsistent if the ranks record different names for a number."""
+    for entries in ranks[1:]:
+        if recorded_names(entries) != names:
+            raise Inconsistent(
+                f"the parameter groups of ranks {ranks[0].rank} and {entries.rank} record different names",
+                path=entries.path,
+                hint="files from two saves may be mixed",
+            )
 
 
 def undecided(groups: Sequence[Sequence[int]], path: Path) -> Undecidable:

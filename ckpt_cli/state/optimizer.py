@@ -32,10 +32,13 @@ from ckpt_cli.hub.assets import find_assets
 from ckpt_cli.names import few
 from ckpt_cli.state.fsdp1 import is_flat, of_flat
 from ckpt_cli.state.numbered import (
+    assumed_names,
     belongs,
     candidates_of,
+    check_alike_recorded,
     check_order,
     check_recorded,
+    check_some_recorded,
     is_cut,
     named_by_shapes,
     named_numbers,
@@ -124,7 +127,7 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
         return optimizer_of(f"{kind}, by name", state, slot_notes(dict(state.tensors), described, root))
     slots = {(str(int(parameter)), slot): tensor for (parameter, slot), tensor in state.tensors.items()}
     groups = [[int(parameter) for parameter in group["params"]] for group in entries.groups]
-    model, layout, notes = described(), f"{kind}, by recorded names", list[Note]()
+    model, layout, notes, assumed = described(), f"{kind}, by recorded names", list[Note](), 0
     names = recorded_names(entries)
     if names is not None:
         by_name = {(names[int(number)], slot): tensor for (number, slot), tensor in slots.items()}
@@ -134,9 +137,11 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
         names, layout = named_numbers(slots, groups, model), f"{kind}, by the order of parameters"
         if names is None:
             raise undecided(groups, root)
-        notes = order_notes(names, model)
+        check_some_recorded(names, entries)
+        assumed = assumed_names(names, model)
+        notes = order_notes(assumed, names)
     texts = {str(number): name for number, name in names.items()}
-    return optimizer_of(layout, _named(slots, entries, texts), notes)
+    return optimizer_of(layout, _named(slots, entries, texts), notes, assumed)
 
 
 def _named(slots: Slots, entries: RankEntries, names: Mapping[str, str]) -> NamedState:
@@ -259,7 +264,9 @@ def _of_numbers(
     if names is not None:
         own = {name: name for name in names.values()}
         known = _named(slots, renamed(ranks[0], names), own)
-        return optimizer_of("by the order of parameters", known, [*notes, *order_notes(names, model)])
+        check_some_recorded(names, ranks[0])
+        assumed = assumed_names(names, model)
+        return optimizer_of("by the order of parameters", known, [*notes, *order_notes(assumed, names)], assumed)
     raise undecided(groups, ranks[0].path)
 
 
@@ -271,6 +278,7 @@ def _of_recorded(
     options: ReadOptions,
     notes: Sequence[Note],
 ) -> Optimizer:
+    check_alike_recorded(names, ranks)
     slots = _by_name([renamed(entries, names) for entries in ranks], listed, options)
     check_recorded(names, slots, ranks[0].path, model)
     own = {name: name for name in names.values()}

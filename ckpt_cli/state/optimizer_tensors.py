@@ -19,13 +19,14 @@ from ckpt_cli.tensors.tensor import Tensor
 class Optimizer:
     """``tensors`` by output name ``state.<parameter>.<slot>``; ``content`` is what optimizer.json says; ``layout`` in words.
 
-    ``lost`` lists options and slots that could not be represented.
+    ``assumed`` counts parameters whose names only the order of the model gives; ``lost`` lists what could not be represented.
     """
 
     layout: str
     tensors: dict[str, Tensor]
     content: dict[str, Any]
     notes: tuple[Note, ...] = ()
+    assumed: int = 0
 
     @property
     def lost(self) -> list[str]:
@@ -43,7 +44,7 @@ def compared(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def optimizer_of(layout: str, held: NamedState, notes: Sequence[Note]) -> Optimizer:
+def optimizer_of(layout: str, held: NamedState, notes: Sequence[Note], assumed: int = 0) -> Optimizer:
     """The result, with names that lack the wrappers of training."""
     listed = [name for group in held.groups for name in group["params"]]
     clean = stripped_names(dict.fromkeys([*listed, *(name for name, _ in (*held.tensors, *held.values))]))
@@ -56,7 +57,7 @@ def optimizer_of(layout: str, held: NamedState, notes: Sequence[Note]) -> Optimi
     for (parameter, slot), value in held.values.items():
         state.setdefault(clean[parameter], {})[slot] = value
     groups = [{**_without_names(group), "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
-    return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes))
+    return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes), assumed)
 
 
 def _without_names(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.hub.assets import find_assets
 from ckpt_cli.hub.peft_names import PeftState, parse_peft
 from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
-from ckpt_cli.lora.fit import adapted_name, adapter_rank, is_of_experts, lacks_base, layout_doubt, pattern_key
+from ckpt_cli.lora.fit import adapted_name, adapter_rank, check_variant, is_of_experts, lacks_base, layout_doubt, pattern_key
 from ckpt_cli.lora.merge import saved_names
 from ckpt_cli.lora.whole import lacking_parts
 from ckpt_cli.results.verify import Finding
@@ -25,6 +25,7 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
         known = bool(facts.looked_in)
         state = parse_peft(tensors)
         modules = [adapter.module for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
+        check_variant(state, facts)
         found = list(_untargeted(facts.config.get("target_modules"), modules))
         for adapter in state.adapters if known else ():
             rank = adapter_rank(adapter, state.tensors, facts)
@@ -50,7 +51,7 @@ def _lacking(state: PeftState, facts: AdapterFacts, homes: Sequence[Path]) -> It
     except CkptError:
         config = {}  # a finding of its own where the model's config counts
     base = {} if lacks_base(state) else state.tensors
-    for lacking in lacking_parts(state, facts, saved_names(state), config, base):
+    for lacking in lacking_parts(state, facts, saved_names(state), config, base, state.tensors):
         code = "damaged-adapter" if lacking.sure else "partial-adapter"
         yield finding(code, lacking.text, tensor=lacking.tensor, file=CONFIG)
 

@@ -48,6 +48,9 @@ def extract_result(result: ExtractResult, session: Session) -> None:
         merged = result.optimizer
         counted = f"{text.plural(merged.parameters, 'parameter')} in {text.plural(merged.groups, 'group')}"
         facts.append(("optimizer", f"{counted}, {text.plural(merged.tensors, 'tensor')}, {text.size(merged.bytes)}   {merged.layout}"))
+        if merged.assumed:
+            which = "" if merged.assumed == merged.parameters else f" for {merged.assumed} of {merged.parameters}"
+            facts.append(("names", f"given in the order of the model, which nothing proves{which}: others have the same shape"))
     else:
         facts.append(("optimizer", "not looked for; --optimizer adds its state, merged per parameter"))
     facts += [("not read", f"{lost}, which stays in the original") for lost in result.not_represented[:ROWS]]

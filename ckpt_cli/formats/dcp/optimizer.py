@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Unsupported, reading
+from ckpt_cli.errors import CkptError, CorruptFile, Unsupported, reading
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.dcp.groups import groups_of
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
-from ckpt_cli.formats.dcp.metadata import CatalogTensor, read_catalog
+from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, read_catalog
 from ckpt_cli.formats.dcp.state import is_optimizer, tensor_value
 from ckpt_cli.formats.optimizer_state import Group, NamedState, regrouped
 from ckpt_cli.names import check_name, few
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.urls import is_remote
 
 Key = tuple[str, str]
 """A parameter's name and a slot."""
+
+LOOKED = 3
+"""So many counters of steps are read in each file."""
 
 PREFIXES = ("model.", "module.")
 """Wrappers that some trainers put around the model; the model's own names tell whether they belong to a name."""
@@ -77,6 +86,36 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState | None
         {(names.get(name, name), slot): value for (name, slot), value in values.items()},
         listed_groups,
     )
+
+
+def step_notes(catalog: Catalog, reader: ItemReader) -> list[Note]:
+    """A warning if the states of an optimizer in one file have counted none of the steps that those in another have.
+
+    An item does not record its step, but the counters of parameters are spread over the files. In a store they are not looked at.
+    """
+    counted: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for entry in catalog.tensors.values():
+        split = _split(entry.path)
+        if split is None or split[1] != "state" or math.prod(entry.shape) != 1 or _parameter(split[2])[1] != "step":
+            continue
+        file = next(iter(entry.chunks.values()))[0].file
+        steps = counted.setdefault(split[0], {}).setdefault(file, [])
+        if is_remote(reader.path(file)):
+            return []
+        if len(steps) < LOOKED:
+            # What is damaged or missing there is told by whoever needs it.
+            with contextlib.suppress(CkptError):
+                steps.append(float(elements(assembled(entry.name, entry, reader))[0]))
+    notes = []
+    for by_file in counted.values():
+        named = {file: set(steps) for file, steps in by_file.items() if steps}
+        usual = Counter(step for steps in named.values() for step in steps).most_common(1)
+        other = next((file for file, steps in named.items() if usual[0][0] not in steps), None)
+        alike = [file for file, steps in named.items() if other is not None and steps.isdisjoint(named[other])]
+        if other is not None and alike:
+            text = f"the optimizer has counted {usual[0][0]:g} steps in {alike[0]} and {max(named[other]):g} in {other}"
+            notes.append(Note("warning", "step-differs", f"{text}: if the files are from different saves, the result mixes them"))
+    return notes
 
 
 def _split(path: Sequence[str]) -> tuple[tuple[str, ...], str, tuple[str, ...]] | None:

@@ -30,7 +30,7 @@ from ckpt_cli.formats.dcp.metadata import (
     named_metadata,
     read_catalog,
 )
-from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer
+from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes
 from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
 from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.signs import is_step
@@ -222,14 +222,14 @@ def notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note]
 
 
 def notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], reader: ItemReader, files: Files) -> list[Note]:
-    """Signs that metadata and data are from different saves: items do not record their step, and sizes may fit by chance.
+    """Signs that metadata and data are from different saves: items of weights do not record their step, and sizes may fit by chance.
 
     The metadata of torch >= 2.3 has the folder that was saved to, and it is written with the files. The lengths of these tell nothing:
     torch itself writes items that the metadata does not speak of (an object of another rank).
     """
     sources = [files.source(reader.path(file)) for file in used]
     metadata = [files.source(path) for path in metadata_files((match.root, *match.more_roots), files)]
-    return [*origin_notes(catalog, match.root), *age_notes([*sources, *metadata])]
+    return [*origin_notes(catalog, match.root), *step_notes(catalog, reader), *age_notes([*sources, *metadata])]
 
 
 def origin_notes(catalog: Catalog, root: Path) -> list[Note]:

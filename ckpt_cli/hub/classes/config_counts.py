@@ -17,7 +17,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.known_names import types_of
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count, levels
 from ckpt_cli.hub.tied_names import EMBEDDINGS
-from ckpt_cli.names import few, printable
+from ckpt_cli.names import few, plural, printable
 
 Stacks = Mapping[str, Mapping[int, set[str]]]
 """Stack -> number -> what follows the number in the names of its tensors."""
@@ -182,10 +182,10 @@ def _length(stack: str, layers: Mapping[int, set[str]], wanted: int, *, exact: b
     absent = [*_holes(layers), *range(last + 1, min(wanted, last + 1 + LISTED))]
     if absent and last < wanted and _is_block(layers, last):
         listed = few([str(number) for number in absent], 3)
-        text = f"config.json says {wanted} layers, but {stack} has {len(layers)}: {listed} missing"
+        text = f"config.json says {plural(wanted, 'layer')}, but {stack} has {len(layers)}: {listed} missing"
         yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in absent))
     elif exact and last + 1 > wanted:
-        yield Mismatch("extra-layers", f"config.json says {wanted} layers, but {stack} ends with layer {last}")
+        yield Mismatch("extra-layers", f"config.json says {plural(wanted, 'layer')}, but {stack} ends with layer {last}")
 
 
 def _uneven(stack: str, layers: Mapping[int, set[str]], config: Config) -> Iterator[Mismatch]:
@@ -271,7 +271,7 @@ def _experts(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
         if lost:
             yield Mismatch("missing-layers", f"{few(lost, 3)}: other experts have it", tuple(lost[:LISTED]))
         if wanted is not None and last + 1 > wanted:
-            yield Mismatch("extra-experts", f"config.json says {wanted} experts, but {stack} has {last + 1}")
+            yield Mismatch("extra-experts", f"config.json says {plural(wanted, 'expert')}, but {stack} has {last + 1}")
 
 
 def _holes(numbered: Mapping[int, object]) -> list[int]:
@@ -287,7 +287,7 @@ def _holes(numbered: Mapping[int, object]) -> list[int]:
 def _missing(stack: str, numbers: list[int], there: int) -> Iterator[Mismatch]:
     if numbers:
         first = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
-        text = f"{stack} has {there} modules, but lacks {first}"
+        text = f"{stack} has {plural(there, 'module')}, but lacks {first}"
         yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in numbers))
 
 

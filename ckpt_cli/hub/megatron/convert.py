@@ -83,10 +83,10 @@ class _Conversion:
 
     def _row(self, name: str, place: Parsed, layers: int) -> Row:
         if place.where == "layer" and place.layer >= layers:
-            text = f"it is of layer {place.layer}, and config.json says {layers} layers"
+            text = f"it is of layer {place.layer}, and config.json says {plural(layers, 'layer')}"
             raise Inconsistent(text, tensor=name, expected=f"layers 0 to {layers - 1}", hint=SAME_MODEL)
         if place.expert is not None and place.expert >= (experts := self._size("E", name)):
-            text = f"it is of expert {place.expert}, and config.json says {experts} experts"
+            text = f"it is of expert {place.expert}, and config.json says {plural(experts, 'expert')}"
             raise Inconsistent(text, tensor=name, expected=f"experts 0 to {experts - 1}", hint=SAME_MODEL)
         known = place.where != "prediction" or self._architecture.prediction
         row = next((row for row in self._rows(place, layers) if place.rest in row.sources), None) if known else None

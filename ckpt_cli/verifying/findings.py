@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from ckpt_cli.errors import CkptError, LfsPointer, Unreadable
+from ckpt_cli.errors import CkptError, FindingsError, LfsPointer, Unreadable
+from ckpt_cli.names import plural
 from ckpt_cli.results.verify import Finding
+from ckpt_cli.tensors.records import DamagedRecord
 
 Severity = Literal["error", "warning", "info"]
 Level = Literal["headers", "full", "against", "base"]
@@ -198,3 +202,26 @@ def unread(code: str, error: CkptError, file: str) -> Finding:
     code = "lfs-pointer" if isinstance(error, LfsPointer) else "unreadable-file" if isinstance(error, Unreadable) else code
     expected = f", expected {error.expected}" if error.expected and code == "damaged-file" else ""
     return finding(code, f"{error.message}{expected}", tensor=error.tensor, file=file)
+
+
+def refuse_wrong(found: Sequence[Finding], output: Path, *, stands: bool = False) -> None:
+    """Raise CorruptFile for an output made of damaged files, FindingsError for one that is wrong otherwise; ``stands``: it has its name."""
+    errors = [item for item in found if item.severity == "error"]
+    damaged = [item for item in errors if item.numbers.get("damaged") == "source"]
+    details = [f"{item.code}: {': '.join(filter(None, (item.tensor, item.file, item.message)))}" for item in errors]
+    after = "the output stands as it is, for you to look at" if stands else "nothing was published"
+    if damaged:
+        raise DamagedRecord(
+            f"{plural(len(damaged), 'record')} of the checkpoint cannot be what was saved: {after}",
+            path=damaged[0].file,
+            tensor=damaged[0].tensor,
+            hint="get the file again: it was damaged after it was saved",
+            details=details,
+        )
+    if errors:
+        raise FindingsError(
+            f"{plural(len(errors), 'thing')} about the output {'is' if len(errors) == 1 else 'are'} wrong: {after}",
+            path=output,
+            hint=None if stands else "leave out --verify to look at such an output, with ckpt verify",
+            details=details,
+        )

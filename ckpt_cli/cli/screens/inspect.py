@@ -15,6 +15,7 @@ from ckpt_cli.cli.screens.widgets import (
     GAP,
     GOOD,
     WARNING,
+    again,
     as_cells,
     fitted,
     good,
@@ -127,7 +128,7 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
         console.print()
     print_notes(session, checkpoint.notes)
     if checkpoint.framework == "Hugging Face":
-        next_line(session, f"ckpt verify {text.argument(session.path or checkpoint.path)} --full")
+        next_line(session, f"ckpt verify {text.argument(session.path or checkpoint.path)}{again(session, 'verify')} --full")
     else:
         next_line(session, planned_merge(session, checkpoint.path))
 

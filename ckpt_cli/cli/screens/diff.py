@@ -35,9 +35,10 @@ def diff_result(result: DiffResult, session: Session) -> None:
     console.print()
     print_notes(session, result.notes)
     if comparison.drifts and not result.written:
-        next_line(session, f"ckpt diff {session.path}{session.again} --html {free_file('drift.html')}")
+        next_line(session, f"ckpt diff {session.path or text.argument(result.before.path)}{session.again} --html {free_file('drift.html')}")
     else:
-        next_line(session, f"ckpt inspect {text.argument(result.after.path)} --type {text.argument(result.after.component)}")
+        chosen = f" --type {text.argument(result.after.component)}" if " --type " in session.again else ""
+        next_line(session, f"ckpt inspect {text.argument(result.after.path)}{chosen}")
 
 
 def _side(side: DiffSide) -> str:

@@ -59,7 +59,7 @@ from ckpt_cli.verifying.left_out import left_out, partial_output
 from ckpt_cli.verifying.options import Asked, VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.side_files import different_side_files
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
-from ckpt_cli.verifying.values import check_ties, check_values, check_weights_beside
+from ckpt_cli.verifying.values import check_headers, check_ties, check_values, check_weights_beside
 
 
 @boundary
@@ -186,6 +186,8 @@ def _verified(
             ]
             read_values = Outcome.joined(values)
             found += read_values.findings
+            if subject.manifest is not None and chosen.full:
+                found += check_headers(subject.path, subject.manifest.headers, files, found)
             checksums, read = read_values.compared, read_values.bytes_read
         notes = [note for one in subjects for note in one.notes]
         sources: list[SourceComparison] = []

@@ -133,7 +133,16 @@ class Job:
         settings["key_map"] = lasting_key_map(options.key_map)
         side = [*self.side_files, *([self.plan.index_name] if self.plan.index_name else [])]
         return manifest.build(
-            command, settings, self.plan.sources, self.plan.digest, written.files, written.checksums, side, written.side_files, facts
+            command,
+            settings,
+            self.plan.sources,
+            self.plan.digest,
+            written.files,
+            written.checksums,
+            side,
+            written.side_files,
+            facts,
+            self.plan.header_checksums,
         )
 
     def result(self, options: WritingOptions, published: Publication) -> dict[str, Any]:

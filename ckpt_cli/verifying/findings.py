@@ -153,7 +153,7 @@ KINDS: dict[str, Kind] = {
     "zero-rows": Kind("info", "full", "the last rows of an embedding or a head are zero, as padding is"),
     "zeros": Kind("info", "full", "all elements of a vector or a bias are zero, or of a matrix that is zero in the source too"),
     "constant": Kind("info", "full", "all elements of a tensor are equal, as in norms when training begins"),
-    "wrong-checksum": Kind("error", "full", "the bytes of a tensor are not those that were written", AGAIN),
+    "wrong-checksum": Kind("error", "full", "the bytes of a tensor or a header are not those that were written", AGAIN),
     "replicas-differ": Kind(
         "error", "full", "ranks hold different values of what should be replicas", "find out which files are from another save"
     ),

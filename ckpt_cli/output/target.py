@@ -223,7 +223,7 @@ def check_space(needed: Mapping[Path, int], hint: str) -> dict[Path, int | None]
 
 
 def _grouped(count: int) -> str:
-    return f"{count:,}".replace(",", " ")
+    return f"{count:,}"
 
 
 def _run_of(step: Path) -> str:

@@ -159,7 +159,7 @@ KINDS: dict[str, Kind] = {
     ),
     "tied-differ": Kind("warning", "full", "the config ties two tensors whose values differ: a loader ignores one of them"),
     # -- against: every byte is compared with the source
-    "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),
+    "different-values": Kind("error", "against", "a tensor does not hold the values of its source", AGAIN),
     "different-shape": Kind("error", "against", "a tensor has another shape than in the source", AGAIN),
     "different-dtype": Kind("error", "against", "the dtype of a tensor is not the requested one, or not one that a cast gives", AGAIN),
     "different-scale": Kind("error", "against", "adapter_config.json scales LoRA differently from the run", "export the adapter again"),

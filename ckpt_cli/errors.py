@@ -101,6 +101,7 @@ class CkptError(Exception):
     exit_code: ClassVar[int] = 1
     usual_hint: ClassVar[str | None] = None
     """The default hint: only for kinds of errors where it always helps."""
+    function = ""  # of Python, whose documentation is meant by --help
 
     def __init__(
         self,
@@ -126,6 +127,7 @@ class CkptError(Exception):
 
         where = {"tensor": self.tensor, "path": self.path and delimited(self.path), "expected": self.expected, "hint": self.advice}
         where |= {label: in_python(text) for label, text in where.items() if text is not None and label in ("expected", "hint")}
+        where["hint"] = where["hint"] and where["hint"].replace("help()", f"help({self.function})")
         message = in_python(self.message)
         lines = [message, *self.details[:SHOWN], *(f"{label}: {text}" for label, text in where.items() if text is not None)]
         return "\n  ".join(printable(line) for line in lines)
@@ -145,8 +147,6 @@ class UsageError(CkptError):
 
 
 class AmbiguousStep(UsageError):
-    """Several folders hold the step that is meant."""
-
     code = "ambiguous-step"
 
 

@@ -75,6 +75,9 @@ def boundary(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
     def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
         try:
             return function(*arguments, **named)
+        except UsageError as error:
+            error.function = f"ckpt_cli.{function.__name__}"
+            raise
         except OSError as error:
             if error.filename is None:
                 raise  # a stream: the caller's business

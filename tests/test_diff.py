@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli.cli.screens.diff import diff_result
-from ckpt_cli.errors import DifferentTensors, NotFound, OutputExists, UsageError
+from ckpt_cli.errors import CkptError, DifferentTensors, NotFound, OutputExists, UsageError
 from ckpt_cli.reporting.drift import total
 from ckpt_cli.results.drift import Coverage
 from ckpt_cli.verifying.drift.page import MOST_ROWS, drift_page
@@ -140,6 +140,32 @@ class TestTwoThings:
     def test_a_step_that_is_not_there(self) -> None:
         with pytest.raises(NotFound):
             ckpt_cli.diff(EXAMPLE, steps=(100, 150))
+
+    @pytest.mark.parametrize(("asked", "steps"), [((10, 30), "10,20"), ((30, 20), "10,20"), ((10, 40), "10,20"), ((30, 40), "10,20")])
+    def test_a_hint_names_steps_that_can_be_compared(self, layouts: Path, asked: tuple[int, int], steps: str) -> None:
+        run = layouts / "verl-run" / "run"
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.diff(run, steps=asked)
+        assert caught.value.hint == f"pass --steps {steps}, which are whole"
+        assert ckpt_cli.diff(run, steps=steps).compared
+
+    def test_no_hint_names_a_step_where_only_one_is_whole(self, layouts: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(layouts / "verl-run" / "run", tmp_path / "run"))
+        shutil.rmtree(run / "global_step_10")
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.diff(run, steps=(20, 30))
+        assert "--step" not in (caught.value.hint or "")
+
+    def test_two_components_are_those_of_one_step(self, layouts: Path, tmp_path: Path) -> None:
+        """The newest step has the actor alone."""
+        run = Path(shutil.copytree(layouts / "verl-run" / "run", tmp_path / "run"))
+        found = ckpt_cli.diff(run, type="actor,critic")
+        assert [(side.component, side.step) for side in (found.before, found.after)] == [("actor", 10), ("critic", 10)]
+        shutil.rmtree(run / "global_step_10" / "actor")
+        with pytest.raises(UsageError, match="no step has both actor and critic whole") as caught:
+            ckpt_cli.diff(run, type="actor,critic")
+        assert caught.value.hint == "pass --steps 20,10 to compare these two"
+        assert ckpt_cli.diff(run, type="actor,critic", steps="20,10").before.step == 20
 
     def test_integers_differ_without_a_distance(self, tmp_path: Path) -> None:
         """Counters are huge beside weights, and no weights: they are named, and enter no number."""

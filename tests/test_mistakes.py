@@ -22,7 +22,7 @@ from ckpt_cli.cli import _run
 from ckpt_cli.cli.words.mistakes import OTHERS
 from ckpt_cli.cli.words.synonyms import option_names
 from ckpt_cli.errors import UsageError
-from tests.cli import ROOT
+from tests.cli import ROOT, ckpt
 
 WORK = {
     # What other tools call things, and what it is here.
@@ -455,3 +455,23 @@ def test_what_is_proposed_keeps_the_options_and_works(line: str, proposed: str, 
     assert _run(line.split()) == 0
     assert capsys.readouterr().err.splitlines()[-1] == f"next: {proposed}"
     assert _run(shlex.split(proposed)[1:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("merge run -o --dry-run", "-o needs a value, and --dry-run follows"),
+        ("merge run -o -q", "-o needs a value, and -q follows"),
+        ("average run --all --output --jobs=2", "--output needs a value, and --jobs=2 follows"),
+        ("merge run --base --dtype bf16", "--base needs a value, and --dtype follows"),
+        ("merge run -o", "-o needs a value"),
+    ],
+)
+def test_an_option_is_no_value_of_another(words: str, told: str, tmp_path: Path) -> None:
+    """It would name a folder, and what it asks for would not be done."""
+    shutil.copytree(ROOT / "examples" / "tiny-run", tmp_path / "here" / "run")
+    done = ckpt(*words.split(), cwd=tmp_path / "here")
+    assert done.code == 2
+    assert done.err.startswith(f"error[usage]: {told}\n")
+    assert "Default" not in done.err
+    assert os.listdir(tmp_path / "here") == ["run"]

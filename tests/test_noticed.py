@@ -17,8 +17,9 @@ from torch.distributed.tensor import Shard
 
 import ckpt_cli
 from ckpt_cli.boxes import Box, contiguous_strides
+from ckpt_cli.commands.verify import verify_written
 from ckpt_cli.dtypes import BY_CODE
-from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, Undecidable
+from ckpt_cli.errors import CkptError, CorruptFile, FindingsError, Inconsistent, Undecidable
 from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
@@ -247,6 +248,17 @@ class TestDcpMetadataOfAnotherSave:
             ckpt_cli.merge(run / "global_step_200", tmp_path / "out")
 
 
+def assert_not_published(run: Path, out: Path, tensor: str, file: str, **how: Any) -> None:
+    """A merge with ``verify`` of a damaged source leaves nothing, names what is damaged, and an output that was there stays."""
+    sound = {path.name: path.read_bytes() for path in out.iterdir()} if out.exists() else None
+    with pytest.raises(CorruptFile) as caught:
+        ckpt_cli.merge(run, out, verify=True, overwrite=sound is not None, **how)
+    assert caught.value.exit_code == 3
+    assert any(tensor in line and file in line for line in (*caught.value.details, f"{caught.value.tensor} {caught.value.path}"))
+    assert sound == ({path.name: path.read_bytes() for path in out.iterdir()} if out.exists() else None)
+    assert not [path for path in out.parent.iterdir() if path.name.startswith(".")]
+
+
 class TestASourceThatIsDamaged:
     """is copied byte for byte, so that comparing the output with it shows nothing: its own checksums do."""
 
@@ -312,8 +324,43 @@ class TestASourceThatIsDamaged:
             with pytest.raises(CorruptFile) as caught:
                 ckpt_cli.merge(run, tmp_path / "other", **how)
             assert caught.value.path == str(run / "pytorch_model.bin")
-        result = ckpt_cli.merge(run, tmp_path / "verified", verify=True)
-        assert [item.code for item in result.outputs[0].verified[0].findings if item.severity == "error"] == ["wrong-checksum"]
+        assert_not_published(run, tmp_path / "verified", "a.weight", "pytorch_model.bin")
+        assert_not_published(run, tmp_path / "verified", "a.weight", "pytorch_model.bin", dtype="bf16")
+
+    def test_does_not_replace_a_sound_output(self, tmp_path: Path) -> None:
+        (run := tmp_path / "run").mkdir()
+        tensors = {"a.weight": torch.randn(400, 400)}
+        torch.save(tensors, run / "pytorch_model.bin")
+        ckpt_cli.merge(run, tmp_path / "out", verify=True)
+        self.damaged(run, "a.weight", tensors, run / "pytorch_model.bin")
+        for how in ({}, {"dtype": "bf16"}):
+            assert_not_published(run, tmp_path / "out", "a.weight", "pytorch_model.bin", **how)
+
+    def test_is_withdrawn_from_the_checkpoint_itself(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        tensors = self.saved(run)
+        self.damaged(run, "a.weight", tensors, run / "pytorch_model.bin")
+        before = sorted(os.listdir(run))
+        with pytest.raises(CorruptFile):
+            ckpt_cli.merge(run, in_place=True, verify=True, dtype="bf16")
+        assert sorted(os.listdir(run)) == before
+
+    def test_says_what_a_disk_did_to_the_output(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Bytes that change after they were written: the source is right, the output has no name yet."""
+        self.saved(run := tmp_path / "run")
+
+        def changing(folder: Path, *rest: Any, **more: Any) -> Any:
+            data = bytearray((folder / "model.safetensors").read_bytes())
+            data[-3] ^= 64
+            (folder / "model.safetensors").write_bytes(data)
+            return verify_written(folder, *rest, **more)
+
+        monkeypatch.setattr("ckpt_cli.commands.merge.verify_written", changing)
+        with pytest.raises(FindingsError, match="nothing was published") as caught:
+            ckpt_cli.merge(run, tmp_path / "out", verify=True)
+        assert (caught.value.exit_code, caught.value.path) == (1, str(tmp_path / "out"))
+        assert [line.partition(":")[0] for line in caught.value.details] == ["different-values"]
+        assert os.listdir(tmp_path) == ["run"]
 
     def test_is_refused_where_the_kernel_cannot_copy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(os, "copy_file_range", raising=False)
@@ -364,9 +411,7 @@ class TestASourceThatIsDamaged:
         name = next(name for name in tensors if name.endswith("gate_up_proj"))
         assert ckpt_cli.merge(run, tmp_path / "sound", verify=True).exit_code == 0
         self.damaged(run, name, tensors, run / "pytorch_model.bin")
-        result = ckpt_cli.merge(run, tmp_path / "out", verify=True)
-        errors = [item for verified in result.outputs[0].verified for item in verified.findings if item.severity == "error"]
-        assert [(item.code, item.tensor) for item in errors] == [("wrong-checksum", name)]
+        assert_not_published(run, tmp_path / "out", name, "pytorch_model.bin")
 
     def test_is_one_in_a_dcp_item(self, tmp_path: Path) -> None:
         import torch.distributed.checkpoint as dcp

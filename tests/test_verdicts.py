@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import ckpt_cli
+from ckpt_cli.errors import UsageError
+from ckpt_cli.hub.classes.config_counts import _length
 from tests import tiny
 from tests.cli import ckpt
 
@@ -58,3 +60,17 @@ class TestTheCounts:
         torn = folder / "model.safetensors"
         torn.write_bytes(torn.read_bytes()[:-4])
         assert ckpt("verify", folder).out.startswith("result    failed: 1 error\n")
+
+
+@pytest.mark.parametrize(("layers", "said"), [((1,), "layer 1 is missing"), ((0, 1), "layers 0, 1 are missing")])
+def test_layers_that_are_missing_are_named_and_not_taken_for_a_count(layers: tuple[int, ...], said: str) -> None:
+    held = {number: {f"{part}.weight" for part in range(8)} for number in range(3) if number not in layers}
+    (found,) = _length("model.layers", held, 3, exact=False)
+    assert found.text.endswith(f": {said}")
+
+
+@pytest.mark.parametrize("function", ["merge", "verify", "diff", "open"])
+def test_a_caller_in_python_is_sent_to_the_documentation_of_the_function(function: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        getattr(ckpt_cli, function)("x\0")
+    assert str(caught.value).endswith(f"hint: see help(ckpt_cli.{function})")

@@ -818,3 +818,23 @@ def test_errors_are_ours(out: Path) -> None:
                 ckpt_cli.verify(out)
         (out / name).write_bytes(kept)
     assert ckpt_cli.verify(out).exit_code == 0
+
+
+@pytest.mark.parametrize("where", ["in the metadata", "in the padding", "in the length"])
+@pytest.mark.parametrize("command", ["merge", "average"])
+def test_every_byte_of_a_file_is_compared(where: str, command: str, tmp_path: Path) -> None:
+    """A header has no tensor to which its bytes belong."""
+    run = ROOT / "examples" / "tiny-run"
+    if command == "merge":
+        ckpt_cli.merge(run, tmp_path / "out", checksum=True)
+    else:
+        ckpt_cli.average([run], tmp_path / "out", checksum=True, last=2)
+    assert not ckpt_cli.verify(tmp_path / "out", full=True).of_severity("error")
+    path = tmp_path / "out" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    end = 8 + int.from_bytes(data[:8], "little")
+    at = {"in the metadata": data.index(b'"pt"') + 1, "in the padding": end - 1, "in the length": 0}[where]
+    data[at] ^= 1 if where == "in the metadata" else 0x29 if where == "in the padding" else 8
+    path.write_bytes(data)
+    found = ckpt_cli.verify(tmp_path / "out", full=True).of_severity("error")
+    assert path.name in {item.file for item in found}

@@ -54,5 +54,5 @@ def inspect(
         else:
             inspect_result(result, session, show_all=show_all)
 
-    session = replace(session, path=path, again=options_again(type=type, step=step, also=also))
+    session = replace(session, path=path, again=options_again(type=type, step=step, also=also, base=base, shard_order=shard_order))
     return session.run(work, show, lambda _: 0)

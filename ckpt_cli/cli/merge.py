@@ -44,5 +44,5 @@ def merge(
         target = output if output is not None else second
         return merging.merge(path, target, type=type, step=step, base=base, also=also or (), progress=shown, **given)
 
-    session = replace(session, again=options_again(type=None, step=None, also=also))
+    session = replace(session, again=options_again(also=also))
     return session.run(work, merge_result, lambda result: result.exit_code)

@@ -96,9 +96,12 @@ def wrapped(text: str, width: int, indent: str) -> list[str]:
     )
 
 
-def options_again(*, type: str | None, step: int | None, also: list[str] | None) -> str:
-    """The options that select what is read, for the next command."""
-    options = [f"--type {argument(type)}"] if type is not None else []
-    options += [f"--step {step}"] if step is not None else []
-    options += [f"--also {argument(folder)}" for folder in also or ()]
-    return "".join(f" {option}" for option in options)
+def options_again(**given: object) -> str:
+    """The options that say what is read and how, as they were given, for the next command."""
+    said = [
+        (name, each)
+        for name, value in given.items()
+        for each in (value if isinstance(value, (list, tuple)) else [value])
+        if each is not None and each != "auto"
+    ]
+    return "".join(f" --{name.replace('_', '-')} {argument(str(value))}" for name, value in said)

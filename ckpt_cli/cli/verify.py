@@ -17,6 +17,9 @@ from ckpt_cli.verifying.options import VerifyOptions
 if TYPE_CHECKING:
     from ckpt_cli.results.verify import VerifyPart, VerifyResult
 
+READING = ("shard_order", "lora_alpha", "names", "key_map")
+"""Options that say how a checkpoint is read."""
+
 
 @command(VerifyOptions, variant="Source")
 def verify(
@@ -36,7 +39,7 @@ def verify(
     from ckpt_cli.cli.screens.verify import verify_result
     from ckpt_cli.commands import verify as verification
 
-    session = replace(session, again=options_again(type=type, step=step, also=also))
+    session = replace(session, again=options_again(type=type, step=step, also=also, **{name: given.get(name) for name in READING}))
     given |= {"type": type, "step": step, "also": also or (), "against": against}
 
     def launched(shown: Progress) -> VerifyResult | VerifyPart:

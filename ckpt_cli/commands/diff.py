@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from typing_extensions import Unpack
@@ -31,6 +32,9 @@ from ckpt_cli.verifying.drift.page import drift_page
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.drift.single_file import check_page, publish_file
 from ckpt_cli.verifying.options import DiffKeywords, DiffOptions
+
+TRIED = 3
+"""How many other steps are opened for a hint, or for one that has both components."""
 
 PAIR = "two, separated by a comma: the first of A, the second of B"
 
@@ -71,7 +75,7 @@ def diff(
     _check_options(chosen, picture, page)
     started = time.monotonic()
     with Files() as files:
-        sides = [_opened(place, files, chosen) for place in places]
+        sides = _sides(places, files, chosen)
         _refuse_itself(sides)
         named = _alike_named(sides, files, chosen)
         tensors = [side.tensors for side in named]
@@ -118,10 +122,7 @@ def _places(before: object, after: object, type: object, steps: object) -> tuple
 
 def _two_steps(run: Path) -> str:
     """The command that compares the last two steps of a run, to stand before another; empty for anything else."""
-    try:
-        steps = [found.step for found in locate(run, None, ()).checkpoints if found.step is not None]
-    except CkptError:
-        return ""
+    steps = _steps(run)
     return f"ckpt diff {shlex.quote(str(run))} --steps {steps[-2]},{steps[-1]}, or " if len(steps) > 1 else ""
 
 
@@ -145,6 +146,55 @@ def _check_options(options: DiffOptions, picture: Path | None, page: Path | None
         check_page(page)
         if page == picture:
             raise UsageError("--plot and --html are the same file", hint="choose another name for one of them")
+
+
+def _sides(places: tuple[Side, Side], files: Files, options: DiffOptions) -> list[Opened]:
+    """Both sides; two components of a run at the same step, where none was asked for."""
+    try:
+        sides = [_opened(place, files, options) for place in places]
+    except CkptError as error:
+        # What opening proposes is one step, which here would be that of both.
+        rest = [part for part in (error.hint or "").split(", or ") if part and "--step" not in part]
+        error.hint = _whole_steps(places, files, options) or ", or ".join(rest) or None
+        raise
+    first, second = (side.found.step for side in sides)
+    if places[0].path != places[1].path or places[0].step is not None or first is None or second is None or first == second:
+        return sides
+    for step in reversed([each for each in _steps(places[0].path) if each <= min(first, second)][-TRIED:]):
+        with contextlib.suppress(CkptError):
+            return [_opened(replace(place, step=step), files, options) for place in places]
+    components = " and ".join(side.components[0].name for side in sides)
+    hint = f"pass --steps {first},{second} to compare these two"
+    raise UsageError(f"no step has both {components} whole", path=places[0].path, expected="two components of one step", hint=hint)
+
+
+def _steps(run: Path) -> list[int]:
+    """The steps of a run by number, oldest first."""
+    try:
+        return sorted({found.step for found in locate(run, None, ()).checkpoints if found.step is not None})
+    except CkptError:
+        return []
+
+
+def _whole_steps(places: tuple[Side, Side], files: Files, options: DiffOptions) -> str | None:
+    """A hint with steps of one run that can be compared: those that were asked for, where they are whole, and else the newest that are."""
+    asked = [place.step for place in places]
+    if places[0].path != places[1].path or None in asked or asked[0] == asked[1]:
+        return None
+
+    def is_whole(step: int | None, place: Side) -> bool:
+        try:
+            return bool(_opened(replace(place, step=step), files, options))
+        except CkptError:
+            return False
+
+    kept = [step if is_whole(step, place) else None for step, place in zip(asked, places, strict=True)]
+    # The newer one first: where both are replaced, B is to be the newer.
+    for at, place in reversed(list(enumerate(places))):
+        if kept[at] is None:
+            others = [step for step in reversed(_steps(place.path)) if step not in (*asked, *kept)][:TRIED]
+            kept[at] = next((step for step in others if is_whole(step, place)), None)
+    return None if None in kept else f"pass --steps {kept[0]},{kept[1]}, which are whole"
 
 
 def _opened(place: Side, files: Files, options: DiffOptions) -> Opened:

@@ -260,5 +260,14 @@ def _manifest(
     facts["read"] = sorted(os.path.abspath(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
     return manifest.build(
-        "extract-state", settings, whole.sources, whole.digest, written.files, written.checksums, list(side), written.side_files, facts
+        "extract-state",
+        settings,
+        whole.sources,
+        whole.digest,
+        written.files,
+        written.checksums,
+        list(side),
+        written.side_files,
+        facts,
+        whole.header_checksums,
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import Unpack
 
 from ckpt_cli.base_model.opened import Base, open_base
-from ckpt_cli.commands.verify import verify_written
+from ckpt_cli.commands.verify import damaged_of, verify_written
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.drafting.job import Job
 from ckpt_cli.engines.call import PartCall, lasting, part_call
@@ -29,10 +31,12 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.pushing.destination import Destination, refuse_several
 from ckpt_cli.pushing.upload import delivered, planned
 from ckpt_cli.results.drift import BaseComparison
+from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.results.written import MergedComponent, MergeResult
 from ckpt_cli.state.folder import state_files, state_sources
 from ckpt_cli.state.training_state import read_state
 from ckpt_cli.verifying.drift.compare import compare_with_base
+from ckpt_cli.verifying.findings import refuse_wrong
 
 
 @boundary
@@ -124,16 +128,27 @@ def _run(
     orders = [job.order("merge", options, in_place=options.in_place, passing=("verify", "strict")) for job in jobs]
     # Before anything is written: what fails later would leave outputs beside an error.
     comparisons = [_comparison(job, base, options, progress) if _is_first(options) else None for job in jobs]
+    how: dict[str, Any] = {"jobs": options.jobs, "progress": progress}
+    verified: dict[Path, tuple[VerifyResult, ...]] = {}
+
+    def check(job: Job, read_before: bool, folder: Path) -> None:
+        told = verify_written(folder, job.output, job.drafts, opened.found.path, () if read_before else None, **how)
+        refuse_wrong([item for one in told for item in one.findings], job.output, stands=folder == job.output and not options.in_place)
+        verified[job.output] = told
+
+    if (options.verify or options.push_to_hub) and not options.dry_run:
+        for at, (job, order) in enumerate(zip(jobs, orders, strict=True)):
+            late = options.engine == "ray" or not order.checked_before
+            if late:
+                # Its files cannot be read before they have their names, and what they may replace then is gone.
+                refuse_wrong(damaged_of(job.drafts, **how), job.output)
+            orders[at] = replace(order, check=partial(check, job, late))
     published = publish_orders(orders, options, progress, call)
+    for job, order in zip(jobs, orders, strict=True):
+        if order.check is not None and job.output not in verified:
+            order.check(job.output)  # it is in a store, or processes elsewhere published it
     results = [_result(job, options, done, compared) for job, done, compared in zip(jobs, published, comparisons, strict=True)]
-    if not (options.verify or options.push_to_hub) or options.dry_run:
-        return results
-    return [
-        result.model_copy(
-            update={"verified": verify_written(job.output, job.drafts, opened.found.path, jobs=options.jobs, progress=progress)}
-        )
-        for job, result in zip(jobs, results, strict=True)
-    ]
+    return [result.model_copy(update={"verified": verified.get(job.output, ())}) for job, result in zip(jobs, results, strict=True)]
 
 
 def _is_first(options: MergeOptions) -> bool:

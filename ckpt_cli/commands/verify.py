@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ from ckpt_cli.verifying.left_out import left_out, partial_output
 from ckpt_cli.verifying.options import Asked, VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.side_files import different_side_files
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
-from ckpt_cli.verifying.values import check_ties, check_values, check_weights_beside
+from ckpt_cli.verifying.values import check_headers, check_ties, check_values, check_weights_beside
 
 
 @boundary
@@ -185,6 +186,8 @@ def _verified(
             ]
             read_values = Outcome.joined(values)
             found += read_values.findings
+            if subject.manifest is not None and chosen.full:
+                found += check_headers(subject.path, subject.manifest.headers, files, found)
             checksums, read = read_values.compared, read_values.bytes_read
         notes = [note for one in subjects for note in one.notes]
         sources: list[SourceComparison] = []
@@ -221,9 +224,13 @@ def _verified(
 
 
 def verify_written(
-    folder: Path, parts: Sequence[Draft], source: Path, *, jobs: int | None = None, progress: Progress | None = None
+    folder: Path, name: Path, parts: Sequence[Draft], source: Path, records: Sequence[Finding] | None = None, **how: Any
 ) -> tuple[VerifyResult, ...]:
-    """Check a folder just written from planned components: headers, config, and every byte against the source."""
+    """Check a folder just written from planned components: headers, config, and every byte against the source.
+
+    ``name`` is the one that the folder has or will have, ``how`` is jobs and progress; ``records`` is what is wrong with those of the
+    source, if they were read before (`damaged_of`).
+    """
     results = []
     with Files() as files:
         checked = check_folder(folder, files)
@@ -233,14 +240,23 @@ def verify_written(
             weights = next((one for one in checked.sets if names & {path.name for path in one.files}), checked.sets[0])
             subject = set_subject(folder, checked, weights)
             config = config_of(subject)
-            wanted = {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
-            different, compared = compare_with_source(subject.tensors, wanted, jobs=jobs, progress=progress)
+            wanted = _wanted(part)
+            different, compared = compare_with_source(subject.tensors, wanted, **how)
             summary = summary_of(source, part, subject.tensors, wanted, compared, different)
-            damaged = damaged_records(wanted, part.opened.component.tensors.values(), jobs=jobs, progress=progress)
+            damaged = damaged_of([part], **how) if records is None else records
             found = [*subject.findings, *left_out(subject.manifest, config), *different, *damaged]
-            results.append(_report([subject], config, found, ["headers", "against"], started, against=(summary,)))
+            results.append(_report([replace(subject, path=name)], config, found, ["headers", "against"], started, against=(summary,)))
         files.check_unchanged()
     return tuple(results)
+
+
+def damaged_of(parts: Sequence[Draft], **how: Any) -> list[Finding]:
+    """Findings about the records that planned components are made of."""
+    return [item for part in parts for item in damaged_records(_wanted(part), part.opened.component.tensors.values(), **how)]
+
+
+def _wanted(part: Draft) -> dict[str, Wanted]:
+    return {output.name: Wanted(output.tensor, output.dtype) for output in part.plan.tensors}
 
 
 def _report(

@@ -16,10 +16,10 @@ from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.manifest import BESIDE, FUSED, LEFT_OUT
 from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.hub.assets import lacking_notes
-from ckpt_cli.hub.classes.claims import refuse_lacking
+from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
-from ckpt_cli.names import stripped_names
+from ckpt_cli.names import printable, stripped_names
 from ckpt_cli.output import manifest
 from ckpt_cli.output.interrupted.place import refuse_held
 from ckpt_cli.output.key_map import lasting_key_map
@@ -30,7 +30,6 @@ from ckpt_cli.output.publish import (
     OutputFolder,
     Publication,
     SideFiles,
-    class_comparison,
     model_files,
     overflow_notes,
     refuse_overflows,
@@ -40,6 +39,7 @@ from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target
 from ckpt_cli.output.writer import Written
 from ckpt_cli.results.checkpoint import NoteInfo
+from ckpt_cli.results.written import ClassComparison
 from ckpt_cli.tensors.component import Note
 
 PASSING = PUSHING | {"dry_run", "overwrite", "jobs", "checksum", "part", "engine", "ray_address", "ray_parts", "write"}
@@ -133,7 +133,16 @@ class Job:
         settings["key_map"] = lasting_key_map(options.key_map)
         side = [*self.side_files, *([self.plan.index_name] if self.plan.index_name else [])]
         return manifest.build(
-            command, settings, self.plan.sources, self.plan.digest, written.files, written.checksums, side, written.side_files, facts
+            command,
+            settings,
+            self.plan.sources,
+            self.plan.digest,
+            written.files,
+            written.checksums,
+            side,
+            written.side_files,
+            facts,
+            self.plan.header_checksums,
         )
 
     def result(self, options: WritingOptions, published: Publication) -> dict[str, Any]:
@@ -151,7 +160,7 @@ class Job:
             "side_checksums": dict(beside),
             "output": str(self.output),
             "naming": first.claim.text,
-            "compared": class_comparison(first.claim),
+            "compared": _class_comparison(first.claim),
             "carried": tuple(name for draft in self.drafts for name in draft.carried),
             "renamed": sum(draft.selection.renamed for draft in self.drafts),
             "left_out": sum(draft.selection.left_out for draft in self.drafts),
@@ -192,3 +201,20 @@ def check_output(
     base = [setting.base.folder] if setting.base is not None else []
     read = [Path(source.path) for source in whole.sources]
     check_target(target, [*paths, *roots, *base], overwrite=setting.options.overwrite, read=read, dry_run=setting.options.dry_run)
+
+
+def _class_comparison(claim: Claim) -> ClassComparison | None:
+    """The comparison with the class as a result, None if there was none."""
+    fit = claim.fit
+    if fit is None:
+        return None
+    return ClassComparison(
+        architecture=printable(fit.kind),
+        origin=fit.origin,
+        shapes=fit.expected is not None,
+        expected=fit.expected,
+        fitting=fit.fitting,
+        missing=tuple(fit.missing),
+        reshaped=tuple(fit.reshaped),
+        extra=fit.extra,
+    )

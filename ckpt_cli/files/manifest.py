@@ -26,7 +26,10 @@ LEFT_OUT, FUSED = "left_out", "fused_adapters"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a manifest: ``outputs`` are weight files with their sizes in bytes, ``checksums`` CRC-32 by file and tensor."""
+    """The content of a manifest: ``outputs`` are weight files with their sizes in bytes, ``checksums`` CRC-32 by file and tensor.
+
+    ``headers`` are those of the headers of weights files; an older manifest has none.
+    """
 
     command: str
     options: Mapping[str, Any]
@@ -35,6 +38,7 @@ class Manifest:
     checksums: Mapping[str, Mapping[str, int]]
     side_checksums: Mapping[str, int]
     facts: Mapping[str, Any]
+    headers: Mapping[str, int]
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -68,14 +72,16 @@ def read_manifest(folder: Path) -> Manifest | None:
         listed = content.get("checksums")
         files = listed.get("files") if isinstance(listed, dict) and listed.get("algorithm") == "crc32" else None
         sides = listed.get("side_files") if isinstance(listed, dict) else None
+        heads = listed.get("headers") if isinstance(listed, dict) else None
         try:
             side_checksums = {str(name): int(crc, 16) for name, crc in (sides or {}).items()}
+            headers = {str(name): int(crc, 16) for name, crc in (heads or {}).items()}
             checksums = {file: {name: int(crc, 16) for name, crc in known.items()} for file, known in (files or {}).items()}
             outputs = {str(name): int(size) for name, size in content["outputs"].items()}
         except (AttributeError, OverflowError, TypeError, ValueError):
             raise CorruptFile("the manifest lists invalid sizes or checksums") from None
     side = tuple(name for name in content["side_files"] if isinstance(name, str))
-    return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, side_checksums, content)
+    return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, side_checksums, content, headers)
 
 
 def watched_manifest(folder: Path, files: Files) -> tuple[Watched, ...]:

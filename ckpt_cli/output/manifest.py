@@ -21,10 +21,12 @@ def build(
     side_files: Sequence[str],
     side_checksums: Mapping[str, int],
     facts: Mapping[str, Any],
+    headers: Mapping[str, int],
 ) -> bytes:
     """The manifest: sources with size (bytes), mtime (ns) and tag, plan digest, versions, options, output files with sizes, side files.
 
-    ``checksums`` is the CRC-32 of tensors, by file and name, ``side_checksums`` that of whole side files.
+    ``checksums`` is the CRC-32 of tensors, by file and name, ``side_checksums`` that of whole side files,
+    ``headers`` that of the headers of weights files.
     """
     content = {
         "tool": "ckpt",
@@ -40,6 +42,7 @@ def build(
         "checksums": {
             "algorithm": "crc32",
             "files": {file: {name: f"{crc:08x}" for name, crc in sorted(known.items())} for file, known in checksums.items()},
+            "headers": {name: f"{crc:08x}" for name, crc in sorted(headers.items())},
             "side_files": {name: f"{crc:08x}" for name, crc in sorted(side_checksums.items())},
         },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -121,6 +122,11 @@ class Plan:
     @property
     def bytes_written(self) -> int:
         return sum(file.size for file in self.files)
+
+    @property
+    def header_checksums(self) -> dict[str, int]:
+        """The CRC-32 of the header of each file."""
+        return {file.name: zlib.crc32(file.header) for file in self.files}
 
     @property
     def sources(self) -> list[Source]:

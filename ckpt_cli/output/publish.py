@@ -21,11 +21,10 @@ from ckpt_cli.files.remote.source import MEMORY
 from ckpt_cli.files.source import Watched, size_of
 from ckpt_cli.formats.ages import unversioned
 from ckpt_cli.hub.assets import CONFIG, Assets
-from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.hub.config_text import config_with, config_with_dtype
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.text_assets import unmarked
-from ckpt_cli.names import Write, plural, printable
+from ckpt_cli.names import Write, plural
 from ckpt_cli.output import plan
 from ckpt_cli.output.interrupted.place import half_published, left_over_bytes, remove_published
 from ckpt_cli.output.manifest import versions
@@ -38,7 +37,7 @@ from ckpt_cli.output.staging import Staging
 from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
 from ckpt_cli.output.writer import Written, execute, lanes_of
 from ckpt_cli.progress import Progress
-from ckpt_cli.results.written import ClassComparison, FileInfo, PartDone
+from ckpt_cli.results.written import FileInfo, PartDone
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.parallel import default_jobs
 from ckpt_cli.tensors.reading import SLAB
@@ -71,6 +70,8 @@ class Order:
     """One folder to be written.
 
     ``manifest`` and ``approve`` are called when the weights are written, ``watched`` are more files that must not have changed by then.
+    ``check`` is called with the folder that holds the whole output, and raises if it must not have its name: before it has one; for
+    files that are added to a folder right after, and then they are withdrawn; for an address not at all, which nobody can read before.
     """
 
     plan: plan.Plan
@@ -79,6 +80,12 @@ class Order:
     manifest: Callable[[Written], bytes]
     approve: Callable[[Written], None] | None = None
     watched: Sequence[Watched] = ()
+    check: Callable[[Path], None] | None = None
+
+    @property
+    def checked_before(self) -> bool:
+        """Whether the output is whole and can be read before it has its name."""
+        return not self.target.in_place and not is_remote(self.target.folder)
 
     @property
     def bytes_written(self) -> int:
@@ -285,6 +292,9 @@ def _written(
         for order, output in zip(orders, outputs, strict=True)
     ]
     try:
+        for order, output in zip(orders, outputs, strict=True):
+            if order.check is not None and order.checked_before:
+                order.check(output.folder)
         for order, output, replaces in zip(orders, outputs, existed, strict=True):
             if order.target.in_place:
                 output.publish_into(order.target.folder)
@@ -292,6 +302,9 @@ def _written(
                 # Something may have come to stand there while the weights were written.
                 check_target(order.target.folder, (), overwrite=order.target.overwrite)
                 output.publish(replace=replaces)
+        for order in orders:
+            if order.check is not None and order.target.in_place:
+                order.check(order.target.folder)
     except BaseException:
         for output in reversed(outputs):
             output.withdraw()
@@ -381,20 +394,3 @@ def _refuse_existing(whole: plan.Plan, folder: Path, linked: Collection[Path]) -
         if os.path.lexists(folder / name) and folder / name not in linked:
             text = "the checkpoint folder already has a file of this name"
             raise OutputExists(text, path=folder / name, hint="use -o instead of --in-place")
-
-
-def class_comparison(claim: Claim) -> ClassComparison | None:
-    """The comparison with the class as a result, None if there was none."""
-    fit = claim.fit
-    if fit is None:
-        return None
-    return ClassComparison(
-        architecture=printable(fit.kind),
-        origin=fit.origin,
-        shapes=fit.expected is not None,
-        expected=fit.expected,
-        fitting=fit.fitting,
-        missing=tuple(fit.missing),
-        reshaped=tuple(fit.reshaped),
-        extra=fit.extra,
-    )

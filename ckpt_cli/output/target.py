@@ -217,7 +217,7 @@ def check_space(needed: Mapping[Path, int], hint: str) -> dict[Path, int | None]
 
 
 def _grouped(count: int) -> str:
-    return f"{count:,}".replace(",", " ")
+    return f"{count:,}"
 
 
 def _refuse_among_steps(target: Path, source: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from ckpt_cli.errors import CkptError, LfsPointer, Unreadable
+from ckpt_cli.errors import CkptError, FindingsError, LfsPointer, Unreadable
+from ckpt_cli.names import plural
 from ckpt_cli.results.verify import Finding
+from ckpt_cli.tensors.records import DamagedRecord
 
 Severity = Literal["error", "warning", "info"]
 Level = Literal["headers", "full", "against", "base"]
@@ -158,13 +162,13 @@ KINDS: dict[str, Kind] = {
     "zero-rows": Kind("info", "full", "the last rows of an embedding or a head are zero, as padding is"),
     "zeros": Kind("info", "full", "all elements of a vector or a bias are zero, or of a matrix that is zero in the source too"),
     "constant": Kind("info", "full", "all elements of a tensor are equal, as in norms when training begins"),
-    "wrong-checksum": Kind("error", "full", "the bytes of a tensor are not those that were written", AGAIN),
+    "wrong-checksum": Kind("error", "full", "the bytes of a tensor or a header are not those that were written", AGAIN),
     "replicas-differ": Kind(
         "error", "full", "ranks hold different values of what should be replicas", "find out which files are from another save"
     ),
     "tied-differ": Kind("warning", "full", "the config ties two tensors whose values differ: a loader ignores one of them"),
     # -- against: every byte is compared with the source
-    "different-values": Kind("error", "against", "a tensor is not what the source holds, after the same cast", AGAIN),
+    "different-values": Kind("error", "against", "a tensor does not hold the values of its source", AGAIN),
     "different-shape": Kind("error", "against", "a tensor has another shape than in the source", AGAIN),
     "different-dtype": Kind("error", "against", "the dtype of a tensor is not the requested one, or not one that a cast gives", AGAIN),
     "different-scale": Kind("error", "against", "adapter_config.json scales LoRA differently from the run", "export the adapter again"),
@@ -207,3 +211,26 @@ def unread(code: str, error: CkptError, file: str) -> Finding:
     code = "lfs-pointer" if isinstance(error, LfsPointer) else "unreadable-file" if isinstance(error, Unreadable) else code
     expected = f", expected {error.expected}" if error.expected and code == "damaged-file" else ""
     return finding(code, f"{error.message}{expected}", tensor=error.tensor, file=file)
+
+
+def refuse_wrong(found: Sequence[Finding], output: Path, *, stands: bool = False) -> None:
+    """Raise CorruptFile for an output made of damaged files, FindingsError for one that is wrong otherwise; ``stands``: it has its name."""
+    errors = [item for item in found if item.severity == "error"]
+    damaged = [item for item in errors if item.numbers.get("damaged") == "source"]
+    details = [f"{item.code}: {': '.join(filter(None, (item.tensor, item.file, item.message)))}" for item in errors]
+    after = "the output stands as it is, for you to look at" if stands else "nothing was published"
+    if damaged:
+        raise DamagedRecord(
+            f"{plural(len(damaged), 'record')} of the checkpoint cannot be what was saved: {after}",
+            path=damaged[0].file,
+            tensor=damaged[0].tensor,
+            hint="get the file again: it was damaged after it was saved",
+            details=details,
+        )
+    if errors:
+        raise FindingsError(
+            f"{plural(len(errors), 'thing')} about the output {'is' if len(errors) == 1 else 'are'} wrong: {after}",
+            path=output,
+            hint=None if stands else "leave out --verify to look at such an output, with ckpt verify",
+            details=details,
+        )

@@ -102,6 +102,25 @@ def check_weights_beside(
     return checks.outcome(stage, check, jobs=jobs, progress=progress)
 
 
+def check_headers(folder: Path, headers: Mapping[str, int], files: Files, known: Iterable[Finding]) -> list[Finding]:
+    """The headers of weights files against the CRC-32 of what was written: with those of the tensors, every byte is compared.
+
+    Of a file about which an error is ``known`` nothing more is said.
+    """
+    wrong = {item.file for item in known if item.severity == "error"}
+    found = []
+    for name, wanted in headers.items():
+        if name in wrong or not stays_inside(name) or not is_file(folder / name):
+            continue
+        source = files.source(folder / name)
+        length = min(8 + int.from_bytes(source.read(0, min(8, source.size)), "little"), source.size)
+        now = crc_of(source, 0, length)
+        if now != wanted:
+            message = f"CRC-32 of its header is {now:08x}, but {wanted:08x} was written"
+            found.append(finding("wrong-checksum", message, file=name))
+    return found
+
+
 def check_ties(tensors: Mapping[str, Tensor], known: Iterable[Finding], checks: Checks, name: str) -> Outcome:
     """Tied tensors that are stored, by the findings about names: with other values, a loader ignores one of them."""
     stored = [(item.tensor, str(item.numbers.get("partner"))) for item in known if item.code == "tied-stored" and item.tensor is not None]

@@ -9,8 +9,9 @@ import pytest
 import ckpt_cli
 from ckpt_cli.errors import CkptError, NotFound, SourceChanged, Unreadable
 from ckpt_cli.files.remote import bucket_store
+from ckpt_cli.files.remote.failures import failure
 from ckpt_cli.files.remote.store import store_of
-from ckpt_cli.urls import Address
+from ckpt_cli.urls import Address, parsed
 from tests import tiny
 from tests.remote.stores import SECRET, Bucket, Fault, Proxy
 
@@ -158,3 +159,25 @@ def test_a_pointer_of_git_lfs(model: Path, tmp_path: Path, store: Proxy, bucket:
     found = ckpt_cli.detect(address)
     assert found.error is not None
     assert found.error.code == "lfs-pointer"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("ConnectError: [Errno 111] Connection refused", "there is no connection"),
+        ("ConnectError: [Errno -3] Temporary failure in name resolution", "its host has no address"),
+        ("ProxyError: 403 Forbidden", "there is no connection"),
+        ("ConnectTimeout: ", "no answer in time"),
+        ("OfflineModeIsEnabled: offline mode is enabled", "there is no connection"),
+    ],
+)
+def test_without_a_network_the_error_says_so_whichever_library_asked(error: str, text: str) -> None:
+    """These exceptions have no base in common."""
+    name, _, said = error.partition(": ")
+    address = parsed("hf://me/model")
+    assert address is not None
+    told = failure(type(name, (Exception,), {})(said), address, "the folder cannot be listed")
+    assert told.message == f"the folder cannot be listed: {text}"
+    assert told.path == "hf://me/model"
+    assert name not in str(told)
+    assert told.hint or "time" in text

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, NotWritable, OutputExists, UsageError
+from ckpt_cli.errors import CkptError, CorruptFile, NotWritable, OutputExists, UsageError
 from ckpt_cli.files.manifest import NAME, PUBLISHING
 from ckpt_cli.output.sinks import upload
 from tests import tiny
@@ -57,6 +57,19 @@ def test_an_output_is_that_of_a_folder_here(model: Path, here: dict[str, bytes],
     checked = ckpt_cli.verify(f"s3://{bucket.name}/out", against=model, full=True)
     assert checked.against[0].identical
     assert not [found for found in checked.findings if found.severity == "error"]
+
+
+def test_of_a_damaged_source_none_replaces_what_is_there(tmp_path: Path, store: Proxy, bucket: Bucket) -> None:
+    (run := tmp_path / "run").mkdir()
+    weight = torch.randn(400, 400)
+    torch.save({"a.weight": weight}, run / "pytorch_model.bin")
+    ckpt_cli.merge(run, f"s3://{bucket.name}/out", verify=True, dtype="bf16")
+    before, data = bucket.content("out"), bytearray((run / "pytorch_model.bin").read_bytes())
+    data[data.index(weight.numpy().tobytes()) + 7] ^= 1
+    (run / "pytorch_model.bin").write_bytes(data)
+    with pytest.raises(CorruptFile, match="nothing was published"):
+        ckpt_cli.merge(run, f"s3://{bucket.name}/out", verify=True, dtype="bf16", overwrite=True)
+    assert bucket.content("out") == before
 
 
 def test_with_the_sizes_of_real_parts(tmp_path: Path, store: Proxy, bucket: Bucket) -> None:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.cli.looking import options as own
 from ckpt_cli.cli.session import Session
-from ckpt_cli.cli.text import argument
+from ckpt_cli.cli.text import argument, options_again
 from ckpt_cli.cli.words.declare import command
 from ckpt_cli.progress import Progress
 from ckpt_cli.verifying.options import DiffOptions
 
 if TYPE_CHECKING:
     from ckpt_cli.results.diff import DiffResult
+
+READING = ("names", "include", "exclude", "sample", "shard_order")
+"""Options that say what is compared."""
 
 
 @command(DiffOptions, own_options=own)
@@ -34,8 +37,6 @@ def diff(
     def work(shown: Progress) -> DiffResult:
         return difference.diff(before, after, type=type, steps=steps, plot=plot, html=html, progress=shown, **given)
 
-    again = f" {argument(after)}" if after is not None else ""
-    said = (("--steps", steps), ("--type", type), ("--sample", given.get("sample")))
-    again += "".join(f" {name} {argument(value)}" for name, value in said if value)
-    session = replace(session, path=before, again=again)
+    both = " ".join(argument(path) for path in (before, after) if path is not None)
+    session = replace(session, path=both, again=options_again(steps=steps, type=type, **{name: given.get(name) for name in READING}))
     return session.run(work, diff_result, lambda result: int(exit_code and not result.identical))

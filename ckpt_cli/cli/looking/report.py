@@ -13,6 +13,7 @@ from ckpt_cli.cli.screens.widgets import (
     DIM,
     GAP,
     WARNING,
+    again,
     fitted,
     good,
     here,
@@ -22,6 +23,7 @@ from ckpt_cli.cli.screens.widgets import (
     print_facts,
     print_notes,
 )
+from ckpt_cli.cli.words.elsewhere import free_file
 from ckpt_cli.names import printable
 from ckpt_cli.results.inspect import ReportResult, StepReport
 from ckpt_cli.verifying.drift.groups import change_text
@@ -69,9 +71,9 @@ def report_result(result: ReportResult, session: Session) -> None:
     if result.drift is None and merged > 1:
         next_line(session, f"ckpt detect {path}{session.again} --report --drift")
     elif result.written is None:
-        next_line(session, f"ckpt detect {path}{session.again} --report --drift --html report.html")
+        next_line(session, f"ckpt detect {path}{session.again} --report --drift --html {free_file('report.html')}")
     else:
-        next_line(session, f"ckpt merge {path}{session.again} --dry-run")
+        next_line(session, f"ckpt merge {path}{again(session, 'merge')} --dry-run")
 
 
 def _rows(result: ReportResult, console: Console) -> Iterator[Text]:

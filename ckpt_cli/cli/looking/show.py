@@ -35,5 +35,5 @@ def show(
         refuse_swapped("show", path, tensor)
         return showing.show(path, tensor, part=part, type=type, step=step, also=also or (), shard_order=shard_order)
 
-    session = replace(session, path=path, again=options_again(type=type, step=step, also=also))
+    session = replace(session, path=path, again=options_again(type=type, step=step, also=also, shard_order=shard_order))
     return session.run(work, show_result, lambda _: 0)

@@ -8,6 +8,7 @@ from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.comparison import comparison_facts, print_drift
 from ckpt_cli.cli.screens.heatmap import A_AND_B
 from ckpt_cli.cli.screens.widgets import next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.words.elsewhere import free_file
 from ckpt_cli.results.diff import DiffResult, DiffSide
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ def diff_result(result: DiffResult, session: Session) -> None:
     console.print()
     print_notes(session, result.notes)
     if comparison.drifts and not result.written:
-        next_line(session, f"ckpt diff {text.argument(session.path or result.before.path)}{session.again} --html drift.html")
+        next_line(session, f"ckpt diff {session.path or text.argument(result.before.path)}{session.again} --html {free_file('drift.html')}")
     else:
-        next_line(session, f"ckpt inspect {text.argument(result.after.path)}")
+        chosen = f" --type {text.argument(result.after.component)}" if " --type " in session.again else ""
+        next_line(session, f"ckpt inspect {text.argument(result.after.path)}{chosen}")
 
 
 def _side(side: DiffSide) -> str:

@@ -99,8 +99,8 @@ def heatmap(drift: Heatmap, width: int, sides: Sides, *, ascii_only: bool = Fals
 def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
     """One row per group of tensors that changed and have distances, the biggest drift first.
 
-    Narrow screens drop what is needed least, which `table_legend` says, and ".weight" at the end of names. A longer name is shortened to
-    one line.
+    Narrow screens drop what is needed least, which `table_legend` says; where a name is too long, ".weight" leaves all of them, and what is
+    still longer is shortened to one line.
     """
     shown = [head for head in HEADS if head not in _dropped(width)]
     made = new_table(shown, right=range(1, len(shown)))
@@ -119,7 +119,8 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
     ]
     numbers = sum(GAP + max(len(row[head]) for row in ({head: head}, *rows)) for head in shown[1:])
     room = max(width - numbers, SHORTEST)
-    short = width < NARROW or any(len(row["tensor"]) > room for row in rows)
+    short = any(len(row["tensor"]) > room for row in rows)
+    made.columns[0].header = "tensor (.weight left out)" if short and room >= len("tensor (.weight left out)") else "tensor"
     for row in rows:
         name = row["tensor"].removesuffix(".weight") if short else row["tensor"]
         made.add_row(*as_cells([text.elided(name, room), *(row[head] for head in shown[1:])]))

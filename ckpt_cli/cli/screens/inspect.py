@@ -15,6 +15,7 @@ from ckpt_cli.cli.screens.widgets import (
     GAP,
     GOOD,
     WARNING,
+    again,
     as_cells,
     fitted,
     good,
@@ -30,7 +31,7 @@ from ckpt_cli.cli.screens.widgets import (
 from ckpt_cli.formats.base import MEANINGS
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.names import few
-from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
 
 if TYPE_CHECKING:
@@ -77,13 +78,20 @@ def detect_result(result: DetectResult, session: Session) -> None:
         console.print()
         console.print(_step_table(checkpoint))
     console.print()
-    print_notes(session, checkpoint.notes, everything=True)
+    # On a terminal, what the table says of a step is not said below it again.
+    told = len(checkpoint.steps) > 1 and console.is_terminal
+    print_notes(session, [note for note in checkpoint.notes if not (told and _is_in_table(note, checkpoint))], everything=True)
     if result.problem is None:
         next_line(session, planned_merge(session, checkpoint.path))
     else:
         session.labelled("warning", "yellow", f"it cannot be merged: {result.problem}")
         if result.error is not None and result.error.hint is not None:
             session.labelled("hint", "dim", result.error.hint)
+
+
+def _is_in_table(note: NoteInfo, checkpoint: Checkpoint) -> bool:
+    """Whether a note is about a step that was passed over, for the reason that stands in its row."""
+    return note.code == "step-skipped" and any(step.problem and note.text.endswith(f": {step.problem}") for step in checkpoint.steps)
 
 
 def _verdict(result: DetectResult) -> Text:
@@ -127,7 +135,7 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
         console.print()
     print_notes(session, checkpoint.notes)
     if checkpoint.framework == "Hugging Face":
-        next_line(session, f"ckpt verify {text.argument(session.path or checkpoint.path)} --full")
+        next_line(session, f"ckpt verify {text.argument(session.path or checkpoint.path)}{again(session, 'verify')} --full")
     else:
         next_line(session, planned_merge(session, checkpoint.path))
 

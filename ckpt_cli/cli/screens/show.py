@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
-from ckpt_cli.cli.screens.widgets import as_cells, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.screens.widgets import again, as_cells, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.names import printable
 from ckpt_cli.results.statistics import HeldPart, ShowResult
 
@@ -48,8 +48,9 @@ def show_result(result: ShowResult, session: Session) -> None:
     console.print()
     print_notes(session, result.notes)
     where = f"{text.argument(session.path or result.path)} {text.argument(result.name)}{session.again}"
+    all_of_it = f"ckpt inspect {text.argument(session.path or result.path)}{again(session, 'inspect')}"
     whole = len(result.values) == math.prod(result.shape)
-    next_line(session, f"ckpt inspect {text.argument(result.path)}" if whole else f"ckpt show {where} --slice {_next_slice(result)}")
+    next_line(session, all_of_it if whole else f"ckpt show {where} --slice {_next_slice(result)}")
 
 
 def _next_slice(result: ShowResult) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.checkpoint import checkpoint_facts
 from ckpt_cli.cli.screens.heatmap import ASCII_LEVELS, LEVELS
-from ckpt_cli.cli.screens.widgets import as_cells, new_table, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.screens.widgets import again, as_cells, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.names import printable
 from ckpt_cli.results.statistics import StatsResult, TensorStats
 
@@ -46,7 +46,7 @@ def stats_result(result: StatsResult, session: Session, *, show_all: bool = Fals
             _print_histograms(shown[info.name], console)
         console.print()
     print_notes(session, checkpoint.notes)
-    next_line(session, f"ckpt verify {text.argument(session.path or checkpoint.path)}{session.again} --full")
+    next_line(session, f"ckpt verify {text.argument(session.path or checkpoint.path)}{again(session, 'verify')} --full")
 
 
 def _summary(rows: Sequence[TensorStats]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.comparison import print_comparison
-from ckpt_cli.cli.screens.widgets import BAD, DIM, GOOD, WARNING, good, here, next_line, plain, print_facts, print_notes
+from ckpt_cli.cli.screens.widgets import BAD, DIM, GOOD, WARNING, again, good, here, next_line, plain, print_facts, print_notes
 from ckpt_cli.verifying.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def verify_result(result: VerifyResult | VerifyPart, session: Session) -> None:
         print_comparison(result.comparison, session)
     console.print()
     print_notes(session, result.notes)
-    command, advice = _next(result, session.again)
+    command, advice = _next(result, session)
     if advice is not None:
         session.labelled("hint", DIM, advice)
     if command is not None:
@@ -163,7 +163,7 @@ def _also(result: VerifyResult) -> str:
     return "".join(f" --also {text.argument(folder)}" for option, folder in pairs if option == "--also")
 
 
-def _next(result: VerifyResult, again: str) -> tuple[str | None, str | None]:
+def _next(result: VerifyResult, session: Session) -> tuple[str | None, str | None]:
     """A command to copy and advice in words, either may be missing: for the most severe finding, or the check that proves more."""
     for item in result.findings:
         if item.severity == "error":
@@ -180,11 +180,13 @@ def _next(result: VerifyResult, again: str) -> tuple[str | None, str | None]:
             return None, f"move {item.file} away" if advice == MOVE and item.file else advice or None
     if any(item.code == "lacks-config" for item in result.findings):
         if result.made_by and "--base" not in result.made_by:
-            return " ".join([*(text.argument(word) for word in result.made_by[:-2]), "--base DIR", *result.made_by[-2:]]), None
+            # No command to copy: which folder it is nobody knows but the user.
+            words = " ".join([*(text.argument(word) for word in result.made_by[:-2]), "--base DIR", *result.made_by[-2:]])
+            return None, f"with the base model as DIR, for its config: {words}"
         return None, KINDS["lacks-config"].advice
     if result.made_from is not None and not result.against:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}{_also(result)}", None
     if "full" not in result.levels and not result.against:
-        return f"ckpt verify {text.argument(result.path)}{again} --full", None
+        return f"ckpt verify {text.argument(result.path)}{again(session, 'verify')} --full", None
     # Of two folders, the options chose a part of the source.
-    return f"ckpt inspect {text.argument(result.path)}{'' if result.against else again}", None
+    return f"ckpt inspect {text.argument(result.path)}{'' if result.against else again(session, 'inspect')}", None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.words.elsewhere import beside
+from ckpt_cli.cli.words.hints import own_options
 from ckpt_cli.names import printable
 from ckpt_cli.results.checkpoint import NoteInfo
 
@@ -76,11 +77,19 @@ def next_line(session: Session, command: str) -> None:
     session.labelled("next", DIM, command, style=ACCENT, wrap=False)
 
 
+def again(session: Session, command: str) -> str:
+    """The options of this command that say what is read and how, without those that the next one does not have."""
+    words = shlex.split(session.again)
+    known = own_options(command)
+    return "".join(f" {name} {text.argument(value)}" for name, value in zip(words[::2], words[1::2], strict=True) if name in known)
+
+
 def planned_merge(session: Session, checkpoint: str) -> str:
     """The command that plans a merge of what was looked at, with a name for the output where that which it has by default is taken."""
-    other = beside(checkpoint, session.again)
+    options = again(session, "merge")
+    other = beside(checkpoint, options)
     output = "" if other is None else f" -o {text.argument(other)}"
-    return f"ckpt merge {text.argument(session.path or checkpoint)}{session.again}{output} --dry-run"
+    return f"ckpt merge {text.argument(session.path or checkpoint)}{options}{output} --dry-run"
 
 
 def here(path: str, *more: str) -> Text:

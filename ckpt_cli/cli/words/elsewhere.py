@@ -22,6 +22,13 @@ def free_name(path: str) -> str:
     return f"{stem}_{number}"
 
 
+def free_file(name: str) -> str:
+    """The name of a file in the current folder, or one like it that nothing has."""
+    stem, end = os.path.splitext(name)
+    names = itertools.chain([name], (f"{stem}_{number}{end}" for number in itertools.count(2)))
+    return next(each for each in names if not os.path.lexists(each))
+
+
 def beside(checkpoint: str, again: str) -> str | None:
     """A free name for a merged checkpoint if that which it has by default, with the options of ``again``, is taken, else None."""
     stem = os.path.splitext(checkpoint)[0] if os.path.isfile(checkpoint) else checkpoint.rstrip("/")

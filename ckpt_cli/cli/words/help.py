@@ -28,10 +28,11 @@ class Command(TyperCommand):
         ctx.meta[TYPED] = tuple(args)
         words = rewritten(args, self)
         if not ctx.resilient_parsing:
-            from ckpt_cli.cli.words.quotes import refuse_unquoted
+            from ckpt_cli.cli.words.quotes import refuse_swallowed, refuse_unquoted
             from ckpt_cli.cli.words.together import refuse_together
 
             refuse_unquoted(words, self)
+            refuse_swallowed(words, self)
             refuse_slips(words, self)
             refuse_together(words, self)
         return super().parse_args(ctx, words)

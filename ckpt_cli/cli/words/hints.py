@@ -22,7 +22,7 @@ def fitting(hint: str | None, command: str) -> str | None:
     if hint is None or "ckpt " in hint:
         return hint
     options = options_by_command()
-    own = options.get(command, frozenset()) - ELSEWHERE.get(command, frozenset()) | {"--help"}
+    own = own_options(command) | {"--help"}
     known = frozenset().union(*options.values())
     foreign = [name for name in dict.fromkeys(OPTION.findall(hint)) if name in known and name not in own]
     if not foreign:
@@ -32,6 +32,11 @@ def fitting(hint: str | None, command: str) -> str | None:
     # What does not need the option is still true.
     rest = [part for part in hint.split(", or ") if not any(name in part for name in foreign)]
     return ", or ".join(rest) or None
+
+
+def own_options(command: str) -> frozenset[str]:
+    """The options of a command that mean there what they mean elsewhere."""
+    return options_by_command().get(command, frozenset()) - ELSEWHERE.get(command, frozenset())
 
 
 def options_by_command() -> Mapping[str, frozenset[str]]:

@@ -245,7 +245,10 @@ def _wrong_use(option: str, message: str, path: str, command: Any) -> CkptError:
         return UsageError(f"{option} takes no value", hint=f"write {option} alone")
     if parameter is None:
         return UsageError(message.rstrip("."), hint=f"{path} --help")
-    return UsageError(f"{option} needs a value", expected=parameter.help, hint=f"{option} {metavar_of(parameter)}")
+    # The help of an option for a folder says what there is without it.
+    default = parameter.help.removeprefix("Default: ").rstrip(".") if parameter.help.startswith("Default: ") else None
+    expected = parameter.help if default is None else f"a folder; without {option} it is {default}"
+    return UsageError(f"{option} needs a value", expected=expected, hint=f"{option} {metavar_of(parameter)}")
 
 
 def refuse_swapped(command: str, path: str, other: str) -> None:

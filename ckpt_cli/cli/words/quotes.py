@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt_cli.cli.words.synonyms import arguments_of, option_names
+from ckpt_cli.cli.words.synonyms import arguments_of, option_names, takes_value
 from ckpt_cli.errors import UsageError
 
 OPTION = "--exec"
@@ -46,3 +46,19 @@ def _quoted(word: str) -> str:
     """A word for the shell; what is replaced in it stays bare."""
     bare = REPLACED.sub("x", word)
     return word if shlex.quote(bare) == bare else shlex.quote(word)
+
+
+def refuse_swallowed(words: Sequence[str], command: Any) -> None:
+    """Raise UsageError for an option that stands where another needs its value: it would be taken for that value."""
+    from ckpt_cli.cli.words.help import metavar_of
+
+    names, taken = option_names(command), {name: each for each in command.params for name in each.opts if takes_value(each)}
+    at = 0
+    while at + 1 < len(words) and words[at] != "--":
+        option, value = words[at], words[at + 1]
+        if option in taken and value.partition("=")[0] in names:
+            expected = f"{option} {metavar_of(taken[option])}"
+            raise UsageError(
+                f"{option} needs a value, and {value} follows", expected=expected, hint=f"a name like that is {option} ./{value}"
+            )
+        at += 2 if option in taken else 1

@@ -128,14 +128,14 @@ def option_names(command: Any) -> frozenset[str]:
     return frozenset(name for parameter in command.params if parameter.param_type_name == "option" for name in _names(parameter))
 
 
+def takes_value(parameter: Any) -> bool:
+    """Whether the word after an option is its value."""
+    return parameter.param_type_name == "option" and not (parameter.is_flag or parameter.count)
+
+
 def arguments_of(words: Sequence[str], command: Any) -> list[int]:
     """The places of the words that are no options and no values of options."""
-    valued = {
-        name
-        for parameter in command.params
-        if parameter.param_type_name == "option" and not (parameter.is_flag or parameter.count)
-        for name in _names(parameter)
-    }
+    valued = {name for parameter in command.params if takes_value(parameter) for name in _names(parameter)}
     found: list[int] = []
     is_value = False
     for at, word in enumerate(words):

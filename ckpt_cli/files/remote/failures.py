@@ -19,6 +19,12 @@ CREDENTIALS = {
 """Where obstore takes credentials from, by the scheme of an address."""
 
 FAMILY = {"s3a": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az"}
+NO_ADDRESS = ("dns error", "failed to lookup", "Name or service not known", "nodename nor servname", "Temporary failure in name resolution")
+"""What libraries say of a host that cannot be looked up."""
+
+OFFLINE = ("ConnectError", "ConnectionError", "ProxyError", "NetworkError", "ClientConnectorError", "OfflineModeIsEnabled")
+"""Exceptions of httpx, requests, aiohttp and huggingface_hub, all without a base that Python knows."""
+
 AUTHORITIES = ("//169.254.16", "//169.254.170.2", "/latest/api/token", "//metadata.google.internal", "//login.microsoftonline.com")
 """What is asked for credentials when the environment has none."""
 
@@ -48,17 +54,30 @@ def failure(error: BaseException, address: Address, what: str) -> CkptError:
         where = status in (301, 307) and family == "s3"
         hint = "the bucket is in another region: set AWS_REGION" if where else "try again later" if status in (429, 503) else None
         return Unreadable(f"{what}: the server answered {said}{again}", path=address.url, hint=hint)
-    if "timed out" in text or "TimedOut" in text or isinstance(error, TimeoutError):
+    if "timed out" in text or "TimedOut" in text or isinstance(error, TimeoutError) or kind.endswith("Timeout"):
         return Unreadable(f"{what}: no answer in time{again}", path=address.url)
-    if "dns error" in text or "failed to lookup" in text:
-        return Unreadable(f"{what}: its host has no address{again}", path=address.url, hint="check the name of the host, and the network")
-    if "error sending request" in text or "ConnectError" in text or isinstance(error, ConnectionError):
-        return Unreadable(f"{what}: there is no connection{again}", path=address.url, hint="check the name of the host, and the network")
+    network = "check the name of the host, and the network"
+    if address.scheme == "hf":
+        network = "check the network; HF_ENDPOINT names another host than huggingface.co"
+        network = "unset HF_HUB_OFFLINE, which forbids to use the network" if kind == "OfflineModeIsEnabled" else network
+    if any(sign in text for sign in NO_ADDRESS):
+        return Unreadable(f"{what}: its host has no address{again}", path=address.url, hint=network)
+    if "error sending request" in text or "ConnectError" in text or _is_offline(error):
+        return Unreadable(f"{what}: there is no connection{again}", path=address.url, hint=network)
     if "error decoding response body" in text or "IncompleteBody" in text:
         return Unreadable(f"{what}: the connection was cut{again}", path=address.url, hint="try again later")
     if kind == "NotSupportedError":
         return Unreadable(f"{what}: the server cannot send parts of files", path=address.url, hint="download it first")
     return Unreadable(f"{what} ({kind})", path=address.url)
+
+
+def _is_offline(error: BaseException) -> bool:
+    """Whether there was no connection, as the exception or what caused it says."""
+    chain: list[BaseException] = []
+    while error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__ or error
+    return any(isinstance(each, ConnectionError) or type(each).__name__ in OFFLINE for each in chain)
 
 
 def _status_of(error: BaseException) -> int | None:

@@ -182,7 +182,8 @@ def _length(stack: str, layers: Mapping[int, set[str]], wanted: int, *, exact: b
     absent = [*_holes(layers), *range(last + 1, min(wanted, last + 1 + LISTED))]
     if absent and last < wanted and _is_block(layers, last):
         listed = few([str(number) for number in absent], 3)
-        text = f"config.json says {plural(wanted, 'layer')}, but {stack} has {len(layers)}: {listed} missing"
+        which = f"layer {listed} is missing" if len(absent) == 1 else f"layers {listed} are missing"
+        text = f"config.json says {plural(wanted, 'layer')}, but {stack} has {len(layers)}: {which}"
         yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in absent))
     elif exact and last + 1 > wanted:
         yield Mismatch("extra-layers", f"config.json says {plural(wanted, 'layer')}, but {stack} ends with layer {last}")

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ckpt_cli.discover.beside.final_model import stray_notes
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import mixed_notes
-from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of, stray_notes
+from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
 from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder

@@ -27,6 +27,11 @@ def has_tag_file(folder: Path, there: Folders) -> bool:
     return bool(_named(folder, there))
 
 
+def names_own_tag(folder: Path, there: Folders) -> bool:
+    """Whether a file in the folder itself names the newest tag in it."""
+    return any(_said(folder / file, there) is not None for file in TAG_FILES)
+
+
 def step_at(path: Path, there: Folders) -> int | None:
     """The step in the name of a folder; a plain number is one of a save beside a file that names the newest tag."""
     step = step_of(path)

@@ -156,7 +156,10 @@ def report(
         whole = [row for row in rows if row.problem is None and row.step is not None]
         for before, row in itertools.pairwise(whole):
             if before.tensors.keys() & row.tensors.keys():
-                found = diff(before.path, row.path, type=component, sample=sample, progress=progress)
+                # What other nodes hold of the steps is added where the run is passed.
+                pair = (target.path,) if nodes else (before.path, row.path)
+                chosen = [step for step in (before.step, row.step) if step is not None] if nodes else None
+                found = diff(*pair, type=component, steps=chosen, also=nodes, sample=sample, progress=progress)
                 moved[row.path] = found.comparison
     steps = {row.step: moved[row.path].groups for row in rows if row.path in moved and row.step is not None}
     newest = newest_of(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckpt_cli.cli import options
 from ckpt_cli.cli.looking import options as own
 from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.text import argument
@@ -23,6 +24,7 @@ def diff(
     after: own.After = None,
     steps: own.TwoSteps = None,
     type: own.TwoTypes = None,
+    also: options.Also = None,
     html: own.Html = None,
     plot: own.Map = None,
     exit_code: own.ExitCode = False,
@@ -32,10 +34,11 @@ def diff(
     from ckpt_cli.commands import diff as difference
 
     def work(shown: Progress) -> DiffResult:
-        return difference.diff(before, after, type=type, steps=steps, plot=plot, html=html, progress=shown, **given)
+        return difference.diff(before, after, type=type, steps=steps, also=also or (), plot=plot, html=html, progress=shown, **given)
 
     again = f" {argument(after)}" if after is not None else ""
     said = (("--steps", steps), ("--type", type), ("--sample", given.get("sample")))
     again += "".join(f" {name} {argument(value)}" for name, value in said if value)
+    again += "".join(f" --also {argument(folder)}" for folder in also or ())
     session = replace(session, path=before, again=again)
     return session.run(work, diff_result, lambda result: int(exit_code and not result.identical))

@@ -110,3 +110,14 @@ class TestBesideTheTags:
         (note,) = (note for note in ckpt_cli.detect(run).checkpoint.notes if note.code == "stray-weights")
         assert note.level == "warning"
         assert "was not compared" in note.text
+
+
+class TestInTheFolderOfATag:
+    @pytest.mark.parametrize(("change", "level"), [(same, "info"), (of_another_step, "warning")])
+    def test_beside_the_shards(self, change: Callable[[Weights], Weights], level: str, copy: Copy) -> None:
+        run = copy("deepspeed", "z3-bf16-w2-gather16", "run")
+        tag = run / "global_step3"
+        torch.save(change(torch.load(run / "pytorch_model.bin")), tag / "pytorch_model.bin")
+        said = [note for note in ckpt_cli.detect(tag).checkpoint.notes if note.code in ("other-model", "other-weights")]
+        assert [note.level for note in said] == [level]
+        assert ("in another dtype" in said[0].text) == (level == "info")

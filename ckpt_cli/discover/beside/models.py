@@ -65,6 +65,12 @@ def told_of_form(match: Match, held: Mapping[str, Tensor], config: Config, files
     return level, f"{text}: one of them may be of another step" if level else text
 
 
+def is_rounded_copy(path: Path, tensors: Mapping[str, Tensor], files: Files) -> bool:
+    """Whether a file holds the tensors of a model in another dtype, as far as samples tell. False where that cannot be told."""
+    matches = [match for match in recognise(path) if match.trouble is None]
+    return bool(matches and tensors) and not told_of_form(matches[0], tensors, {}, files)[0]
+
+
 def _model_folders(place: Place) -> Iterator[Path]:
     """Folders with a config and weights, which are no steps and not the component's own."""
     own = {place.match.root, place.home, *(path.parent for path in place.match.files)}

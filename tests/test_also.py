@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.cli import _run
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, NotFound, UsageError
+from ckpt_cli.reporting.drift import total
 from tests.formats.test_deepspeed import OPTIM, TAG
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "tiny-run"
@@ -357,3 +358,29 @@ class TestTheNextCommand:
         assert line.startswith("next: ckpt verify ")
         assert _run(line.removeprefix("next: ckpt ").split()) == 0
         capsys.readouterr()
+
+
+class TestTheDistanceOfTwoSteps:
+    """whose files lie on several nodes."""
+
+    def test_of_a_run(self, nodes: tuple[Path, Path], tmp_path: Path) -> None:
+        found = ckpt_cli.diff(nodes[0], steps="100,200", also=nodes[1])
+        for step in (100, 200):
+            ckpt_cli.merge(nodes[0], tmp_path / str(step), step=step, also=nodes[1])
+        assert found.comparison.drifts == ckpt_cli.diff(tmp_path / "100", tmp_path / "200").comparison.drifts
+        assert (found.before.step, found.after.step) == (100, 200)
+
+    def test_of_which_another_node_has_one(self, tmp_path: Path) -> None:
+        path, also = node(tmp_path / "a", (0, 1)), node(tmp_path / "b", (2, 3), (200,))
+        shards(path / "checkpoint-100" / MODEL, (2, 3), step=100)
+        assert ckpt_cli.diff(path, steps="100,200", also=also).after.step == 200
+
+    def test_in_a_report(self, nodes: tuple[Path, Path]) -> None:
+        rows = {row.step: row for row in ckpt_cli.report(nodes[0], also=nodes[1], drift=True).steps}
+        assert [row.mergeable for row in rows.values()] == [True, True]
+        found = ckpt_cli.diff(nodes[0], steps="100,200", also=nodes[1])
+        assert rows[200].drift == total(found.comparison.groups)
+
+    def test_of_two_paths_is_refused(self, nodes: tuple[Path, Path]) -> None:
+        with pytest.raises(UsageError, match="also applies to one run"):
+            ckpt_cli.diff(nodes[0] / "checkpoint-100", nodes[0] / "checkpoint-200", also=nodes[1])

@@ -355,6 +355,7 @@ FOREIGN = {
     "vllm": ({"model-rank-0-part-0.safetensors": b"", "model-rank-1-part-0.safetensors": b"", "config.json": b"{}"}, "vLLM"),
     "wandb": ({"wandb/run-1/run-abc.wandb": b":W&B"}, "Weights & Biases"),
     "archive": ({"run.tar.gz": b"\x1f\x8b"}, "archive"),
+    "NeMo": ({"model.nemo": b"\x1f\x8b"}, "archive of NeMo"),
     "zip": ({"run.zip": b"PK"}, "archive"),
     "numpy": ({"weights.npz": b"PK", "config.json": b"{}"}, "numpy"),
 }

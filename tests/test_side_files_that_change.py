@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ckpt_cli
 from ckpt_cli.errors import NotFound, SourceChanged
@@ -128,6 +129,19 @@ class TestWhatDecides:
         folder = copy("layouts", "torchtitan")
         path = next(folder.rglob(".metadata"))
         refused(ckpt_cli.merge, path, lambda each: each.write_bytes(each.read_bytes()) and None, tmp_path / "out", path.parent)
+
+    def test_the_backend_of_megatron(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("megatron", "llama-tp1")
+        path = next(folder.rglob("metadata.json"))
+        refused(ckpt_cli.merge, path, with_other(sharded_backend="zarr"), tmp_path / "out", path.parent, names="native")
+
+    def test_the_heads_of_meta(self, tmp_path: Path) -> None:
+        path = tmp_path / "run" / "consolidated.00.pth"
+        path.parent.mkdir()
+        torch.save({"layers.0.attention.wo.weight": torch.ones(8, 4)}, path)
+        params = path.with_name("params.json")
+        params.write_text(json.dumps({"n_heads": 2, "head_dim": 2}))
+        refused(ckpt_cli.merge, params, with_other(n_heads=4), tmp_path / "out", path)
 
     def test_files_of_deepspeed_without_weights(self, copy: Copy, tmp_path: Path) -> None:
         folder = copy("deepspeed", "z3-bf16-w2", "run")

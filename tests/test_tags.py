@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -181,3 +183,49 @@ def test_two_models_of_accelerate(tmp_path: Path) -> None:
     assert value(step, tmp_path / "second", type="model_1") == 1
     shutil.rmtree(step / "pytorch_model")
     assert warnings(step, "no-first-model")
+
+
+def refused_below(name: str, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith(name):
+            raise error
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+
+class TestATagThatCannotBeLookedAt:
+    """may be the newest one."""
+
+    @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
+    def test_where_none_is_named(self, error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for tag in ("first", "second"):
+            save(tmp_path / "run" / tag, 1)
+        refused_below("second", monkeypatch, error)
+        with pytest.raises(Unreadable) as caught:
+            ckpt_cli.merge(tmp_path / "run", tmp_path / "out", names="native")
+        assert caught.value.path == str(tmp_path / "run" / "second")
+        assert f"pass {tmp_path / 'run' / 'first'}" in (caught.value.hint or "")
+        ckpt_cli.merge(tmp_path / "run" / "first", tmp_path / "out", names="native")
+
+    def test_where_it_is_a_link_that_leads_nowhere(self, tmp_path: Path) -> None:
+        save(tmp_path / "run" / "first", 1)
+        (tmp_path / "run" / "second").symlink_to("/gone/second")
+        with pytest.raises(Unreadable, match="does not exist"):
+            ckpt_cli.detect(tmp_path / "run")
+
+    def test_where_another_one_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for tag in ("first", "second"):
+            save(tmp_path / "run" / tag, 1)
+        (tmp_path / "run" / "latest").write_text("first")
+        refused_below("second", monkeypatch, PermissionError(13, "Permission denied"))
+        (text,) = warnings(tmp_path / "run", "unread")
+        assert text.startswith("second beside first/ was not read, and may be newer")
+
+    @pytest.mark.parametrize("name", ["logs", "wandb", "tokenizer.json", "old_run"])
+    def test_what_is_no_save_by_its_name(self, name: str, tmp_path: Path) -> None:
+        save(tmp_path / "run" / "first", 1)
+        (tmp_path / "run" / name).symlink_to("/gone")
+        assert warnings(tmp_path / "run", "unread") == []

@@ -15,9 +15,10 @@ from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.opening import Named, named_tensors, opened_component
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened
+from ckpt_cli.discover.steps import with_step
 from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
-from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, progress_of, text_of
+from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, paths_of, progress_of, text_of
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.options import OpenOptions
 from ckpt_cli.names import Naming, plural
@@ -46,6 +47,7 @@ class Side:
     path: Path
     step: int | None
     type: str | None
+    also: tuple[Path, ...] = ()
 
 
 @boundary
@@ -56,6 +58,7 @@ def diff(
     *,
     type: str | Sequence[str] | None = None,
     steps: int | str | Sequence[int] | None = None,
+    also: PathLike | Sequence[PathLike] = (),
     plot: PathLike | None = None,
     html: PathLike | None = None,
     progress: Progress | None = None,
@@ -64,14 +67,15 @@ def diff(
     """How far every tensor of ``after`` is from the same tensor of ``before``, each a run, a checkpoint, a folder or a file.
 
     Without ``after`` two ``steps`` of one run are compared (``steps=(100, 200)``), or two components (``type="model,ema"``); a single
-    step or component means that of both. ``plot`` draws a map (.png, .svg, .html), ``html`` writes a page that sorts and explains
-    itself. ``options`` are those of `DiffKeywords`. Differences are information, never an error.
+    step or component means that of both, and ``also`` are folders with more files of them, from other nodes. ``plot`` draws a map (.png,
+    .svg, .html), ``html`` writes a page that sorts and explains itself. ``options`` are those of `DiffKeywords`. Differences are
+    information, never an error.
 
     Raises InputError and IncompleteError for what cannot be opened, DifferentTensors if no name is common, UsageError, OutputError.
     """
     chosen, progress = options_of(DiffOptions, options), progress_of(progress)
     picture, page = optional_path(plot, "--plot", use="local"), optional_path(html, "--html", use="local")
-    places = _places(before, after, type, steps)
+    places = _places(before, after, type, steps, paths_of(also, "--also"))
     _check_options(chosen, picture, page)
     started = time.monotonic()
     with Files() as files:
@@ -102,17 +106,22 @@ def diff(
     )
 
 
-def _places(before: object, after: object, type: object, steps: object) -> tuple[Side, Side]:
+def _places(before: object, after: object, type: object, steps: object, also: tuple[Path, ...]) -> tuple[Side, Side]:
     """The two sides. Raises UsageError if there is only one."""
     first = path_of(before, "A")
     second = path_of(after, "B") if after is not None else first
+    if also and after is not None:
+        raise UsageError(
+            "--also applies to one run, but two paths were given",
+            hint="of one run pass its folder and --steps A,B; else merge what is on several nodes first, and compare the outputs",
+        )
     kinds = _two([text_of(part, "--type") for part in type.split(",")] if isinstance(type, str) else type, "--type")
     numbers = _two(parse_list(steps, int, "--steps") if isinstance(steps, str) else steps, "--steps")
     chosen = [int_of(step, "--steps") for step in numbers]
     named = [text_of(kind, "--type") for kind in kinds]
-    places = [Side(path, step, kind) for path, step, kind in zip((first, second), chosen, named, strict=True)]
+    places = [Side(path, step, kind, also) for path, step, kind in zip((first, second), chosen, named, strict=True)]
     if after is None and places[0] == places[1]:
-        locate(first, None, ())
+        locate(first, None, also)
         expected = "a second path, --steps A,B of a run, or --type A,B"
         given = shlex.quote(str(first))
         hint = f"{_two_steps(first)}ckpt diff {given} OTHER; ckpt detect {given} lists steps and components"
@@ -199,7 +208,11 @@ def _whole_steps(places: tuple[Side, Side], files: Files, options: DiffOptions) 
 
 def _opened(place: Side, files: Files, options: DiffOptions) -> Opened:
     settings = OpenOptions(shard_order=options.shard_order)
-    return opened_component(place.path, files, place.type, place.step, None, (), settings)[0]
+    located = None
+    if place.also:
+        # All steps together: another node may hold files of one of the two only.
+        located = with_step(locate(place.path, None, place.also, steps=place.step is not None), place.step)
+    return opened_component(place.path, files, place.type, place.step, None, place.also, settings, located)[0]
 
 
 def _refuse_itself(sides: Sequence[Opened]) -> None:

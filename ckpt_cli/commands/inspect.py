@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ckpt_cli.discover.beside.final_model import stray_notes
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import mixed_notes
-from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of, stray_notes
+from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
 from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
@@ -155,7 +156,10 @@ def report(
         whole = [row for row in rows if row.problem is None and row.step is not None]
         for before, row in itertools.pairwise(whole):
             if before.tensors.keys() & row.tensors.keys():
-                found = diff(before.path, row.path, type=component, sample=sample, progress=progress)
+                # What other nodes hold of the steps is added where the run is passed.
+                pair = (target.path,) if nodes else (before.path, row.path)
+                chosen = [step for step in (before.step, row.step) if step is not None] if nodes else None
+                found = diff(*pair, type=component, steps=chosen, also=nodes, sample=sample, progress=progress)
                 moved[row.path] = found.comparison
     steps = {row.step: moved[row.path].groups for row in rows if row.path in moved and row.step is not None}
     newest = newest_of(rows)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
+from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import CkptError, UsageError, within_memory
@@ -184,8 +185,9 @@ def opened_component(
     base: PathLike | None,
     also: PathLike | Sequence[PathLike],
     options: OpenOptions | LoadOptions,
+    located: Target | None = None,
 ) -> tuple[Opened, Path | None]:
-    """The checkpoint with the one component that is meant, and the folder of the base."""
+    """The checkpoint with the one component that is meant, and the folder of the base; ``located`` as in `open_checkpoint`."""
     place, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
     home = resolve_base(path_text(base, "--base")) if base is not None else None
     opened = open_checkpoint(
@@ -197,6 +199,7 @@ def opened_component(
         also=nodes,
         shard_order=options.shard_order,
         ema_from_model=options.ema_from_model,
+        located=located,
     )
     if len(opened.components) > 1:
         names = [component.name for component in opened.components]

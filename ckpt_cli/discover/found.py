@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import NotFound, Unreadable
 from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.step_names import epoch_of
 from ckpt_cli.formats.trainers import trainer_of
 
 
@@ -122,7 +123,8 @@ class Target:
 
     def label(self, path: Path) -> str:
         """How a step folder is called in messages: by its name, or where steps lie in several folders, as it lies in the run."""
-        return str(path.relative_to(self.path)) if self.folders and path.is_relative_to(self.path) else path.name
+        outer = self.path if self.folders else self.run if epoch_of(path) != epoch_of(Path(path.name)) else None
+        return str(path.relative_to(outer)) if outer is not None and path.is_relative_to(outer) else path.name
 
     def check_readable(self, counts: Callable[[int], bool], hint: str | None = None) -> None:
         """Raise Unreadable for the newest step folder that could not be looked at, of those whose step ``counts``."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, NoComponent, NotFound
-from ckpt_cli.formats.step_names import counter_of
+from ckpt_cli.formats.step_names import counter_of, epoch_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -73,11 +73,30 @@ def short_reason(error: CkptError, folder: Path | None = None) -> str:
     return f"{error.message} ({where})" if where and where not in error.message else error.message
 
 
+def oldest_first(checkpoints: Iterable[Found]) -> list[Found]:
+    """Checkpoints in the order of their steps; where all say their epoch, that comes first: steps may be counted anew in each."""
+    listed = list(checkpoints)
+    epochs = {found.path: epoch_of(found.path) for found in listed}
+    known = None not in epochs.values()
+    return sorted(listed, key=lambda found: ((epochs[found.path] or 0) if known else 0, found.step or 0, found.path.name, found.path))
+
+
+def anew_notes(target: Target, taken: Found) -> list[Note]:
+    """A remark where the newest step is not the one of the highest number, since steps are counted anew in each epoch."""
+    higher = [found for found in target.checkpoints if (found.step or 0) > (taken.step or 0) and epoch_of(found.path) is not None]
+    epoch = epoch_of(taken.path)
+    lower = [found for found in higher if epoch is not None and (epoch_of(found.path) or 0) < epoch]
+    if not lower:
+        return []
+    text = f"{target.label(taken.path)} was taken, of the latest epoch: steps are counted anew in each"
+    return [Note("info", "counters", f"{text}, as {target.label(lower[-1].path)} shows")]
+
+
 def counter_notes(target: Target, taken: Found) -> list[Note]:
     """A warning where some steps are counted in epochs and others are not: no number says which of them is the newest."""
     counted = by_counter(target.checkpoints)
     if len(counted) < 2:
-        return []
+        return anew_notes(target, taken)
     text = f"{target.label(taken.path)} was taken for its number, but that does not tell the newest: {told_counters(counted)}"
     return [Note("warning", "counters", text)]
 

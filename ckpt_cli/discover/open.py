@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
+from ckpt_cli.discover.beside.final_model import stray_notes
 from ckpt_cli.discover.beside.homes import asset_homes, asset_notes
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
@@ -136,7 +137,7 @@ def open_checkpoint(
         if choosing:
             _refuse_rival(listed, target, problems, lambda other: _why_not_whole(other, type, files, base, shard_order))
         newer = since(found) if step is None and target.run is not None else lambda _: False
-        notes = bare_notes(target, newer)
+        notes = bare_notes(target, newer, [one.component for one in components], files)
         notes += skipped_notes(target, problems)
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
@@ -251,7 +252,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
     other_steps = other_step_notes(found, place, (*place.match.files, *component.files))
-    models = {} if found.is_named(place) else model_notes(place, component, assets.config, files)
+    models = {} if found.is_named(place) else model_notes(found, place, component, assets.config, files)
     notes = (
         *component.notes,
         *other_steps,
@@ -346,20 +347,13 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
     return next(filter(is_whole, itertools.islice(others, MAX_OTHERS)), None)
 
 
-def bare_notes(target: Target, counts: Callable[[int], bool]) -> list[Note]:
+def bare_notes(
+    target: Target, counts: Callable[[int], bool], components: Iterable[Component] = (), files: Files | None = None
+) -> list[Note]:
     """What is said about step folders without weights, of those whose step ``counts``, and about stray files beside them."""
     bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
     notes = [Note("warning", "step-skipped", f"{target.label(folder)} is skipped: no weights were recognised in it") for folder in bare]
-    return [*stray_notes(target), *notes]
-
-
-def stray_notes(target: Target) -> list[Note]:
-    """What is said about a weights file beside the steps that is no model, which does not hide them."""
-    if target.stray is None:
-        return []
-    name, why = target.stray
-    text = f"{name} beside the step folders is not read, since {why}: the steps are used; to read it, pass the file itself"
-    return [Note("warning", "stray-weights", text)]
+    return [*stray_notes(target, components, files), *notes]
 
 
 def since(found: Found) -> Callable[[int], bool]:

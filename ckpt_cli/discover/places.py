@@ -10,14 +10,14 @@ from pathlib import Path
 
 from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
-from ckpt_cli.discover.tags import has_tag_file, passed_over_by_latest, step_at, tag_notes, tags_below, tags_of
+from ckpt_cli.discover.tags import has_tag_file, names_own_tag, passed_over_by_latest, step_at, tag_notes, tags_below, tags_of
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.formats.ages import MAX_SECONDS
 from ckpt_cli.formats.base import WEIGHTS_16, Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
-from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.step_names import counter_of, step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.trainers import CERTAIN, ROLES, number_in
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
@@ -32,6 +32,8 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
 
     ``between``: weights may lie in a folder of any name below it, if that is the only one.
     """
+    if steps_of_epoch(path, there):
+        return None
     above = _of_step_above(path, there) or _behind_link(path, there, between=between)
     if above is not None:
         return above
@@ -39,7 +41,8 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
     if places:
         name = path.name
         of_folder = (name, 0) if name in ROLES else _component_of(name)
-        in_tag = step_of(path.parent) is not None and any(format_of(place.match).in_tags for place in places)
+        in_tag = step_of(path.parent) is not None and not steps_of_epoch(path.parent, there)
+        in_tag = in_tag and any(format_of(place.match).in_tags for place in places)
         root = path.parent if of_folder is not None or in_tag else path
         if name in ROLES:
             places = tuple(replace(place, name=name if place.name == "model" else place.name) for place in places)
@@ -130,6 +133,22 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
     if not places or has_tag_file(folder, there):
         places = _with_tag(places, [Place("model", match, folder) for match in tags_of(folder, there)], there)
     return _chosen(places)
+
+
+def steps_of_epoch(folder: Path, there: Folders) -> list[Path]:
+    """The steps in a folder that is numbered by epochs, if these hold the weights and it holds none, and no tag that it names."""
+    steps: list[Path] = []
+    with contextlib.suppress(Unreadable):
+        if counter_of(folder) == "epochs" and there.is_folder(folder) and not names_own_tag(folder, there):
+            steps = there.folders(folder, lambda name: counter_of(Path(name)) == "steps")
+    return steps if any(_may_be_read(step, there) for step in steps) and not recognise(folder, there) else []
+
+
+def _may_be_read(folder: Path, there: Folders) -> bool:
+    try:
+        return bool(places_in(folder, there))
+    except Unreadable:
+        return True
 
 
 def _with_tag(places: list[Place], tags: list[Place], there: Folders) -> list[Place]:

@@ -16,8 +16,8 @@ from typing import Any
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
-from ckpt_cli.discover.newest import counter_notes, mixed_notes
-from ckpt_cli.discover.places import places_in, places_of_file
+from ckpt_cli.discover.newest import counter_notes, mixed_notes, oldest_first
+from ckpt_cli.discover.places import places_in, places_of_file, steps_of_epoch
 from ckpt_cli.discover.tags import step_at
 from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of, stays_inside
@@ -71,7 +71,7 @@ def step_folders(run: Path, there: Folders, *, files: bool = False) -> list[Path
                 is_file = files and there.is_file(path) and bool(recognise(path, there))
                 if not is_file and not there.is_folder(path) and not there.is_broken(path):
                     continue
-            folders.append(path)
+            folders += steps_of_epoch(path, there) or [path]
     return folders
 
 
@@ -95,7 +95,7 @@ def steps_in(
             continue
         if places:
             found.append(Found(path, step, places))
-    return tuple(sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name))), tuple(blocked)
+    return tuple(oldest_first(found)), tuple(blocked)
 
 
 def _refuse_broken(folder: Path, there: Folders) -> tuple[Place, ...]:
@@ -165,9 +165,8 @@ def _folders_of(given: Path) -> list[Path]:
 
 def _without_links(found: Sequence[Found]) -> tuple[Found, ...]:
     """The steps in their order; a link to the folder of the same step is not a second one."""
-    listed = sorted(found, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.path.name, checkpoint.path))
     kept: list[Found] = []
-    for checkpoint in listed:
+    for checkpoint in oldest_first(found):
         twin = next((other for other in reversed(kept) if other.step == checkpoint.step and _is_same(other.path, checkpoint.path)), None)
         if twin is None:
             kept.append(checkpoint)

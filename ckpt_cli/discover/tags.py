@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.discover.beside.folders import is_searched, kind_of
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, stays_inside
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import tags_in
+from ckpt_cli.formats.registry import format_of, tags_in
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import ROLES
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 MAX_TAGS = 1024
+SUFFIX = re.compile(r"\.[A-Za-z]\w*\Z")
+"""How names of files end; tags are called as their users like."""
+
 TAG_FILES = ("latest", "latest_universal")
 """What DeepSpeed writes beside its saves: the name of the newest one, and of the newest universal one."""
 
 
 def has_tag_file(folder: Path, there: Folders) -> bool:
     return bool(_named(folder, there))
+
+
+def names_own_tag(folder: Path, there: Folders) -> bool:
+    """Whether a file in the folder itself names the newest tag in it."""
+    return any(_said(folder / file, there) is not None for file in TAG_FILES)
 
 
 def step_at(path: Path, there: Folders) -> int | None:
@@ -40,7 +50,7 @@ def tags_of(folder: Path, there: Folders) -> list[Match]:
     """What DeepSpeed keeps one level below a checkpoint's folder, in a folder of any name, such as ``global_step500``.
 
     Of a folder that is no step, step folders are its steps and not this. Of several the one that ``latest`` names is taken.
-    Raises Unreadable if that one cannot be looked at.
+    Raises Unreadable if that one cannot be looked at, or where none is named, another one that may be meant.
     """
     is_step = step_of(folder) is not None or (folder.name in ROLES and step_of(folder.parent) is not None)
     if not is_step and any(step_at(child, there) is not None for child in there.entries(folder)):
@@ -51,9 +61,13 @@ def tags_of(folder: Path, there: Folders) -> list[Match]:
         _check_tag(folder / name, there)
         if "/" in name and (inner := tags_in(folder / name, there)):
             found[name] = inner
+    meant = next((name for name in said.values() if name in found), None)
+    if found and meant is None:
+        for error in blocked_in(folder, there).values():
+            error.hint = ", or ".join(filter(None, (error.hint, f"pass {folder / next(reversed(found))} if that is the save you mean")))
+            raise error
     if len(found) < 2:
         return next(iter(found.values()), [])
-    meant = next((name for name in said.values() if name in found), None)
     if meant is not None:
         return [*found.pop(meant), *(match for matches in found.values() for match in matches)]
     first = next(iter(found.values()))
@@ -89,8 +103,26 @@ def tags_below(folder: Path, there: Folders) -> dict[Path, list[Match]]:
     return found
 
 
+def blocked_in(folder: Path, there: Folders) -> dict[Path, Unreadable]:
+    """What may be a save in a tag and cannot be looked at, or is a link that leads nowhere; by its name it is no other thing."""
+    blocked = {}
+    for child in there.entries(folder):
+        if (
+            child.name in TAG_FILES
+            or SUFFIX.search(child.name)
+            or not is_searched(child.name)
+            or kind_of(child.name) in ("copy", "companion")
+        ):
+            continue
+        try:
+            _check_tag(child, there)
+        except Unreadable as error:
+            blocked[child] = error
+    return blocked
+
+
 def tag_notes(found: Found, place: Place) -> list[Note]:
-    """A warning where a tag file beside what was read names a tag that is not there, or holds no save."""
+    """Warnings where a tag file beside what was read names a tag that is not there or holds no save, and about tags that cannot be read."""
     there = Folders()
     folder = place.home
     if found.given in (place.match.root, *place.match.files) and place.match.root != found.path:
@@ -100,6 +132,9 @@ def tag_notes(found: Found, place: Place) -> list[Note]:
     roots = {other.match.root for other in found.places}
     taken = f"{place.match.root.name}/" if place.match.root != folder else place.match.first.name
     notes = []
+    if format_of(place.match).in_tags and place.match.root.parent == folder:
+        for child, error in blocked_in(folder, there).items():
+            notes.append(Note("warning", "unread", f"{child.name} beside {taken} was not read, and may be newer: {error.message}"))
     for file, name in _named(folder, there).items():
         tag = folder / name
         if tag in roots or (step_of(folder) is None and step_at(tag, there) is not None):

@@ -66,6 +66,11 @@ FOREIGN = (
     _kind("a model of Core ML", r".*\.(mlmodel|mlpackage)(/.*)?", "it was converted from a model: use the folder of that"),
     _kind("a file of numpy arrays", r".*\.(npz|npy)", "save the arrays as safetensors: safetensors.numpy.save_file"),
     _kind("a run that Weights & Biases logged", r"(.*/)?run-.*\.wandb", "it holds logs; checkpoints lie where the trainer saved them"),
+    _kind(
+        "an archive of NeMo",
+        r".*\.nemo",
+        "unpack it (tar -xf), and pass what it has of the weights: model_weights.ckpt, or the folder model_weights",
+    ),
     _kind("an archive", r".*\.(tar|tgz|tbz2?|txz|tar\.\w+|zip|7z|rar)", UNPACK),
 )
 DEEP = 2

@@ -110,14 +110,14 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     try:
         with Uncollected(), files.noting() as opened:
             component = format_of(match).describe(match, files, options)
+            if alone is not None and (error := share_error(component.tensors, alone, files)) is not None:
+                raise error
     except InputError as trouble:
         if trouble.path is None and trouble.tensor is None:
             trouble.path = str(match.files[0] if len(match.files) == 1 else match.root)
         if trouble.hint == INTERRUPTED and trouble.expected is None:
             trouble.expected = _size_of_others(match, trouble.path, files)
         raise
-    if alone is not None and (error := share_error(component.tensors, alone)) is not None:
-        raise error
     refuse_placeholders(component)
     notes = (*component.notes, *unversioned_notes(origins_of(component.tensors.values())))
     return replace(component, notes=notes, watched=tuple(opened.values()))

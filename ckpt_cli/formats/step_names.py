@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import PurePath
 
 from ckpt_cli.formats.trainers import STEPS, number_in, words_of
+from ckpt_cli.formats.trainers import form as form_of
 
 OF_SAVES = ("checkpoint_N",)
 """accelerate's own names (``automatic_checkpoint_naming``): N is how many saves there were before."""
@@ -57,6 +58,20 @@ def counter_of(folder: PurePath) -> str | None:
     if form is None:
         return None
     return "epochs" if words_of(form)[-1:] == ["epoch"] else "steps"
+
+
+def epoch_of(folder: PurePath) -> int | None:
+    """The epoch that a step is of, which its own name or that of the folder above says; None where neither does.
+
+    >>> [epoch_of(PurePath(path)) for path in ("epoch_3_step_70", "epoch_3/step_70", "run/step_70", "epoch_3")]
+    [3, 3, None, None]
+    """
+    if counter_of(folder) != "steps":
+        return None
+    form = next(form for form in STEPS if number_in(folder.name, (form,)) is not None)
+    if "epoch" in form_of(form).groupindex:
+        return number_in(folder.name, (form,), "epoch")
+    return step_of(folder.parent) if counter_of(folder.parent) == "epochs" else None
 
 
 def numbered(folder: PurePath, number: int | None) -> dict[str, int | None]:

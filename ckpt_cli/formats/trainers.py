@@ -3,8 +3,8 @@
 The rows are the only place for such names. Step folders, the folders of weights, optimizers and states, trackers, marks and the nesting of
 keys in DCP are collected from them; docs/formats.md has them as a table; `trainer_of` names the trainer of a checkpoint.
 
-In the forms of names, N is a number (the step, or which of several models), NNN one of exactly so many digits, and E and B numbers that
-are of no interest. A folder that no row has is found too if it is the only one with weights: `discover/between.py`.
+In the forms of names, N is a number (the step, or which of several models), NNN one of exactly so many digits, E the epoch that it is
+of, and B a number that is of no interest. A folder that no row has is found too if it is the only one with weights: `discover/between.py`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ ZERO, MEGATRON = ("deepspeed",), ("megatron-dist", "megatron-legacy")
 HUB, FILE, SELF = ("safetensors",), ("torch-file",), ("self-describing",)
 STEP, FOLDER, STEP_AND_FOLDER = ("step",), ("folder",), ("step", "folder")
 OF_VERL = ("global_step_N", "global_steps_N")
+OF_TAGS = ("epochE_stepN", "epochE-stepN", "epoch_E-step_N", "epoch=E_step=N", "eE_sN")
+"""How people call the tags of DeepSpeed, which are free text, where these name the epoch too."""
 FSDP, EMA_FSDP = "pytorch_model_fsdp_N", "pytorch_ema_model_fsdp_N"
 LAST_ITERATION, LATEST, TRAINER_STATE = "latest_checkpointed_iteration.txt", ("latest",), ("trainer_state.json",)
 HUGGING_FACE = "huggingface"
@@ -87,7 +89,7 @@ TRAINERS = (
         runs=("checkpoints",),
         trackers=LATEST,
     ),
-    Trainer("DeepSpeed", ZERO, steps=("global_stepN",), trackers=LATEST, config=(THE_RUN,)),
+    Trainer("DeepSpeed", ZERO, steps=("global_stepN", *OF_TAGS), trackers=LATEST, config=(THE_RUN,)),
     Trainer("BAGEL fork", RANKS, steps=("NNNNNNN",), evidence="BAGEL fork"),
     Trainer("BAGEL fork", DCP, steps=("NNNNNNN",), weights=("model_sharded", "ema_sharded"), by=FOLDER, certain=True),
     Trainer("BAGEL", HUB, steps=("NNNNNNN",), by=STEP, inside=("ema.safetensors",)),
@@ -265,13 +267,16 @@ PLACES = re.compile(r"(?<![A-Z])(N+|E|B)(?![A-Z])")
 
 @cache
 def form(text: str) -> re.Pattern[str]:
-    """The expression for a form of names.
+    """The expression for a form of names; its groups are ``number`` and ``epoch``.
 
     >>> form("epoch_E_step_N").fullmatch("epoch_3_step_70")["number"], form("iter_NNN").fullmatch("iter_7")
     ('70', None)
     """
     words = PLACES.split(text)
-    parts = [re.escape(word) if index % 2 == 0 else _digits(word) for index, word in enumerate(words)]
+    parts = [
+        re.escape(word) if index % 2 == 0 else _digits(word, index == words.index("E") if "E" in words else False)
+        for index, word in enumerate(words)
+    ]
     return re.compile("".join(parts), re.ASCII)
 
 
@@ -284,19 +289,20 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"[A-Za-z]{2,}", PLACES.sub(" ", text))
 
 
-def _digits(letters: str) -> str:
+def _digits(letters: str, is_epoch: bool) -> str:
     count = "{1,18}" if len(letters) == 1 else f"{{{len(letters)}}}"
-    return f"(?P<number>[0-9]{count})" if letters[0] == "N" else f"[0-9]{count}"
+    name = "?P<number>" if letters[0] == "N" else "?P<epoch>" if is_epoch else "?:"
+    return f"({name}[0-9]{count})"
 
 
 def has_form(name: str, forms: Iterable[str]) -> bool:
     return number_in(name, forms) is not None
 
 
-def number_in(name: str, forms: Iterable[str]) -> int | None:
-    """The number in a name of one of these forms, 0 if the form has none; None for other names."""
+def number_in(name: str, forms: Iterable[str], group: str = "number") -> int | None:
+    """The number in a name of one of these forms, or its ``epoch``; 0 if the form has none, None for other names."""
     fields = next((found for each in forms if (found := form(each).fullmatch(name)) is not None), None)
-    return int(fields.groupdict().get("number") or 0) if fields is not None else None
+    return int(fields.groupdict().get(group) or 0) if fields is not None else None
 
 
 def _all(of: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

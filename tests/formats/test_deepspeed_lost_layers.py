@@ -59,3 +59,27 @@ def test_one_lost_layer_and_no_optimizer(copy: Copy, case: str, tmp_path: Path) 
     with pytest.raises(CkptError):
         ckpt_cli.merge(folder, tmp_path / "out", names="native")
     assert not (tmp_path / "out").exists()
+
+
+class TestAFrozenLayer:
+    """whose file is lost: no list of the save has it, and only its number is left out."""
+
+    def said(self, folder: Path) -> list[tuple[str, str]]:
+        notes = ckpt_cli.detect(folder / "run").checkpoint.notes
+        return [(note.level, note.text) for note in notes if note.code == "layers-without-file"]
+
+    def test_is_said_to_be_possible(self, copy: Copy) -> None:
+        folder = copy("deepspeed-pipelines", "tied-twice-frozen")
+        assert self.said(folder) == []
+        layers(folder)[5].unlink()
+        ((level, text),) = self.said(folder)
+        assert level == "warning"
+        assert text.startswith("layers without a file: 5. ")
+        layers(folder)[1].unlink()
+        ((level, text),) = self.said(folder)
+        assert (level, text[:29]) == ("info", "layers without a file: 1, 5. ")
+
+    def test_or_a_function(self, data: Path) -> None:
+        ((level, text),) = self.said(data / "deepspeed" / "pipe-z1-bf16-pp2")
+        assert level == "info"
+        assert text.startswith("layers without a file: 2. ")

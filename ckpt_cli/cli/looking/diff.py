@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckpt_cli.cli import options
 from ckpt_cli.cli.looking import options as own
 from ckpt_cli.cli.session import Session
 from ckpt_cli.cli.text import argument, options_again
@@ -26,6 +27,7 @@ def diff(
     after: own.After = None,
     steps: own.TwoSteps = None,
     type: own.TwoTypes = None,
+    also: options.Also = None,
     html: own.Html = None,
     plot: own.Map = None,
     exit_code: own.ExitCode = False,
@@ -35,8 +37,9 @@ def diff(
     from ckpt_cli.commands import diff as difference
 
     def work(shown: Progress) -> DiffResult:
-        return difference.diff(before, after, type=type, steps=steps, plot=plot, html=html, progress=shown, **given)
+        return difference.diff(before, after, type=type, steps=steps, also=also or (), plot=plot, html=html, progress=shown, **given)
 
     both = " ".join(argument(path) for path in (before, after) if path is not None)
-    session = replace(session, path=both, again=options_again(steps=steps, type=type, **{name: given.get(name) for name in READING}))
+    read = {name: given.get(name) for name in READING}
+    session = replace(session, path=both, again=options_again(steps=steps, type=type, also=also, **read))
     return session.run(work, diff_result, lambda result: int(exit_code and not result.identical))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckpt_cli.discover.beside.models import is_rounded_copy
 from ckpt_cli.discover.beside.same_weights import is_copy_of
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
@@ -90,8 +91,11 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     same = [name for name in paths if OTHER_FORM.fullmatch(name) and not AVERAGED.fullmatch(name)]
     rivals = [name for name in paths if could_be_model(name)]
     copies = [name for name in rivals if is_copy_of(paths[name], component.tensors, files)]
-    rivals = [name for name in rivals if name not in copies]
-    others = [name for name in paths if name not in (*same, *rivals, *copies)]
+    # The masters of an optimizer are the weights of the training before they were rounded.
+    unlike = [name for name in rivals if name not in copies and format_of(place.match).in_tags]
+    rounded = [name for name in unlike if is_rounded_copy(paths[name], component.tensors, files)]
+    rivals = [name for name in rivals if name not in (*copies, *rounded)]
+    others = [name for name in paths if name not in (*same, *rivals, *copies, *rounded)]
     notes = []
     if others:
         text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} not part of them and {_is(others)} left out"
@@ -103,6 +107,9 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
         notes.append(Note("warning", "other-model", text))
     if copies:
         text = f"{few(copies, 3)}: the same weights as {place.name} (samples of all tensors are equal), not read"
+        notes.append(Note("info", "other-weights", text))
+    if rounded:
+        text = f"{few(rounded, 3)}: the same weights as {place.name} in another dtype (samples are equal), not read"
         notes.append(Note("info", "other-weights", text))
     if same:
         notes.append(Note("info", "other-weights", f"{few(same, 3)}: other weights beside {place.name}, not checked"))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.discover.beside.models import told_of_form
+from ckpt_cli.discover.found import Target
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.base import Match, ReadOptions
-from ckpt_cli.formats.registry import describe, format_of
+from ckpt_cli.formats.registry import describe, format_of, recognise
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.config import layer_count
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
+from ckpt_cli.tensors.component import Component, Note
 
 NUMBER = re.compile(r"(?:^|\.)([0-9]{1,6})(?=\.)", re.ASCII)
 USUAL = re.compile(
@@ -53,3 +56,20 @@ def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | Non
     if any(int(number) == layers - 1 for each in names for number in NUMBER.findall(each)):
         return None
     return name, f"it lacks the {layers} layers of {CONFIG}"
+
+
+def stray_notes(target: Target, components: Iterable[Component] = (), files: Files | None = None) -> list[Note]:
+    """What is said about a weights file beside the steps that is no model, which does not hide them.
+
+    DeepSpeed's ``save_16bit_model`` writes one: it is compared with the ``components`` that were read.
+    """
+    if target.stray is None:
+        return []
+    name, why = target.stray
+    text = f"{name} beside the step folders is not read, since {why}: the steps are used; to read it, pass the file itself"
+    matches = [match for match in recognise(target.path / name) if match.trouble is None] if files is not None else []
+    for component in components if matches else ():
+        if files is not None and component.name == "model":
+            differs, said = told_of_form(matches[0], component.tensors, {}, files)
+            return [Note("warning" if differs else "info", "stray-weights", f"{text}; {said}")]
+    return [Note("warning", "stray-weights", text)]

@@ -67,7 +67,7 @@ def held_below(top: Path, there: Folders) -> list[Held] | None:
     level, seen = [top], {place_of(top)}
     for depth in range(DEEPEST):
         empty: list[Path] = []
-        below = (child for folder in level for child in there.folders(folder, _is_searched))
+        below = (child for folder in level for child in there.folders(folder, is_searched))
         for child in sorted(below, key=lambda path: path.is_symlink()):
             place = place_of(child)
             if place in seen:
@@ -98,7 +98,7 @@ def is_read(match: Match) -> bool:
     return not (adapter or format_of(match).is_refused or isinstance(match.trouble, Unsupported))
 
 
-def _is_searched(name: str) -> bool:
+def is_searched(name: str) -> bool:
     if _may_be_of_row(name):
         return True
     state = is_state_key(name) or is_state_file(name) or any(has_form(name, (path.split("/")[0],)) for path in (*OPTIMIZERS, *STATES))

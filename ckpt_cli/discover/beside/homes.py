@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.step_names import epoch_of, step_of
 from ckpt_cli.formats.trainers import CONFIGS, RUNS, THE_RUN
 from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.peft_names import adapter_config, has_adapters
@@ -37,6 +37,8 @@ def run_folders(found: Found) -> list[Path]:
     if found.step is None or (step_of(found.path) is None and not found.path.name.isdigit()):
         return []
     run = found.path.parent
+    if epoch_of(found.path) != epoch_of(Path(found.path.name)):
+        return [run, run.parent]  # steps in a folder of their epoch
     return [run, run.parent] if run.name in RUNS else [run]
 
 

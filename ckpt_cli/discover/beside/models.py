@@ -1,4 +1,4 @@
-"""Model folders inside of a checkpoint that is read from shards: ``huggingface/`` with weights of its own, beside files of ranks."""
+"""Other copies of the model in a checkpoint that is read from shards: ``huggingface/`` with weights of its own, a gathered 16-bit file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ckpt_cli.discover.found import Place
+from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
 from ckpt_cli.files.folders import entries_in, is_file, is_folder
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import ReadOptions
+from ckpt_cli.formats.base import WEIGHTS_16, Match, ReadOptions
 from ckpt_cli.formats.registry import describe, format_of, recognise
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER
@@ -28,16 +28,47 @@ SAMPLED = 48
 """Tensors of which a sample is compared, at equal distances: another step has other values in nearly all of them."""
 
 
-def model_notes(place: Place, component: Component, config: Config, files: Files) -> dict[Path, Note]:
-    """What is said of model folders inside of the folder of a component, by folder: which was read, and how the other differs."""
+def model_notes(found: Found, place: Place, component: Component, config: Config, files: Files) -> dict[Path, Note]:
+    """What is said of other copies of the model beside a component, by path: which was read, and how the other differs.
+
+    These are model folders inside of the component's, and of DeepSpeed's masters and weights gathered in 16 bits the one not read.
+    """
+    told = [(folder, told_of(folder, component.tensors, config, files)) for folder in _model_folders(place)]
+    told += [(match.first, told_of_form(match, component.tensors, config, files)) for match in _other_forms(found, place)]
     notes = {}
-    for folder in _model_folders(place):
-        told = told_of(folder, component.tensors, config, files)
-        if told is not None:
-            level, text = told
-            read = f"{few([path.name for path in component.files], 1)} was read for {place.name}"
-            notes[folder] = Note("warning" if level else "info", "other-model" if level else "other-weights", f"{read}; {text}")
+    read = f"{few([path.name for path in component.files], 1)} {'was' if len(component.files) == 1 else 'were'} read for {place.name}"
+    for path, said in told:
+        if said is not None:
+            level, text = said
+            notes[path] = Note("warning" if level else "info", "other-model" if level else "other-weights", f"{read}; {text}")
     return notes
+
+
+def _other_forms(found: Found, place: Place) -> list[Match]:
+    """The model in the other dtype, where it is in files of its own: what a trainer gathered beside the masters, or the masters."""
+    main = found.places[0]
+    names = {main.name, WEIGHTS_16}
+    if place.name not in names or (place.match.number, place.match.group) != (main.match.number, main.match.group):
+        return []
+    others = (other.match for other in found.places if other.name in names - {place.name} and other.match.files != place.match.files)
+    return [match for match in others if match.group in (None, place.match.group)]
+
+
+def told_of_form(match: Match, held: Mapping[str, Tensor], config: Config, files: Files) -> tuple[bool, str]:
+    """Whether the same model in another dtype holds other weights, and what is said of that."""
+    shown = f"{match.root.name}/" if format_of(match).in_tags else match.first.name
+    try:
+        tensors = describe(match, files, ReadOptions()).tensors
+    except CkptError as error:
+        return True, f"{shown} holds the model too, and was not compared, since it cannot be read: {error.message}"
+    level, text = _compared(shown, _under_hub_names(held, config), _under_hub_names(tensors, config), config)
+    return level, f"{text}: one of them may be of another step" if level else text
+
+
+def is_rounded_copy(path: Path, tensors: Mapping[str, Tensor], files: Files) -> bool:
+    """Whether a file holds the tensors of a model in another dtype, as far as samples tell. False where that cannot be told."""
+    matches = [match for match in recognise(path) if match.trouble is None]
+    return bool(matches and tensors) and not told_of_form(matches[0], tensors, {}, files)[0]
 
 
 def _model_folders(place: Place) -> Iterator[Path]:
@@ -68,24 +99,30 @@ def told_of(folder: Path, held: Mapping[str, Tensor], config: Config, files: Fil
     common = [name for name in mine if name in tensors]
     if 2 * len(common) < len(tensors) and folder.name != HUB_FOLDER:
         return None
-    differing = list(_differences(mine, tensors, config))
+    return _compared(f"{folder.name}/", mine, tensors, config)
+
+
+def _compared(shown: str, mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> tuple[bool, str]:
+    """Whether two models differ in names, shapes or sampled values, either of which may have been rounded; and the words for it."""
+    differing = list(_differences(mine, others, config))
     if differing:
-        return True, f"{folder.name}/ holds other weights, which were not read: {'; '.join(differing)}"
-    step = max(1, len(common) // SAMPLED)
-    # Either of them may have been rounded.
-    sampled = [(name, mine[name], tensors[name]) for name in common[::step]]
-    others = [name for name, own, other in sampled if not same_sample(own, other) and not same_sample(other, own)]
-    if others:
-        return True, f"{folder.name}/ holds the same tensors with other values ({few(others, 2)}), which were not read"
-    return False, f"{folder.name}/ holds the same weights (samples are equal), which were not read"
+        return True, f"{shown} holds other weights, which were not read: {'; '.join(differing)}"
+    common = [name for name in mine if name in others]
+    # What has one dtype in a model and in its masters was not trained, and is the same in every step.
+    common = [name for name in common if mine[name].dtype != others[name].dtype] or common
+    sampled = [(name, mine[name], others[name]) for name in common[:: max(1, len(common) // SAMPLED)]]
+    unequal = [name for name, own, other in sampled if not same_sample(own, other) and not same_sample(other, own)]
+    if unequal:
+        return True, f"{shown} holds the same tensors with other values ({few(unequal, 2)}), which were not read"
+    return False, f"{shown} holds the same weights (samples are equal), which were not read"
 
 
 def _differences(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> Iterator[str]:
     """How two models differ by their headers. Of tied tensors one may be missing, and floats may be rounded to another dtype."""
     pair = tied_pair([*mine, *(name for name in others if name not in mine)]) if ties_embeddings(config) else None
     tied = pair if pair is not None else ()
-    lacking = [name for name in mine if name not in others and name not in tied]
-    extra = [name for name in others if name not in mine and name not in tied]
+    lacking = [name for name in mine if name not in others and name not in tied and mine[name].alias_of not in others]
+    extra = [name for name in others if name not in mine and name not in tied and others[name].alias_of not in mine]
     shapes = [name for name in mine if name in others and mine[name].shape != others[name].shape]
     dtypes = [name for name in mine if name in others and mine[name].dtype != others[name].dtype]
     kinds = [name for name in dtypes if not mine[name].dtype.kind == others[name].dtype.kind == "float"]

@@ -6,9 +6,11 @@ A layer's file has names of its own (``up.weight`` of ``layer_01-model_states.pt
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import Inconsistent, Undecidable
@@ -41,14 +43,19 @@ def layer_shapes(save: Save) -> dict[str, Shape]:
 
 
 def unlisted_notes(save: Save) -> list[Note]:
-    """What is said about tensors of layers that no list of the save has, as frozen ones: if the layer is shared, its name is another."""
+    """What is said about tensors of layers that no list of the save has, as frozen ones: if the layer is shared, its name is another.
+
+    And about layers without a file: functions have none, and one that was lost is only missed if something lists what it held.
+    """
     parameters = trained_parameters(save)
     if not parameters or not save.layers:
         return []
     tied = _tied_names(save)
     left = {key: stored for key, stored in _unlisted(save, parameters).items() if key not in tied}
+    gaps = _numbers_left_out(save)
     if not left:
-        return []
+        return _gap_notes(gaps, "info")
+    notes = _gap_notes(gaps, "warning")
     like = {(local, stored.shape) for (number, local), stored in _unlisted(save, parameters).items() if (number, local) in tied}
     for (number, local), stored in left.items():
         if any(local == other[1] and number != other[0] and _equal(stored, held) for other, held in left.items()):
@@ -59,9 +66,26 @@ def unlisted_notes(save: Save) -> list[Note]:
         text = (
             f"{few(doubtful, 3)}: no list of this save has these, and other layers hold the like. If a frozen layer is used more than once"
         )
-        return [Note("warning", "unlisted", f"{text}, DeepSpeed calls its parameters {TIED}<key>.<name>, and no file says the key")]
+        return [*notes, Note("warning", "unlisted", f"{text}, DeepSpeed calls its parameters {TIED}<key>.<name>, and no file says the key")]
     text = f"{few(names, 3)}: in no list of this save, as frozen parameters, and named after the layers whose files hold them"
-    return [Note("info", "unlisted", text)]
+    return [*notes, Note("info", "unlisted", text)]
+
+
+def _numbers_left_out(save: Save) -> list[str]:
+    """The layers before the last one that have no file, as numbers and ranges."""
+    numbers = [-1, *sorted(save.layers)]
+    return [
+        str(before + 1) if after - before == 2 else f"{before + 1} to {after - 1}"
+        for before, after in itertools.pairwise(numbers)
+        if after - before > 1
+    ]
+
+
+def _gap_notes(gaps: Sequence[str], level: Literal["info", "warning"]) -> list[Note]:
+    if not gaps:
+        return []
+    text = f"layers without a file: {few(gaps, 4)}. Layers without tensors of their own have none; nothing would tell of a frozen one whose"
+    return [Note(level, "layers-without-file", f"{text} file was lost")]
 
 
 def _tied_names(save: Save) -> dict[tuple[int, str], str]:

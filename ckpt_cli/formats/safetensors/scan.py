@@ -63,7 +63,7 @@ def scan(folder: Path, files: Files, written: Collection[str] | None = None) -> 
         if stale := stale and name not in (written or ()):
             look.problems.append(Problem("stale-file", STALE, file=name))
         if is_whole(name):
-            refused = part_error(folder / name, Folders()) or share_error(tensors or {}, folder / name)
+            refused = part_error(folder / name, Folders()) or share_error(tensors or {}, folder / name, files)
             if refused is not None:
                 look.problems.append(part_problem(refused, name))
             sets.append(look.together([name]))

@@ -17,7 +17,7 @@ from ckpt_cli.errors import CkptError, PartOfSet, Unsupported
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
 from ckpt_cli.files.safetensors_file import parse_json, read_header
-from ckpt_cli.files.source import read_small
+from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.torch_file import TorchFile, dimensions
 from ckpt_cli.formats.sets.names import ITEM
 from ckpt_cli.tensors.tensor import Tensor
@@ -133,7 +133,7 @@ def refuse_shard(metadata: Mapping[str, str]) -> None:
             )
 
 
-def share_error(tensors: Mapping[str, Tensor], path: Path) -> PartOfSet | None:
+def share_error(tensors: Mapping[str, Tensor], path: Path, files: Files) -> PartOfSet | None:
     """The error for a file that is, or may be, one of several of the same model; None for others.
 
     One rank's file of torch_checkpointing has no metadata, where transformers, accelerate and diffusers write some. Of Nanotron a file is
@@ -154,7 +154,7 @@ def share_error(tensors: Mapping[str, Tensor], path: Path) -> PartOfSet | None:
     if wo is None or len(wo.shape) != 2 or not all(wo.shape):
         return None
     rows, columns = wo.shape
-    heads = _meta_columns(path.parent / "params.json", rows)
+    heads = _meta_columns(path.parent / "params.json", rows, files)
     if heads != columns and heads % columns == 0:
         text = f"this is one of {heads // columns} files of a model in Meta's format: wo has {columns} of {heads} columns"
         hint = "get the other files (consolidated.*.pth); one model in one file is read"
@@ -167,10 +167,11 @@ def _has_metadata(tensors: Mapping[str, Tensor]) -> bool:
     return any(read_header(piece.source).metadata for tensor in islice(tensors.values(), 1) for piece in tensor.pieces)
 
 
-def _meta_columns(params: Path, width: int) -> int:
+def _meta_columns(params: Path, width: int, files: Files) -> int:
     if not is_file(params):
         return width
     try:
+        files.source(params)  # what it says must hold until the end
         content = parse_json(read_small(params), "params.json")
     except CkptError:
         return width

@@ -77,7 +77,11 @@ NUMBERED = re.compile(r"-\d{5}-of-\d{5}(?!\d)", re.ASCII)
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,60})-of-(?P<parts>\d{1,60})(?P<suffix>\.safetensors|\.bin)", re.ASCII)
 RANK = set_kind(r"(?<![a-z])([a-z]{1,9}[-_])?rank[-_. ]?(?P<part>\d+)(?!\d)", "one rank each")
 SHARD = set_kind(r"(?<![a-z])shard[-_. ]?(?P<part>\d+)(?!\d)", "shards", "shard")
+OF_WORLD = set_kind(r"rank_world_size=(?P<part>\d+)_(?P<parts>(?!0*1(?!\d))\d+)", "Picotron")
+"""It says of each kind of parallelism rank and size: ``weights_tp_rank_world_size=0_2_pp_rank_world_size=0_1.pth``."""
+
 MARKS = (
+    OF_WORLD,
     RANK,
     SHARD,
     set_kind(r"(?<![a-z])part(ition)?[-_. ]?(?P<part>\d+)(?!\d)", "a model in parts", "part"),

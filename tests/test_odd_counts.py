@@ -86,6 +86,7 @@ def test_is_told_by_merge(tmp_path: Path, anyhow: str, value: object) -> None:
         {"num_attention_heads": [1, 2, 4], "intermediate_size": [8, 8]},
         {"mamba_dt_rank": "auto", "mlp_ratio": 4.0, "hidden_act": "silu", "initializer_range": 0.02},
         {"quantization_config": {"bits": "4"}},
+        {"intermediate_size_ratio": 2.5, "hidden_size_multiplier": 1.5},
     ],
     ids=str,
 )

@@ -51,7 +51,7 @@ TOWERS = {
 COUNT = re.compile(
     r"(num|n|moe_num)_(\w+_)?(layers?|heads?|experts|experts_per_tok|embd|blocks|groups?)"
     r"|(encoder|decoder)_(layers|attention_heads|ffn_dim)"
-    r"|(\w+_)?(hidden|intermediate|vocab)_size(_\w+)?|(\w+_)?(embed|head|ffn)_dim|d_model|d_ff|d_kv|depth|max_position_embeddings"
+    r"|(\w+_)?(hidden|intermediate|vocab)_size(_(?!ratio|factor|mult|scale)\w+)?|(\w+_)?(embed|head|ffn)_dim|d_model|d_ff|d_kv|depth|max_position_embeddings"
 )
 """Names of what is counted in whole numbers: layers, heads, experts, rows, columns."""
 

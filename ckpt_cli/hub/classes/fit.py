@@ -16,6 +16,7 @@ from ckpt_cli.hub.classes.cut_tensors import cut_tensors
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
+from ckpt_cli.hub.classes.prediction import of_prediction
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
@@ -210,7 +211,9 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     if isinstance(known, ClassNames):
         wanted = known.native if naming == "native" else known.hub
         patterns = {name: pattern_of(name)[0] for name in held}
-        extra = tuple(name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name))
+        extra = _without_prediction(
+            kind, [name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name)]
+        )
         tied = _tied_patterns(kind, wanted)
         lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
         count = len(held) - len(extra)
@@ -229,8 +232,14 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     reshaped |= {name: (shapes[owner], held[name]) for name, owner in stand_ins.items() if held[name] != shapes[owner]}
     cut = cut_tensors(reshaped, ((pattern_of(n)[0], shape) for n, shape in shapes.items() if held.get(n) == shape)) if reshaped else ()
     places = {*shapes, *known.tied}
-    extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
+    extra = _without_prediction(kind, [name for name in held if name not in places and not _matches(known.ignored, name)])
     return Fit(kind.kind, kind.origin, naming, count, len(shapes), missing, reshaped, cut, stand_ins, extra)
+
+
+def _without_prediction(kind: KnownClass, extra: Sequence[str]) -> tuple[str, ...]:
+    """Names without those of the layers of multi-token prediction that the config counts: no class has a place for them, engines do."""
+    counted = set(of_prediction(kind.config, extra)) if extra else set()
+    return tuple(name for name in extra if name not in counted or kind.knows(name))
 
 
 def _stand_ins(held: Mapping[str, Shape], shapes: Mapping[str, Shape], tied: Mapping[str, str]) -> dict[str, str]:

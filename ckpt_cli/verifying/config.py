@@ -15,7 +15,6 @@ from ckpt_cli.formats.safetensors.names import stem_of
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
-from ckpt_cli.hub.classes.expected_tensors import Expected
 from ckpt_cli.hub.classes.fit import NAMINGS, VALUE_HEAD, Fit, KnownClass, changed_prefix, claim, common_prefix, compared, known_class
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.config_text import read_config
@@ -138,19 +137,18 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         if fit.wrapper and VALUE_HEAD.fullmatch(name):
             found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
             continue
+        if name in fit.surplus:
+            found.append(finding("wrong-shape", "an expert beyond those of the config: loaders make one tensor of all", tensor=name))
+            continue
         code = "extra-layer" if kind.has_shapes and pattern_of(name)[0] in patterns else "extra-tensor"
         held = shapes.get(fit.name_in(shapes, name))
         shown = f" (shape {shape_text(held)})" if held is not None else ""
         what = "the class has no tensor of this name" if kind.has_shapes else "not among the names known for the class"
         found.append(finding(code, f"{what}{shown}", tensor=name))
-    if isinstance(kind.known, Expected) and fit.naming != "native":
-        found += [
-            finding("tied-alone", f"the config ties it to {owner}, which is not there", tensor=name, partner=owner)
-            for name, owner in fit.stand_ins.items()
-        ]
-        tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub and name not in fit.stand_ins]
-        partners = {name: kind.known.tied[name] for name in tied}
-        found += [finding("tied-stored", f"the config ties it to {other}", tensor=name, partner=other) for name, other in partners.items()]
+    if fit.naming != "native":
+        for code, pairs, ending in (("tied-alone", fit.stand_ins, ", which is not there"), ("tied-stored", fit.tied, "")):
+            for name, owner in ((fit.name_in(shapes, name), fit.name_in(shapes, owner)) for name, owner in pairs.items()):
+                found.append(finding(code, f"the config ties it to {owner}{ending}", tensor=name, partner=owner))
     if fit.doubles:
         text = f"all begin with {fit.doubles} once too often: transformers corrects that, engines that take names literally do not"
         found.append(finding("doubled-prefix", text))

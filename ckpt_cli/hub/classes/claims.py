@@ -186,6 +186,7 @@ def refuse_lacking(
             hint="replace it with the config.json of this model; if it came from --base, pass the model that training started from",
         )
     _refuse_cut(made, names, base)
+    _refuse_surplus(made, names)
     if not made.lacking:
         return
     absent = grouped(list(made.lacking))
@@ -299,6 +300,26 @@ def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
         more = f" ({plural(len(others), 'more tensor differs', 'more tensors differ')})" if others else ""
         text = f"{printable(name)} is {shape_text(held)}, but {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
         yield Note("warning", "other-shapes", f"{text}: loading fails, unless the run has another config.json")
+
+
+def _refuse_surplus(made: Claim, names: Mapping[str, Shape]) -> None:
+    """Raise Inconsistent for experts too many, which loaders join with the others, where what is beside them fits config.json."""
+    fit = made.fit
+    if fit is None:
+        return
+    many = [name for name in fit.surplus if not any(other.startswith(name.rpartition("experts.")[0]) for other in fit.reshaped)]
+    if not many:
+        return
+    globs = _globs(many, [name for name in names if name not in many])
+    if any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in names if name not in many):
+        globs = many
+    whole = not made.lacking and not fit.reshaped
+    raise Inconsistent(
+        f"{plural(len(many), 'tensor is', 'tensors are')} of experts beyond those of config.json: {few(grouped(many), 3)}",
+        tensor=many[0],
+        expected=f"the experts that config.json counts ({made.named}): loaders make one tensor of all, and refuse one of another shape",
+        hint=f"without these the model is whole: {_flags('--exclude', globs)} leaves them out" if whole else None,
+    )
 
 
 def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tensor] | None) -> None:

@@ -360,25 +360,6 @@ class TestMultiTokenPrediction:
         assert "no-prediction-layers" in notes(ckpt_cli.average([saved, saved], tmp_path / "average"))
         assert "no-prediction-layers" in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings if item.severity == "warning"}
 
-    @pytest.mark.parametrize(
-        ("name", "changes", "layer"),
-        [
-            ("glm4_moe", {"num_nextn_predict_layers": 1}, "model.layers.2.eh_proj.weight"),
-            ("qwen3_next", {"mtp_num_hidden_layers": 1}, "mtp.layers.0.mlp.gate.weight"),
-        ],
-    )
-    def test_that_is_there_is_none(self, tmp_path: Path, name: str, changes: dict[str, int], layer: str) -> None:
-        saved, _ = saved_by(tmp_path, name, **changes)
-        save_file({**load(saved), layer: torch.ones(4, 4)}, saved / "model.safetensors")
-        assert "no-prediction-layers" not in notes(ckpt_cli.merge(saved, tmp_path / "out"))
-
-    def test_is_carried_from_the_base(self, tmp_path: Path) -> None:
-        base, tensors = saved_by(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
-        save_file({**load(base), "model.layers.2.eh_proj.weight": torch.ones(4, 4)}, base / "model.safetensors")
-        result = ckpt_cli.merge(trained(tmp_path / "run", base, tensors), tmp_path / "out", base=base, carry_from_base="model.layers.2.*")
-        assert differences(load(tmp_path / "out"), load(base)) == []
-        assert "no-prediction-layers" not in notes(result)
-
 
 class TestAConfigWithoutAClass:
     @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_moe", "gemma3, images"])

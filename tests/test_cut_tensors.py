@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 import ckpt_cli
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import Inconsistent
-from ckpt_cli.hub.classes.config_numbers import Number, config_numbers
-from ckpt_cli.hub.classes.cut_tensors import Proofs, cut_tensors
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
+from ckpt_cli.hub.classes.shapes.config_numbers import Number, config_numbers
+from ckpt_cli.hub.classes.shapes.cut_tensors import Proofs, cut_tensors
 from ckpt_cli.name_patterns import pattern_of
 from tests.architectures import MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load

@@ -7,9 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, NotFound
-from ckpt_cli.hub.classes.tying import ties_embeddings
-from ckpt_cli.hub.config import Config
-from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.moved_names import moved_names
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, plural, printable
@@ -18,15 +15,19 @@ from ckpt_cli.tensors.tensor import Tensor
 
 
 def carried_tensors(
-    tensors: Mapping[str, Tensor], on_purpose: Collection[str], base: Mapping[str, Tensor], globs: Sequence[str], config: Config
+    tensors: Mapping[str, Tensor],
+    on_purpose: Collection[str],
+    base: Mapping[str, Tensor],
+    globs: Sequence[str],
+    together: Mapping[str, str],
 ) -> tuple[dict[str, Tensor], list[Note]]:
     """The tensors of the base that ``globs`` name, besides ``tensors`` and those left out ``on_purpose``, and notes about them.
 
-    The output head of a base that a run ties, and so does not store, is none: the base's own would undo the training. Raises NotFound
-    for a glob that no tensor of the base matches.
+    What the model ties to a tensor that was trained is none: the base's own would undo the training. ``together`` says what tied names
+    have in common. Raises NotFound for a glob that no tensor of the base matches.
     """
-    pair = tied_pair(list(base)) if ties_embeddings(config) else None
-    tied = {pair[0]: pair[1]} if pair is not None and pair[0] not in tensors and pair[1] in tensors else {}
+    trained = {together[name]: name for name in tensors if name in together}
+    tied = {name: trained[together[name]] for name in base if name not in tensors and together.get(name) in trained}
     there = {*tensors, *on_purpose}
     for glob in globs:
         if not any(fnmatch.fnmatchcase(name, glob) for name in base):
@@ -37,7 +38,7 @@ def carried_tensors(
             )
     named = [name for name in base if name not in there and any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
     taken = {name: base[name] for name in named if name not in tied}
-    idle = [glob for glob in globs if not any(fnmatch.fnmatchcase(name, glob) for name in taken)]
+    idle = [glob for glob in globs if not any(fnmatch.fnmatchcase(name, glob) for name in named)]
     why = "the run already has all of these, or they were left out"
     notes = [Note("warning", "unused-pattern", f"--carry-from-base {printable(glob)}: {why}") for glob in idle]
     for name in named:

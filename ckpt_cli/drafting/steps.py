@@ -15,7 +15,7 @@ from ckpt_cli.hub.assets import CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.peft_names import has_adapters
-from ckpt_cli.hub.ties import differing_notes
+from ckpt_cli.hub.ties import differing_notes, tied_together
 from ckpt_cli.hub.tokenizer import vocabulary_notes
 from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.names import DDP, few
@@ -80,7 +80,8 @@ def _carried(draft: Draft, setting: Setting[Options]) -> Draft:
     if held is None or not globs:
         return draft
     alike = named_alike(held, selection.kind, selection.naming, config)
-    carried, notes = carried_tensors(selection.tensors, draft.on_purpose, alike, globs, config)
+    together = tied_together({*alike, *selection.tensors}, config, selection.kind, selection.naming)
+    carried, notes = carried_tensors(selection.tensors, draft.on_purpose, alike, globs, together)
     selection = replace(selection, tensors={**selection.tensors, **carried})
     notes += copies_compared(carried.values(), setting)
     return noted(replace(draft, selection=selection, carried=tuple(carried)), notes)

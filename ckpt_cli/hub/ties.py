@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckpt_cli.hub.classes.expected_tensors import Expected
 from ckpt_cli.hub.classes.fit import KnownClass
+from ckpt_cli.hub.classes.names import native_names
 from ckpt_cli.hub.classes.rules import HubRules
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.tied_names import HEADS, last_two, tied_pair
-from ckpt_cli.names import printable, stripped_names, unnumbered
+from ckpt_cli.names import Naming, printable, stripped_names, unnumbered
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_after_cast, same_values
 from ckpt_cli.tensors.tensor import Tensor
@@ -63,6 +64,21 @@ def find_ties(
         elif ties:
             differing.append((name, partner))
     return found, differing
+
+
+def tied_together(names: Collection[str], config: Config, kind: KnownClass | str, naming: Naming) -> dict[str, str]:
+    """What names that are one tensor of the model have in common, for each that may be one of these; as on the hub or as trained."""
+    if isinstance(kind, KnownClass) and isinstance(kind.known, Expected):
+        tied = kind.known.tied if naming == "native" else kind.known.hub_tied
+        return {name: tied.get(name, name) for name in names if name in tied or name in tied.values()}
+    if not ties_embeddings(config):
+        return {}
+    rules = kind.rules if isinstance(kind, KnownClass) else None
+    if rules is None or not rules.tied:
+        pair = tied_pair(list(names))
+        return dict.fromkeys(pair, pair[1]) if pair is not None else {}
+    native = native_names(names, rules)
+    return {name: source for name in names for target, source in rules.tied.items() if re.fullmatch(f"{target}|{source}", native[name])}
 
 
 def differing_notes(differing: Mapping[str, str], written: Container[str]) -> list[Note]:

@@ -11,9 +11,8 @@ from ckpt_cli.drafting.steps import copies_compared, noted
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.bagel import PATCH_EMBEDDING, QK_NORMS
-from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
-from ckpt_cli.hub.tied_names import tied_pair
+from ckpt_cli.hub.ties import tied_together
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.select import Selection, is_wanted
@@ -39,9 +38,9 @@ def matched_with_base(draft: Draft, setting: Setting[MergeOptions]) -> Draft:
     if held is None:
         return draft
     notes = []
-    for head, embedding in _lacking_heads(selection, held, draft.assets.config, options).items():
+    for head, embedding in _lacking_ties(selection, held, draft.assets.config, options).items():
         selection = selection.with_head(head, embedding)
-        notes.append(Note("info", "tied-head", f"{head} is written as {embedding}, to which it is tied, as the base stores both"))
+        notes.append(Note("info", "tied-head", f"{head} is written as {embedding}, to which it is tied, as the base stores it"))
     matched = match_base(selection.tensors, held, fill_missing=options.fill_missing_from_base, drop_extra=options.drop_extra)
     filled = tuple(name for name in matched.tensors if name not in selection.tensors)
     notes += [*copies_compared((matched.tensors[name] for name in filled), setting), *matched.notes]
@@ -50,14 +49,14 @@ def matched_with_base(draft: Draft, setting: Setting[MergeOptions]) -> Draft:
     return noted(replace(draft, selection=selection, dtypes=dtypes, filled=filled, by_base=True), notes)
 
 
-def _lacking_heads(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:
+def _lacking_ties(selection: Selection, base: Mapping[str, Tensor], config: Config, options: MergeOptions) -> dict[str, str]:
     """Tied tensors that a base stores and the selection lacks because they are tied, not because a filter or a key map left them out."""
     lacking = {head: embedding for head, embedding in selection.tied.items() if head in base and embedding in base}
-    pair = tied_pair(list(base)) if ties_embeddings(config) else None
-    wanted = pair is not None and is_wanted(pair[0], options.include, options.exclude)
-    if pair is not None and wanted and pair[0] not in {*selection.tensors, *selection.on_purpose} and pair[1] in selection.tensors:
-        lacking[pair[0]] = pair[1]
-    return lacking
+    together = tied_together({*base, *selection.tensors}, config, selection.kind, selection.naming)
+    trained = {together[name]: name for name in selection.tensors if name in together}
+    there = {*selection.tensors, *selection.on_purpose}
+    absent = [name for name in base if name not in there and is_wanted(name, options.include, options.exclude)]
+    return lacking | {name: trained[together[name]] for name in absent if together.get(name) in trained}
 
 
 def match_base(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor], *, fill_missing: bool, drop_extra: bool) -> BaseForm:

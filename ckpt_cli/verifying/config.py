@@ -15,7 +15,6 @@ from ckpt_cli.formats.safetensors.names import stem_of
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
-from ckpt_cli.hub.classes.expected_tensors import Expected
 from ckpt_cli.hub.classes.fit import (
     NAMINGS,
     VALUE_HEAD,
@@ -150,19 +149,18 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
             continue
         held = shapes.get(fit.name_in(shapes, name))
         shown = f" (shape {shape_text(held)})" if held is not None else ""
+        if name in fit.surplus:
+            found.append(finding("wrong-shape", "an expert beyond those of the config: loaders make one tensor of all", tensor=name))
+            continue
         if not kind.has_shapes:
             found.append(finding("unlisted-tensor", f"{printable(kind.kind)} has none in {fit.origin} by default{shown}", tensor=name))
             continue
         code = "extra-layer" if pattern_of(name)[0] in patterns else "extra-tensor"
         found.append(finding(code, f"the class has no tensor of this name{shown}", tensor=name))
-    if isinstance(kind.known, Expected) and fit.naming != "native":
-        found += [
-            finding("tied-alone", f"the config ties it to {owner}, which is not there", tensor=name, partner=owner)
-            for name, owner in fit.stand_ins.items()
-        ]
-        tied = [name for name in shapes if name in kind.known.tied and name not in kind.known.hub and name not in fit.stand_ins]
-        partners = {name: kind.known.tied[name] for name in tied}
-        found += [finding("tied-stored", f"the config ties it to {other}", tensor=name, partner=other) for name, other in partners.items()]
+    if fit.naming != "native":
+        for code, pairs, ending in (("tied-alone", fit.stand_ins, ", which is not there"), ("tied-stored", fit.tied, "")):
+            for name, owner in ((fit.name_in(shapes, name), fit.name_in(shapes, owner)) for name, owner in pairs.items()):
+                found.append(finding(code, f"the config ties it to {owner}{ending}", tensor=name, partner=owner))
     if fit.doubles:
         text = f"all begin with {fit.doubles} once too often: transformers corrects that, engines that take names literally do not"
         found.append(finding("doubled-prefix", text))

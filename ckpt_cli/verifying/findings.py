@@ -104,7 +104,7 @@ KINDS: dict[str, Kind] = {
     "extra-layers": Kind("warning", "headers", "more layers than config.json counts", "restore config.json from the run"),
     "extra-experts": Kind("warning", "headers", "more experts than config.json counts", "restore config.json from the run"),
     "vocabulary-rows": Kind("warning", "headers", "the embedding does not have vocab_size rows", "correct config.json"),
-    "no-prediction-layers": Kind("warning", "headers", "config.json asks for multi-token prediction, but its layers are missing"),
+    "no-prediction-layers": Kind("warning", "headers", "config.json asks for more layers of multi-token prediction than are there"),
     "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) for which there are no tensors"),
     "left-out": Kind(
         "info", "headers", "tensors that were left out on purpose (filters, a key map, --allow-missing): loaders that need them miss them"

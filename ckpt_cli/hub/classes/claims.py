@@ -84,7 +84,8 @@ def claim_for(
     """
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=known, namings=namings)
-    counted = {glob: item.text for item in odd for glob in item.lacking}
+    by_config = {glob: item.text for item in odd for glob in item.lacking}
+    counted = dict(by_config)
     notes = [Note("warning", item.code, f"{item.text}; {ADVICE[item.code]}") for item in odd if not item.lacking]
     absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
@@ -107,7 +108,7 @@ def claim_for(
         notes += _unproved(absent, kind) if fit.fitting else ()
         lacking = counted if fit.fitting else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
     else:
-        lacking = {name: shape_text(shape) for name, shape in absent.items()}
+        lacking = {name: shape_text(shape) for name, shape in absent.items()} | by_config
     notes += _different_shapes(fit, kind)
     for name, owner in fit.stand_ins.items():
         text = f"{printable(name)} and {printable(owner)} are tied, and only the first is there: transformers takes it for both"
@@ -185,13 +186,15 @@ def refuse_lacking(
             hint="replace it with the config.json of this model; if it came from --base, pass the model that training started from",
         )
     _refuse_cut(made, names, base)
+    _refuse_surplus(made, names)
     if not made.lacking:
         return
     absent = grouped(list(made.lacking))
     foreign = foreign_names(names)
     globs = _globs(list(made.lacking), names)
     there = [name for name in made.lacking if base is not None and _in(base, name)]
-    details = [f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
+    said = "" if _of_class(made) else _counted(made, absent)
+    details = [name if what == said else f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
     if made.fit is not None and not made.fit.fitting:
         own = f"these are {foreign}'s own names: " if foreign else ""
         hint = f"{own}rename them with --key-map, or pass --names native to keep them as they are"
@@ -212,7 +215,7 @@ def refuse_lacking(
     raise MissingTensors(
         message,
         details=details,
-        expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and made.fit.expected else None,
+        expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and _of_class(made) else None,
         hint=hint,
     )
 
@@ -243,12 +246,16 @@ def _beside_single_experts(name: str, names: Collection[str]) -> bool:
 
 
 def _counted(made: Claim, absent: Sequence[str]) -> str:
-    if made.fit is None or made.fit.expected is None:
+    of_class = _of_class(made)
+    if made.fit is None or not of_class:
         return made.shortage or next(iter(made.lacking.values()))
     which = f": {absent[0]}" if len(absent) == 1 else ""
-    return (
-        f"{len(made.lacking)} of the {made.fit.expected} tensors of {made.named} {'is' if len(made.lacking) == 1 else 'are'} missing{which}"
-    )
+    return f"{len(of_class)} of the {made.fit.expected} tensors of {made.named} {'is' if len(of_class) == 1 else 'are'} missing{which}"
+
+
+def _of_class(made: Claim) -> list[str]:
+    """What is lacking of a class whose tensors are known; the rest is what the config counts beside them."""
+    return [] if made.fit is None or made.fit.expected is None else [name for name in made.lacking if name in made.fit.missing]
 
 
 def _globs(absent: Sequence[str], there: Collection[str]) -> list[str]:
@@ -293,6 +300,26 @@ def _different_shapes(fit: Fit, kind: KnownClass) -> Iterator[Note]:
         more = f" ({plural(len(others), 'more tensor differs', 'more tensors differ')})" if others else ""
         text = f"{printable(name)} is {shape_text(held)}, but {printable(kind.kind)} with this config.json has {shape_text(wanted)}{more}"
         yield Note("warning", "other-shapes", f"{text}: loading fails, unless the run has another config.json")
+
+
+def _refuse_surplus(made: Claim, names: Mapping[str, Shape]) -> None:
+    """Raise Inconsistent for experts too many, which loaders join with the others, where what is beside them fits config.json."""
+    fit = made.fit
+    if fit is None:
+        return
+    many = [name for name in fit.surplus if not any(other.startswith(name.rpartition("experts.")[0]) for other in fit.reshaped)]
+    if not many:
+        return
+    globs = _globs(many, [name for name in names if name not in many])
+    if any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in names if name not in many):
+        globs = many
+    whole = not made.lacking and not fit.reshaped
+    raise Inconsistent(
+        f"{plural(len(many), 'tensor is', 'tensors are')} of experts beyond those of config.json: {few(grouped(many), 3)}",
+        tensor=many[0],
+        expected=f"the experts that config.json counts ({made.named}): loaders make one tensor of all, and refuse one of another shape",
+        hint=f"without these the model is whole: {_flags('--exclude', globs)} leaves them out" if whole else None,
+    )
 
 
 def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tensor] | None) -> None:

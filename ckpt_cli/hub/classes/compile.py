@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckpt_cli.errors import memory_limits
-from ckpt_cli.hub.classes.config_numbers import numbers_that_decide
+from ckpt_cli.hub.classes.shapes.config_numbers import numbers_that_decide
 from ckpt_cli.hub.tied_names import HEADS, KEY, SAYINGS
 from ckpt_cli.name_patterns import pattern_of
 
@@ -40,9 +40,9 @@ def compile_config(content: dict[str, Any]) -> dict[str, Any]:
 def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
     """Names and shapes of the tensors of the model that a config describes: as they are in memory, and as it would be saved.
 
-    ``tied`` lists the names in memory that saving leaves out, with one that has the same storage; ``optional`` are expressions
-    for names that loading may lack, ``ignored`` for those that it may find without a place for them; ``prefix`` is what older files may
-    leave out of names.
+    ``tied`` lists the names in memory that saving leaves out, with one that has the same storage, ``hub_tied`` the same under the names
+    of the hub; ``optional`` are expressions for names that loading may lack, ``ignored`` for those that it may find without a place for
+    them; ``prefix`` is what older files may leave out of names.
     """
     return tensors_of_model(*_class_and_config(content))
 
@@ -60,10 +60,12 @@ def tensors_of_model(kind: Any, config: Any) -> dict[str, Any]:
         state.pop(name, None)
     kept = remove_tied_weights_from_state_dict(dict(state), model)
     owners = {id(model.get_parameter_or_buffer(name)): name for name in kept}
+    tied = {name: owners[id(model.get_parameter_or_buffer(name))] for name in state if name not in kept}
     return {
         "native": {name: list(tensor.shape) for name, tensor in state.items()},
         "hub": {name: list(tensor.shape) for name, tensor in revert_weight_conversion(model, dict(kept)).items()},
-        "tied": {name: owners[id(model.get_parameter_or_buffer(name))] for name in state if name not in kept},
+        "tied": tied,
+        "hub_tied": _saved_names(tied, revert_weight_conversion, model, state),
         "prefix": model.base_model_prefix,
         "optional": sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()),
         "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
@@ -85,6 +87,15 @@ def numbers_of(content: dict[str, Any]) -> dict[str, Any]:
 def _sides(kind: Any, config: Any) -> dict[str, dict[str, list[int]]]:
     tensors = tensors_of_model(kind, config)
     return {"native": tensors["native"], "hub": tensors["hub"]}
+
+
+def _saved_names(tied: Mapping[str, str], revert: Any, model: Any, state: Mapping[str, Any]) -> dict[str, str]:
+    """Tied names and those that they are tied to, as files of the hub would have them if both were saved."""
+    try:
+        saved = {id(tensor): name for name, tensor in revert(model, dict(state)).items()} if tied else {}
+    except Exception:  # noqa: BLE001 - what transformers cannot save together keeps its names in memory
+        saved = {}
+    return {saved.get(id(state[name]), name): saved.get(id(state[owner]), owner) for name, owner in tied.items()}
 
 
 def _class_and_config(content: dict[str, Any]) -> tuple[Any, Any]:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.known_names import types_of
+from ckpt_cli.hub.classes.prediction import AROUND, PART, asked_layers, lost_tensors, of_prediction, prediction_layers
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count, levels
 from ckpt_cli.hub.tied_names import EMBEDDINGS
+from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, plural, printable
 
 Stacks = Mapping[str, Mapping[int, set[str]]]
@@ -39,8 +41,6 @@ SCALE = re.compile(r"scale|qweight|qzeros|absmax|SCB|quant|zero_point|codebook|_
 LISTED = 256
 """Numbers of one gap that are listed."""
 
-MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers", "num_mtp_modules")
-MTP_PART = re.compile(r"(^|\.)(mtp|mtp_layers|mtp_block|eh_proj|nextn_predict_layers|enorm|hnorm)(\.|$)")
 TOWERS = {
     "vision_config": re.compile(r"vis|image|siglip|clip|vit", re.IGNORECASE),
     "audio_config": re.compile(r"audio|speech|whisper|sound", re.IGNORECASE),
@@ -123,18 +123,23 @@ def _quantised(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch
 
 
 def _prediction(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
-    """Layers of multi-token prediction: beyond the last layer (DeepSeek, GLM), or in a part of their own (Qwen, MiMo)."""
-    for level in levels(config):
-        key = next((key for key in MTP_COUNTS if type(level.get(key)) is int and level[key] > 0), None)
-        if key is None:
-            continue
-        layers = level.get("num_hidden_layers")
-        beyond = type(layers) is int and any(int(match["number"]) >= layers for match in map(STACK.match, shapes) if match)
-        if not beyond and not any(MTP_PART.search(name) for name in shapes):
-            plural = "" if level[key] == 1 else "s"
-            text = f"config.json says {level[key]} layer{plural} of multi-token prediction ({key}), but none is there"
-            yield Mismatch("no-prediction-layers", text)
-        return
+    """Layers of multi-token prediction: fewer than the config says, or some that lack what ordinary layers have."""
+    key, wanted, _ = asked_layers(config)
+    there = prediction_layers(config, shapes)
+    otherwise = [name for name in of_prediction(config, shapes) if name.split(".")[-2:-1] not in [[each] for each in AROUND]]
+    if key and len(there) < wanted and (there or not otherwise):
+        text = f"config.json says {plural(wanted, 'layer')} of multi-token prediction ({key}), but {_only(there)}"
+        yield Mismatch("no-prediction-layers", text)
+    for lost in lost_tensors(config, shapes):
+        like = f", which {lost.like} has" if lost.like and not any(PART.search(name) for name in lost.lacking) else ""
+        text = f"{lost.layer}, of multi-token prediction, lacks {few(grouped(list(lost.lacking)), 3)}{like}"
+        yield Mismatch("missing-layers", text, lost.lacking)
+
+
+def _only(layers: Sequence[str]) -> str:
+    if not layers:
+        return "none is there"
+    return f"only {few(layers, 3)} {'is' if len(layers) == 1 else 'are'} there"
 
 
 def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> Stacks:
@@ -153,7 +158,7 @@ def _layers(config: Config, stacks: Stacks, shapes: Mapping[str, Shape]) -> Iter
     named = next((level for level in levels(config) if isinstance(level.get("num_hidden_layers"), (int, float, str))), {})
     wanted = layer_count(config) or _whole(named.get("num_hidden_layers"))
     counted = models[0] if len(models) == 1 and wanted is not None else None
-    predicted = any(MTP_PART.search(name) for name in shapes)
+    predicted = any(PART.search(name) for name in shapes)
     for stack, layers in stacks.items():
         yield from _uneven(stack, layers, config)
         if stack == counted and wanted is not None:

@@ -10,16 +10,16 @@ from ckpt_cli.hub.classes.transformers_child import asked_child, installed_versi
 from ckpt_cli.hub.config import Config, architecture, huge_number
 from ckpt_cli.names import printable
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Shapes by name, as in memory (``native``) and as saved (``hub``).
 
-    ``prefix`` is the name of the base model inside, which older files may lack or have. ``tied`` maps names in memory that
-    saving leaves out to those that share their storage; ``optional`` and ``ignored`` are expressions for names that a loader
-    may lack, or find without a place for them.
+    ``prefix`` is the name of the base model inside, which older files may lack or have. ``tied`` maps names in memory that saving leaves
+    out to those that share their storage, ``hub_tied`` does so under the names of the hub; ``optional`` and ``ignored`` are expressions
+    for names that a loader may lack, or find without a place for them.
     """
 
     origin: str
@@ -27,6 +27,7 @@ class Expected:
     native: Mapping[str, Shape]
     hub: Mapping[str, Shape]
     tied: Mapping[str, str]
+    hub_tied: Mapping[str, str]
     optional: tuple[str, ...]
     ignored: tuple[str, ...]
 
@@ -61,6 +62,7 @@ def expected_tensors(config: Config) -> Expected | str:
         _shapes(answer["native"]),
         _shapes(answer["hub"]),
         answer["tied"],
+        answer["hub_tied"],
         tuple(answer["optional"]),
         tuple(answer["ignored"]),
     )

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.config_numbers import config_numbers
-from ckpt_cli.hub.classes.cut_tensors import Proofs, cut_tensors
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
+from ckpt_cli.hub.classes.prediction import of_prediction
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
+from ckpt_cli.hub.classes.shapes.config_numbers import config_numbers
+from ckpt_cli.hub.classes.shapes.cut_tensors import Proofs, cut_tensors
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.critics import repaired_class
@@ -74,7 +75,7 @@ class KnownClass:
     def knows(self, name: str) -> bool:
         """Whether a tensor of the class has this name, in memory or on the hub."""
         if isinstance(self.known, Expected):
-            return name in self.known.native or name in self.known.hub or name in self.known.tied
+            return name in self.known.native or name in self.known.hub or name in self.known.tied or name in self.known.hub_tied
         pattern = pattern_of(name)[0]
         return pattern in self.known.native or pattern in self.known.hub
 
@@ -86,8 +87,9 @@ class Fit:
     ``expected`` counts the tensors of the class that a file must have (None: only names by pattern were compared), ``fitting`` how
     many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``cut`` are those of
     them whose shapes no other config would explain, by the ``proofs`` that others give; ``stand_ins`` maps tensors to those that the class
-    ties them to, where only the first is there; ``extra`` has no place in the class. Of patterns, ``missing`` are those that no tensor
-    has, with an empty shape.
+    ties them to, where only the first is there, ``tied`` those that are stored although the class ties them to others; ``extra`` has no
+    place in the class, ``surplus`` are those of it that loaders join with others to a tensor of another shape. Of patterns, ``missing``
+    are those that no tensor has, with an empty shape.
 
     Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
     the prefix that a wrapper (TRL's) adds to the model's names, ``doubles`` the base model's prefix if it is there twice,
@@ -104,7 +106,9 @@ class Fit:
     cut: tuple[str, ...] = ()
     proofs: Proofs = field(default_factory=Proofs)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
+    surplus: tuple[str, ...] = ()
     wrapper: str = ""
     doubles: str = ""
     lacks: str = ""
@@ -215,32 +219,61 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     if isinstance(known, ClassNames):
         wanted = known.native if naming == "native" else known.hub
         patterns = {name: pattern_of(name)[0] for name in held}
-        extra = tuple(name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name))
-        tied = _tied_patterns(kind, wanted) if ties_embeddings(kind.config) else set()
-        lacking = {name: () for name in sorted(wanted - set(patterns.values()) - tied) if not _matches(known.optional, name)}
+        extra = _without_prediction(
+            kind, [name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name)]
+        )
+        needed = wanted - set(patterns.values()) - (_tied_patterns(kind, wanted) if ties_embeddings(kind.config) else set())
+        lacking = {name: () for name in sorted(needed) if not _matches(known.optional, name)}
         count = len(held) - len(extra)
         return Fit(kind.kind, kind.origin, naming, count, None, lacking, extra=extra, unknown=kind.unknown)
     native = {name: shape for name, shape in known.native.items() if name in held or name not in known.tied}
     shapes = native if naming == "native" else known.hub
-    stand_ins = _stand_ins(held, shapes, known.tied)
+    tied = known.tied if naming == "native" else known.hub_tied
+    stand_ins = _stand_ins(held, shapes, tied)
     owners = {owner: name for name, owner in stand_ins.items()}
     missing = {
         name: shape
         for name, shape in shapes.items()
-        if not {name, known.tied.get(name), owners.get(name)} & held.keys() and not _matches(known.optional, name)
+        if not {name, tied.get(name), owners.get(name)} & held.keys() and not _matches(known.optional, name)
     }
     reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
     count = len(shapes) - len(missing) - len(reshaped) - len(stand_ins)
     # A loader that finds a tied tensor beside its owner takes its shape as seriously as that of any other.
-    beside = {name: known.native[name] for name in known.tied if name in held and name not in shapes}
-    reshaped |= {name: (shape, held[name]) for name, shape in beside.items() if held[name] != shape}
-    places = {*shapes, *known.tied}
-    extra = tuple(name for name in held if name not in places and not _matches(known.ignored, name))
+    beside = {name: owner for name, owner in tied.items() if name in held and name not in shapes and owner in shapes}
+    reshaped |= {name: (shapes[owner], held[name]) for name, owner in beside.items() if held[name] != shapes[owner]}
+    stored = {name: owner for name, owner in beside.items() if name not in stand_ins and naming != "native"}
+    places = {*shapes, *tied}
+    extra = _without_prediction(kind, [name for name in held if name not in places and not _matches(known.ignored, name)])
     fitting = [*((name, name) for name in shapes if name in held), *stand_ins.items()] if reshaped else ()
     kinds = frozenset((pattern_of(owner)[0], shapes[owner]) for name, owner in fitting if held[name] == shapes[owner])
     counted = {pattern_of(name)[0] for name in held} - {pattern_of(name)[0] for name in (*missing, *extra)} if reshaped else ()
-    proofs = Proofs(kinds, frozenset(counted))
-    return Fit(kind.kind, kind.origin, naming, count, len(shapes), missing, reshaped, (), proofs, stand_ins, extra)
+    return Fit(
+        kind.kind,
+        kind.origin,
+        naming,
+        count,
+        len(shapes),
+        missing,
+        reshaped,
+        (),
+        Proofs(kinds, frozenset(counted)),
+        stand_ins,
+        stored,
+        extra,
+        _surplus(kind, extra, shapes),
+    )
+
+
+def _without_prediction(kind: KnownClass, extra: Sequence[str]) -> tuple[str, ...]:
+    """Names without those of the layers of multi-token prediction that the config counts: no class has a place for them, engines do."""
+    counted = set(of_prediction(kind.config, extra)) if extra else set()
+    return tuple(name for name in extra if name not in counted or kind.knows(name))
+
+
+def _surplus(kind: KnownClass, extra: Sequence[str], shapes: Mapping[str, Shape]) -> tuple[str, ...]:
+    """Of tensors without a place: elements of a list that the class has, of which loading makes one tensor, beyond its last one."""
+    firsts = {name: kind.rules.in_a_list(name) for name in extra} if kind.rules is not None else {}
+    return tuple(name for name, first in firsts.items() if first in shapes)
 
 
 def _stand_ins(held: Mapping[str, Shape], shapes: Mapping[str, Shape], tied: Mapping[str, str]) -> dict[str, str]:

@@ -48,6 +48,11 @@ class Conversion:
     renaming: Renaming
     operations: tuple[Mapping[str, Any], ...]
 
+    @property
+    def splits_a_list(self) -> bool:
+        """Whether files have many tensors of what is one in memory."""
+        return any(operation["name"] == "SplitModulelist" for operation in self.operations)
+
 
 @dataclass(frozen=True, slots=True)
 class HubRules:
@@ -68,6 +73,14 @@ class HubRules:
     ties: str
     native: frozenset[str] = frozenset()
     hub: frozenset[str] = frozenset()
+
+    def in_a_list(self, name: str) -> str | None:
+        """The same name with the first number of its list, if loading makes one tensor of a list that this name of the hub is of."""
+        for target in (target for rule in self.conversions if rule.splits_a_list for target in rule.renaming.targets):
+            match = re.search(rf"{re.escape(target)}$".replace(r"\*", "([0-9]+)"), name) if "*" in target else None
+            if match is not None:
+                return f"{name[: match.start(1)]}0{name[match.end(1) :]}"
+        return None
 
     def in_memory(self, name: str, renamed: str) -> bool:
         """Whether a name that ``older`` would change is one in memory; where it is one of the hub too, only if the new name is none."""

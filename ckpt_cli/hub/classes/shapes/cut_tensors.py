@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.config_numbers import Kind, Number
+from ckpt_cli.hub.classes.shapes.config_numbers import Kind, Number
 from ckpt_cli.name_patterns import pattern_of
 
 

@@ -14,7 +14,7 @@ from shlex import quote
 from typing import Any
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import Inconsistent
+from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.hub.classes.gathered import TwoForms, applying, check_gathered, checked_axis, checked_parts
 from ckpt_cli.hub.classes.rules import Conversion, HubRules, Renaming
 from ckpt_cli.hub.config import Config
@@ -55,6 +55,7 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
         else:
             with applying(conversion, next(iter(names.values()))[0]):
                 check_gathered(conversion, names)
+                _refuse_packed(held)
                 made = _recut(name, conversion, held, config)
         for new, tensor in made.items():
             final = new if conversion is None else state.renamed(new)
@@ -63,6 +64,14 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
             result[final] = tensor
             made_of[final] = sources
     return result
+
+
+def _refuse_packed(held: Held) -> None:
+    """Raise Unsupported for tensors to be re-cut whose elements hold several values each: rules count values."""
+    packed = next((tensor for listed in held.values() for tensor in listed if tensor.dtype.values > 1), None)
+    if packed is not None:
+        text = f"{packed.dtype} is not re-cut for its name on the hub: {packed.dtype.values} values share a byte"
+        raise Unsupported(text, hint="pass --names native to write it as the training named it")
 
 
 def united(

@@ -28,6 +28,8 @@ class Dtype:
     storage: str | None = None
     numpy: str | None = None
     storable: bool = True
+    values: int = 1
+    """Values in an element: torch's are whole bytes, where safetensors counts each value of the last dimension."""
 
     @property
     def itemsize(self) -> int:
@@ -48,7 +50,7 @@ TABLE: tuple[Dtype, ...] = (
     Dtype("F8_E4M3FNUZ", 8, "opaque", "float8_e4m3fnuz", None, "float8_e4m3fnuz"),
     Dtype("F8_E5M2FNUZ", 8, "opaque", "float8_e5m2fnuz", None, "float8_e5m2fnuz"),
     Dtype("F8_E8M0", 8, "opaque", "float8_e8m0fnu", None, "float8_e8m0fnu"),
-    Dtype("F4", 8, "opaque", "float4_e2m1fn_x2", None, "uint8", storable=False),
+    Dtype("F4", 8, "opaque", "float4_e2m1fn_x2", None, "uint8", values=2),
     Dtype("I64", 64, "int", "int64", "LongStorage", "int64"),
     Dtype("I32", 32, "int", "int32", "IntStorage", "int32"),
     Dtype("I16", 16, "int", "int16", "ShortStorage", "int16"),
@@ -65,6 +67,9 @@ TABLE: tuple[Dtype, ...] = (
     Dtype("QUINT8", 8, "opaque", "quint8", "QUInt8Storage", None, storable=False),
     Dtype("QINT32", 32, "opaque", "qint32", "QInt32Storage", None, storable=False),
 )
+
+BROKEN = ("F6_E2M3", "F6_E3M2")
+"""Codes of safetensors for values that share bytes with others in a way that no dtype of torch or numpy has."""
 
 BY_CODE = {dtype.code: dtype for dtype in TABLE}
 BY_TORCH = {dtype.torch: dtype for dtype in TABLE} | {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -28,7 +29,7 @@ from ckpt_cli.errors import (
     UsageError,
 )
 from ckpt_cli.tensors.weighted_sum import Formula
-from tests.cli import Outcome, ckpt
+from tests.cli import ROOT, Outcome, ckpt
 from tests.conftest import Copy
 from tests.tensors import Tensors, differences, load
 from tests.test_placements import Laid, plain_mesh, save_ranks
@@ -652,3 +653,29 @@ class TestDifferentTrainings:
     @pytest.mark.parametrize("second", [{10: 2.5, 20: 2.25, 30: 1.5}, {40: 1.0}, {}])
     def test_nothing_is_said_of_one_training_or_of_what_is_not_recorded(self, steps: Any, tmp_path: Path, second: dict[int, float]) -> None:
         assert "different-runs" not in codes(average(steps({10: 2.5, 20: 2.25}, second), tmp_path / "out"))
+
+
+class TestWeightsOfAListOfSteps:
+    """Each weight is that of the step in the same position."""
+
+    @pytest.mark.parametrize(("steps", "weights"), [((200, 100), (3, 7)), ((100, 200), (7, 3))])
+    def test_in_any_order(self, tmp_path: Path, steps: tuple[int, ...], weights: tuple[float, ...]) -> None:
+        result = ckpt_cli.average(ROOT / "examples" / "tiny-run", tmp_path / "out", steps=steps, weights=weights, type="model")
+        assert {source.step: source.weight for source in result.outputs[0].sources} == {100: 7.0, 200: 3.0}
+
+    def test_three_of_them(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        shutil.copytree(ROOT / "examples" / "tiny-run", run)
+        shutil.copytree(run / "checkpoint-100", run / "checkpoint-300")
+        outcome = ckpt("average", run, "--steps", "200,300,100", "--weights", "5,2,3", "--type", "model", "-o", tmp_path / "out", "--json")
+        sources = json.loads(outcome.out)["data"]["outputs"][0]["sources"]
+        assert {source["step"]: source["weight"] for source in sources} == {100: 3.0, 200: 5.0, 300: 2.0}
+
+    def test_steps_of_several_runs_must_be_in_order(self, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            shutil.copytree(ROOT / "examples" / "tiny-run", tmp_path / name)
+        runs, weights = [tmp_path / "a", tmp_path / "b"], (1, 2, 3, 4)
+        with pytest.raises(UsageError, match="cannot be told apart"):
+            ckpt_cli.average(runs, tmp_path / "out", steps=(200, 100), weights=weights, type="model")
+        result = ckpt_cli.average(runs, tmp_path / "out", steps=(100, 200), weights=weights, type="model")
+        assert [source.weight for source in result.outputs[0].sources] == [1, 2, 3, 4]

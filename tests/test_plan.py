@@ -23,7 +23,7 @@ from ckpt_cli.tensors.casting import cast, view_as
 from ckpt_cli.tensors.reading import read_tile
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
-STORABLE = [dtype.code for dtype in TABLE if dtype.storable]
+STORABLE = [dtype.code for dtype in TABLE if dtype.storable and dtype.values == 1]
 OPAQUE = [dtype.code for dtype in TABLE if dtype.kind == "opaque"]
 NOT_STORABLE = [dtype.code for dtype in TABLE if not dtype.storable]
 

@@ -22,7 +22,7 @@ from ckpt_cli.files.safetensors_file import MAX_HEADER, Header, build_header, re
 from ckpt_cli.files.source import Files
 
 ONE = '{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
-STORABLE = [dtype for dtype in TABLE if dtype.storable]
+STORABLE = [dtype for dtype in TABLE if dtype.storable and dtype.values == 1]
 GOOD: dict[str, Any] = {
     "__metadata__": {"format": "pt"},
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -290,7 +290,7 @@ class TestTheTensorsOfTheHeader:
     def test_are_objects(self, entry: object, tmp_path: Path) -> None:
         assert refused(raw_file(tmp_path, {**GOOD, "a": entry})).tensor == "a"
 
-    @pytest.mark.parametrize("code", ["F128", "f32", "", "F4", "F6_E2M3", "C128", "QINT8"])
+    @pytest.mark.parametrize("code", ["F128", "f32", "", "F6_E2M3", "C128", "QINT8"])
     def test_an_unknown_dtype_is_named(self, code: str, tmp_path: Path) -> None:
         error = refused(raw_file(tmp_path, with_a(dtype=code)), Unsupported)
         assert error.tensor == "a"

@@ -669,3 +669,125 @@ def test_the_examples_in_the_help_work(run: Path) -> None:
     for example in examples:
         outcome = ckpt(*shlex.split(example)[1:], *([] if "--once" in example else ["--once"]), cwd=run.parent)
         assert outcome.code == 0, (example, outcome)
+
+
+class TestWhatIsPassedOver:
+    """A step that `merge` would refuse is said, and never left out."""
+
+    @pytest.mark.parametrize("twin", ["global_step_100", "checkpoint-0100"])
+    def test_a_step_in_two_folders_has_failed(self, run: Path, tmp_path: Path, twin: str) -> None:
+        shutil.copytree(run / "checkpoint-200", run / twin)
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--settle", "0")
+        assert done.code == ckpt("merge", run, "--step", "100", "-o", tmp_path / "one").code == 2
+        assert "error[ambiguous-step]: step 100: step 100 is there more than once" in done.err
+        assert "move all but one of them out of the run" in done.err
+        assert happened(tmp_path / "out") == [("failed", 100), ("made", 200)]
+        shutil.rmtree(run / twin)
+        assert ckpt("watch", run, "-o", tmp_path / "out", "--once").code == 0
+
+    def test_a_step_that_was_made_and_got_a_twin_is_no_longer_known(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        shutil.copytree(run / "checkpoint-100", run / "global_step_200", copy_function=shutil.copy2)
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0)
+        assert [(event.event, event.step, event.error) for event in result.events] == [("failed", 200, "ambiguous-step")]
+        assert result.exit_code == 2
+
+    def test_an_average_with_such_a_step_fails_and_the_watch_goes_on(self, run: Path, tmp_path: Path) -> None:
+        for name in ("global_step_100", "checkpoint-300"):
+            shutil.copytree(run / "checkpoint-200", run / name)
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0, average="last=2", type="model")
+        assert [(event.event, event.step) for event in result.events] == [("failed", 200), ("made", 300)]
+
+    @pytest.mark.parametrize("kind", ["bare", "unfinished", "output", "bare alone"])
+    def test_a_folder_that_holds_no_checkpoint_waits(self, run: Path, tmp_path: Path, kind: str) -> None:
+        if kind == "output":
+            ckpt_cli.merge(run, tmp_path / "one", step=200)
+            (tmp_path / "one").rename(run / "checkpoint-300")
+        elif kind == "unfinished":
+            (run / "checkpoint-200").rename(run / "tmp_step-300")
+        else:
+            (run / "checkpoint-300").mkdir()
+        if kind == "bare alone":
+            for step in (100, 200):
+                shutil.rmtree(run / f"checkpoint-{step}")
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--settle", "0")
+        assert "step 300" in done.err
+        assert "nothing is due" not in done.out
+        assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "--since", "400").out.startswith(
+            ("nothing is due", "step 200", "step 100")
+        )
+
+
+class TestAnOutputThatIsNotWhatWasWritten:
+    @pytest.mark.parametrize("damage", ["weights", "cut", "config", "manifest"])
+    def test_nothing_runs_on_it(self, run: Path, tmp_path: Path, damage: str) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        output = tmp_path / "out" / "step-200"
+        if damage == "cut":
+            os.truncate(output / "model.safetensors", 100)
+        else:
+            (output / {"weights": "model.safetensors", "config": "config.json", "manifest": "ckpt-manifest.json"}[damage]).unlink()
+        seen = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+        assert "nothing new" not in seen.out
+        assert "is not what was written" in seen.err
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, execute=f"ls {{output}} && echo {{step}} >> {tmp_path / 'ran'}")
+        assert (tmp_path / "ran").read_text().split() == ["100"]
+        assert [(event.event, event.step) for event in result.events] == [("ran", 100), ("failed", 200)]
+        assert result.exit_code == 4
+        ckpt_cli.merge(run, output, step=200, overwrite=True) if damage != "manifest" else None
+        shutil.rmtree(output) if damage == "manifest" else None
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, execute="ls {output}").exit_code == 0
+
+    def test_it_takes_no_place_of_those_that_are_kept(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        (tmp_path / "out" / "step-200" / "model.safetensors").unlink()
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1).events == ()
+        shutil.rmtree(tmp_path / "out" / "step-200")
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1).events == ()
+        assert (tmp_path / "out" / "step-100" / "model.safetensors").exists()
+
+    def test_what_somebody_else_removed_was_not_removed_by_keep(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        shutil.rmtree(tmp_path / "out" / "step-100")
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1).events == ()
+
+    def test_what_is_kept_for_want_of_a_manifest_says_so(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        (tmp_path / "out" / "step-100" / "ckpt-manifest.json").unlink()
+        (note,) = ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1).notes
+        assert note.text.endswith("is not removed: it has no ckpt-manifest.json that says what ckpt wrote there")
+
+    def test_there_is_something_new_while_a_step_waits(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        (run / "checkpoint-300").mkdir()
+        assert "nothing new" not in ckpt("watch", run, "-o", tmp_path / "out", "--once").out
+
+
+class TestFilesThatKeepTheirTime:
+    """A file that was replaced by one of the same size and time has another ctime."""
+
+    @pytest.mark.parametrize("how", ["moved", "in place"])
+    @pytest.mark.parametrize("step", [100, 200])
+    def test_weights(self, run: Path, tmp_path: Path, how: str, step: int) -> None:
+        for other in (300, 400):
+            shutil.copytree(run / "checkpoint-200", run / f"checkpoint-{other}", copy_function=shutil.copy2)
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        for shard in (run / f"checkpoint-{step}" / "pytorch_model_fsdp_0").iterdir():
+            status, source = shard.stat(), run / f"checkpoint-{300 - step}" / "pytorch_model_fsdp_0" / shard.name
+            target = shard if how == "in place" else tmp_path / "new"
+            target.write_bytes(source.read_bytes())
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+            target.replace(shard)
+            assert (shard.stat().st_size, shard.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        assert [(event.event, event.step) for event in result.events] == [("made", step)]
+        ckpt_cli.merge(run, tmp_path / "right", step=step, type="model")
+        assert contents(tmp_path / "out" / f"step-{step}") == contents(tmp_path / "right")
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events == ()
+
+    def test_a_late_file_with_an_old_time(self, run: Path, tmp_path: Path) -> None:
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        path = run / "checkpoint-200" / "chat_template.jinja"
+        path.write_text("a")
+        os.utime(path, (time.time() - 200000,) * 2)
+        assert [event.step for event in ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events] == [200]

@@ -112,7 +112,12 @@ def _weighted(count: int, weights: Sequence[float] | None, normalize: bool) -> F
     if len(listed) != count:
         counted = plural(len(listed), "weight")
         hint = "leave --weights out for the mean of all, or choose the checkpoints with --steps; --dry-run lists them"
-        raise UsageError(f"{counted} for {count} checkpoints", expected="one for each, oldest first, separated by commas", hint=hint)
+        expected = "one for each, oldest first or in the order of --steps, separated by commas"
+        raise UsageError(
+            f"{counted} for {count} checkpoints",
+            expected=expected,
+            hint=hint,
+        )
     for weight in listed:
         if not math.isfinite(weight) or (weight and not SMALLEST <= abs(weight) <= LARGEST):
             raise UsageError(f"the weight {weight} is out of range", expected=f"0, or a magnitude of {SMALLEST:g} to {LARGEST:g}")

@@ -94,7 +94,7 @@ def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) ->
         method,
         len(snapshots.opened),
         steps,
-        weights=options.weights,
+        weights=_weights_in_order(options, len(snapshots.opened), steps),
         normalize=options.normalize,
         decay=options.decay,
         half_life=options.half_life,
@@ -102,6 +102,24 @@ def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) ->
         sigma_rel=options.sigma_rel,
         source_sigma_rel=options.source_sigma_rel,
     )
+
+
+def _weights_in_order(options: AverageOptions, count: int, steps: Sequence[int] | None) -> tuple[float, ...] | None:
+    """The weights in the order of the checkpoints: a list of steps says whose each is by its position, whatever order it has.
+
+    Raises UsageError where steps of several runs are not listed from old to new, so that positions say nothing.
+    """
+    weights, listed = options.weights, options.steps
+    if weights is None or list(listed) == sorted(listed) or len(weights) != count:
+        return weights
+    if steps is None or sorted(steps) != sorted(listed):
+        raise UsageError(
+            "--weights cannot be told apart: --steps is not in order, and there are checkpoints besides these steps",
+            expected="steps from old to new, and the weights in the order of the checkpoints",
+            hint="--dry-run without --weights lists the checkpoints",
+        )
+    weight_of = dict(zip(listed, weights, strict=True))
+    return tuple(weight_of[step] for step in steps)
 
 
 def planned_jobs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -215,9 +216,13 @@ def changed_sources(manifest: Manifest | None) -> list[Finding]:
                 continue
             if status is None:
                 found.append(finding("changed-source", "is no longer there", file=source["path"]))
-            elif (status.st_size, status.st_mtime_ns) != (source.get("size"), source.get("mtime_ns")):
+            elif _times(status) != (source.get("size"), source.get("mtime_ns"), source.get("ctime_ns", status.st_ctime_ns)):
                 found.append(finding("changed-source", "changed in size or time since the merge", file=source["path"]))
     return found
+
+
+def _times(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def made_from(manifest: Manifest | None) -> str | None:

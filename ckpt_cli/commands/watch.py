@@ -97,11 +97,17 @@ def watch(
         for run in watched
         for folder, why in run.kept.items()
     ]
+    newest = tuple(made for run in watched if (made := run.journal.newest()) is not None)
+    notes += [
+        NoteInfo(level="warning", code="output-changed", text=f"{output.output} is not what was written: {output.trouble}")
+        for output in newest
+        if output.trouble is not None
+    ]
     return WatchResult(
         runs=tuple(str(run.path) for run in watched),
         events=tuple(events),
         waiting={str(run.path): dict(run.waiting) for run in watched if run.waiting},
-        newest=tuple(made for run in watched if (made := run.journal.newest()) is not None),
+        newest=newest,
         notes=tuple(notes),
     )
 

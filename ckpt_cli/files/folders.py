@@ -23,11 +23,12 @@ DEEP = 6
 
 
 class FileState(NamedTuple):
-    """A file as it is now: its size in bytes, its mtime in ns."""
+    """A file as it is now: its size in bytes, its mtime and ctime in ns. ctime notices what keeps the mtime; None: not known."""
 
     path: Path
     size: int
     changed: int
+    ctime: int | None = None
 
 
 class Entry(Protocol):
@@ -236,7 +237,7 @@ def files_below(path: Path, depth: int = DEEP) -> Iterator[FileState]:
     if status is None:
         return
     if not stat.S_ISDIR(status.st_mode):
-        yield FileState(path, status.st_size, status.st_mtime_ns)
+        yield FileState(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     elif depth:
         for entry in entries_in(path):
             yield from files_below(entry, depth - 1)

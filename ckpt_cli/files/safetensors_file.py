@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.dtypes import BY_CODE, Dtype
+from ckpt_cli.dtypes import BROKEN, BY_CODE, Dtype
 from ckpt_cli.errors import INTERRUPTED, CorruptFile, Unsupported, reading
 from ckpt_cli.files.source import Source, Window
 
@@ -73,7 +73,7 @@ def build_header(entries: Iterable[tuple[str, Dtype, Shape]], metadata: Mapping[
     position, starts = 0, []
     for name, dtype, shape in entries:
         stop = position + math.prod(shape) * dtype.itemsize
-        sizes = ",".join(map(str, shape))
+        sizes = ",".join(map(str, _counted(name, dtype, shape)))
         written += f'{_json(name)}:{{"dtype":"{dtype.code}","shape":[{sizes}],"data_offsets":[{position},{stop}]}},'.encode()
         starts.append(position)
         position = stop
@@ -86,6 +86,16 @@ def build_header(entries: Iterable[tuple[str, Dtype, Shape]], metadata: Mapping[
         raise Unsupported(f"the header would need {length} bytes", expected=f"at most {MAX_HEADER}", hint="use a smaller --max-shard-size")
     written[:8] = length.to_bytes(8, "little")
     return bytes(written), [len(written) + start for start in starts]
+
+
+def _counted(name: str, dtype: Dtype, shape: Shape) -> Shape:
+    """A shape as safetensors counts it: every value, also where an element holds several."""
+    if dtype.values == 1:
+        return shape
+    if not shape:
+        hint = "leave it out with --exclude"
+        raise Unsupported(f"a single element of {dtype} holds {dtype.values} values, which no shape says", tensor=name, hint=hint)
+    return (*shape[:-1], shape[-1] * dtype.values)
 
 
 def _json(value: object) -> str:
@@ -154,9 +164,17 @@ def _entry(name: str, fields: object, begin: int) -> tuple[int, int, Entry]:
         raise Unsupported(f"the tensor has {len(shape)} dimensions", expected=f"at most {MAX_DIMENSIONS}")
     if not _naturals(shape) or not _naturals(span) or len(span) != 2 or not isinstance(code, str):
         raise CorruptFile("the header entry has no valid dtype, shape and data_offsets")
-    dtype, numel = BY_CODE.get(code), math.prod(shape)
+    dtype = BY_CODE.get(code)
     if dtype is None or not dtype.storable:
-        raise Unsupported(f"dtype {code} is not known")
+        raise Unsupported(f"dtype {code} is not read: its values are not whole bytes" if code in BROKEN else f"dtype {code} is not known")
+    if dtype.values > 1:
+        if not shape or shape[-1] % dtype.values:
+            raise Unsupported(
+                f"{dtype} is only read in whole bytes, not in shape {shape}",
+                expected=f"a last dimension that {dtype.values} divides, not shape {shape}",
+            )
+        shape = [*shape[:-1], shape[-1] // dtype.values]
+    numel = math.prod(shape)
     if numel > MAX_NUMEL or span[1] - span[0] != numel * dtype.itemsize:
         raise CorruptFile(f"shape {shape} of {code} does not fill its {span[1] - span[0]} bytes")
     return span[0], span[1], Entry(name, dtype, tuple(shape), begin + span[0])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.files.manifest import SCHEMA
 from ckpt_cli.files.source import Watched
 from ckpt_cli.urls import shown
@@ -23,7 +24,7 @@ def build(
     facts: Mapping[str, Any],
     headers: Mapping[str, int],
 ) -> bytes:
-    """The manifest: sources with size (bytes), mtime (ns) and tag, plan digest, versions, options, output files with sizes, side files.
+    """The manifest: sources with size (bytes), times (ns) and tag, plan digest, versions, options, output files with sizes, side files.
 
     ``checksums`` is the CRC-32 of tensors, by file and name, ``side_checksums`` that of whole side files,
     ``headers`` that of the headers of weights files.
@@ -50,12 +51,13 @@ def build(
 
 
 def listed(files: Iterable[Watched]) -> list[dict[str, Any]]:
-    """What files are, sorted by path: size (bytes), mtime (ns), and tag where there is one."""
+    """What files are, sorted by path: size (bytes), mtime and ctime (ns), and tag; the last two where there are any."""
     known = sorted({each.identity for each in files}, key=lambda each: each.path)
-    return [
-        {"path": _text(each.path), "size": each.size, "mtime_ns": each.mtime_ns, **({"tag": each.tag} if each.tag else {})}
-        for each in known
-    ]
+    return [{"path": _text(each.path), "size": each.size, "mtime_ns": each.mtime_ns, **_more(each)} for each in known]
+
+
+def _more(each: Identity) -> dict[str, Any]:
+    return {**({"ctime_ns": each.ctime_ns} if each.ctime_ns else {}), **({"tag": each.tag} if each.tag else {})}
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.hub.classes.fit import KnownClass, changed_prefix, common_prefix, known_class
-from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, unknown_operations
+from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
@@ -126,7 +126,7 @@ def select_tensors(
             native, unwrapped = _without_stray_wrappers(native, kind)
     hub = kind.rules if isinstance(kind, KnownClass) else rules_for(config)
     naming: Naming = names
-    tensors = dict(native)
+    tensors, left, replaced = dict(native), dict[str, tuple[str, ...]](), frozenset[str]()
     if names == "hub" and hub is not None and not kept_adapters:
         unknown = unknown_operations(hub)
         if unknown:
@@ -134,17 +134,20 @@ def select_tensors(
             text = f"names stay as the training has them: {hub.architecture} is re-cut by {', '.join(unknown)}, which is not known here"
             notes.append(Note("warning", "native-names", text))
         else:
-            ignored = set(hub.ignored)
-            tensors = hub_tensors({name: tensor for name, tensor in native.items() if name not in ignored}, hub, config)
+            tensors, left = united(native, hub, config, exclude)
+            dropped |= dict.fromkeys(left, "left out by --exclude")
+            # The other form of a tensor that was left out by its name is what is wanted.
+            replaced = frozenset(left.keys() & tensors.keys() & {*exclude})
+            native = {name: tensor for name, tensor in native.items() if name not in left}
     if kept_adapters:
         notes.append(Note("warning", "lora-kept", "these are the names of PEFT, which no model class loads: for tools that know LoRA"))
-    kept = {name: tensor for name, tensor in tensors.items() if is_wanted(name, include, exclude)}
+    kept = {name: tensor for name, tensor in tensors.items() if is_wanted(name, include, () if name in replaced else exclude)}
     if not kept:
         if not (include or exclude):
             raise NotFound("the key map leaves out every tensor", expected="at least one tensor")
         raise NotFound("no tensor is left after --include and --exclude", hint=_pattern_meant(include, list(tensors)))
     patterns = (*include, *exclude)
-    notes += [_unused(pattern) for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in tensors)]
+    notes += [_unused(pattern) for pattern in patterns if not fnmatch.filter([*tensors, *dropped], pattern)]
     _refuse_factors(component, kept, adapters, averaging)
     # Re-cut tensors share their copies with what they were cut from: each is compared once.
     compared = stored.values() if tensors.keys() != stored.keys() and not patterns else kept.values()
@@ -166,7 +169,8 @@ def select_tensors(
             del kept[name]
     named = {final.get(id(native[name]), name): final.get(id(native[partner]), partner) for name, partner in differing}
     renamed = sum(component.tensors.get(new) is not tensor for new, tensor in kept.items())
-    filtered = tuple(name for name in tensors if name not in kept and name not in tied)
+    known = dict.fromkeys([*tensors, *(new for names_on_hub in left.values() for new in names_on_hub)])
+    filtered = tuple(name for name in known if name not in kept and name not in tied)
     unmapped = _unmapped(mapped_out, rules, hub if naming == "hub" and not kept_adapters else None, config)
     absent = _mapped_lacking(lacking, rules, kind.rules if naming == "hub" and isinstance(kind, KnownClass) else None)
     absent = tuple(name for name in absent if is_wanted(name, include, exclude) and name not in kept and name not in tied)

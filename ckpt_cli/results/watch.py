@@ -12,11 +12,12 @@ class WatchEvent(Frozen):
     """One thing that happened to a step; also a line of ``watch.jsonl``.
 
     ``made``: merged or averaged into ``output`` (``outputs`` if there are several components) from the checkpoint ``source``, which was
-    ``saved`` at this time (newest mtime of its files, ns); ``steps`` are those of an average, ``options`` those that decide what is
-    written, as far as they were given (None in journals of older versions), ``warnings`` what was said.
+    ``saved`` and ``changed`` at these times (newest mtime and ctime of its files, ns); ``steps`` are those of an average, ``options``
+    those that decide what is written, as far as they were given (None in journals of older versions), ``warnings`` what was said.
     ``pushed``: the output is in a repository of the Hub, or (``exit_code``) could not be pushed, with the code and text of the error.
     ``ran``: the command for it ended with ``exit_code``, and its last JSON line is ``metrics``. ``failed``: nothing was written, with
-    the code and text of the error and what to do (``hint``). ``removed``: ``--keep`` removed the output. ``time`` is in ISO 8601, UTC.
+    the code and text of the error and what to do (``hint``); or the output is there, but is not what was
+    written. ``removed``: ``--keep`` removed the output. ``time`` is in ISO 8601, UTC.
     """
 
     event: Literal["made", "pushed", "ran", "failed", "removed"]
@@ -29,6 +30,7 @@ class WatchEvent(Frozen):
     seconds: float = 0.0
     exit_code: int = 0
     saved: int | None = None
+    changed: int | None = None
     bytes: int | None = None
     steps: tuple[int, ...] = ()
     options: dict[str, Any] | None = None
@@ -43,6 +45,7 @@ class WatchEvent(Frozen):
 class WatchOutput(Frozen):
     """The newest output of a run, of this watch or an earlier one; ``made`` is the time, ``is_there`` whether its folders still are.
 
+    ``trouble`` is what is wrong with them by the names and sizes in their manifests, None if nothing is.
     ``source`` is the checkpoint that it can be compared with: None for an average, or if it is gone.
     """
 
@@ -52,6 +55,7 @@ class WatchOutput(Frozen):
     outputs: tuple[str, ...]
     made: str
     is_there: bool
+    trouble: str | None = None
     source: str | None = None
 
 

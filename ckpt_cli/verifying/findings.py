@@ -140,7 +140,7 @@ KINDS: dict[str, Kind] = {
     "other-model": Kind(
         "warning",
         "headers",
-        "another weights file could also be the model: samples of its values differ, or it was not compared",
+        "another weights file could also be the model: its tensors or samples of their values differ, or it was not compared",
         "move one of them away",
     ),
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.discover.beside.files import could_be_model
-from ckpt_cli.discover.beside.same_weights import holds_same, is_copy_of
+from ckpt_cli.discover.beside.same_weights import difference, difference_from
 from ckpt_cli.discover.beside.stages import stage_trouble
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside
@@ -70,9 +70,9 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         if not known and (weights.name != "ema" or manifest is not None):
             held = plural(len(weights.tensors), "tensor") if weights.readable else "unreadable"
             name = weights.index.name if weights.index is not None else weights.files[0].name
-            rival = could_be_model(name) and name not in stale and not holds_same(sets[0].tensors, weights.tensors)
-            text = _rival(sets[0]) if rival else f"beside the model ({held})"
-            code = "other-model" if rival else "other-weights"
+            differs = _difference(sets[0], weights) if could_be_model(name) and name not in stale else None
+            text = _rival(sets[0], differs) if differs is not None else f"beside the model ({held})"
+            code = "other-model" if differs is not None else "other-weights"
             found.append(finding(code, text, file=few([path.name for path in weights.files], 2)))
     found += [*check_beside(folder), *(check_changed(folder, manifest.side_checksums) if manifest is not None else ())]
     if sets:
@@ -96,15 +96,27 @@ def _in_other_formats(folder: Path, main: WeightSet, written: Collection[str], f
     for path in (*others, *([folder / TORCH_INDEX] if indexed else [])):
         if path.name != TORCH_INDEX and not could_be_model(path.name):
             yield finding("other-weights", "weights in another format, not checked", file=path.name)
-        elif is_copy_of(path, main.tensors, files):
+        elif (differs := _unread(main) or difference_from(path, main.tensors, files)) is None:
             yield finding("other-weights", "the same model again: samples of all tensors are equal", file=path.name)
         else:
-            yield finding("other-model", _rival(main), file=path.name)
+            yield finding("other-model", _rival(main, differs), file=path.name)
 
 
-def _rival(main: WeightSet) -> str:
-    read = main.index.name if main.index is not None else few([path.name for path in main.files], 1)
-    return f"this could also be the model, with different values: {read} was checked"
+def _difference(main: WeightSet, other: WeightSet) -> str | None:
+    """How a set of weights differs from the main one, or why they were not compared; None if samples of all tensors are equal."""
+    return _unread(main) or _unread(other) or difference(main.tensors, other.tensors)
+
+
+def _unread(weights: WeightSet) -> str | None:
+    return None if weights.readable else f"which was not compared: {_name(weights)} cannot be read whole"
+
+
+def _rival(main: WeightSet, differs: str) -> str:
+    return f"this could also be the model, {differs}: {_name(main)} was checked"
+
+
+def _name(weights: WeightSet) -> str:
+    return weights.index.name if weights.index is not None else few([path.name for path in weights.files], 1)
 
 
 def _finding(problem: Problem) -> Finding:

@@ -17,6 +17,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import read_small
 from ckpt_cli.output.staging import sync_folder
 from ckpt_cli.results.watch import WatchEvent, WatchOutput
+from ckpt_cli.watching.outputs import folders_of, trouble_of
 
 NAME = "watch.jsonl"
 MOST = 1 << 30
@@ -57,11 +58,18 @@ class Journal:
         if step is None:
             return None
         event = self.made[step]
-        outputs = event.outputs or (event.output,)
+        folders = folders_of(event)
         source = event.source if not event.steps and os.path.exists(event.source) else None
-        is_there = all(map(os.path.isdir, outputs))
+        is_there = all(map(os.path.isdir, folders))
         return WatchOutput(
-            run=event.run, step=step, output=event.output, outputs=outputs, made=event.time, is_there=is_there, source=source
+            run=event.run,
+            step=step,
+            output=event.output,
+            outputs=tuple(map(str, folders)),
+            made=event.time,
+            is_there=is_there,
+            trouble=trouble_of(event) if is_there else None,
+            source=source,
         )
 
     def add(self, event: WatchEvent) -> None:

@@ -58,9 +58,10 @@ def _covers(tracker: Tracker, target: Target, found: Found, newest: int) -> bool
     return status is not None and stat.S_ISREG(status.st_mode) and newest < status.st_mtime_ns
 
 
-def saved_at(found: Found) -> int:
-    """When the last file of a step was written: the newest mtime in ns, of all files in its folder."""
-    return max((file.changed for file in files_below(found.path)), default=0)
+def saved_at(found: Found) -> tuple[int, int]:
+    """When the last file of a step was written: the newest mtime and the newest ctime in ns, of all files in its folder."""
+    files = tuple(files_below(found.path))
+    return max((file.changed for file in files), default=0), max((file.ctime or 0 for file in files), default=0)
 
 
 def sources_of(output: Path) -> tuple[FileState, ...]:
@@ -68,24 +69,29 @@ def sources_of(output: Path) -> tuple[FileState, ...]:
     try:
         made = read_manifest(output)
         listed = [*made.facts["sources"], *made.facts.get(BESIDE, ())] if made is not None else ()
-        return tuple(FileState(Path(one["path"]), int(one["size"]), int(one["mtime_ns"])) for one in listed)
-    except (CorruptFile, TypeError, KeyError, ValueError):
+        return tuple(FileState(Path(one["path"]), int(one["size"]), int(one["mtime_ns"]), one.get("ctime_ns")) for one in listed)
+    except (CorruptFile, TypeError, KeyError, ValueError, AttributeError):
         return ()
 
 
 def is_other(file: FileState) -> bool:
     """Whether it was written again, or another file has its place; one that was removed says nothing.
 
-    The time alone tells: of a compressed file, manifests of older versions have the size of what is in it.
+    Times alone tell: of a compressed file, manifests of older versions have the size of what is in it. They have no ctime either, which
+    is what notices a file that got the mtime of the one before (``cp -p``, ``rsync -t``).
     """
     status = status_of(file.path)
-    return status is not None and status.st_mtime_ns != file.changed
+    return status is not None and (status.st_mtime_ns != file.changed or file.ctime not in (None, status.st_ctime_ns))
 
 
-def is_saved_again(found: Found, saved: int, *, in_full: bool) -> bool:
-    """Whether a step was written to after it was ``saved``. ``in_full`` looks at all files, otherwise only at its first weights file."""
+def is_saved_again(found: Found, saved: int, changed: int | None, *, in_full: bool) -> bool:
+    """Whether a step was written to after it was ``saved`` (mtime) and ``changed`` (ctime; None in journals of older versions).
+
+    ``in_full`` looks at all files, otherwise only at its first weights file.
+    """
     if in_full:
-        return saved_at(found) > saved
+        now = saved_at(found)
+        return now[0] > saved or (changed is not None and now[1] > changed)
     files = found.places[0].match.files
     status = status_of(files[0]) if files else None
     return status is not None and status.st_mtime_ns > saved

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,17 +14,27 @@ from typing import Any, Protocol
 from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import short_reason
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, NotFound, NotRecognised, OutputExists, SourceChanged, UsageError
+from ckpt_cli.errors import (
+    AmbiguousStep,
+    CkptError,
+    CorruptFile,
+    IncompleteError,
+    NotFound,
+    NotRecognised,
+    OutputExists,
+    SourceChanged,
+    UsageError,
+)
 from ckpt_cli.files.folders import FileState
-from ckpt_cli.files.manifest import foreign_entries, read_manifest
-from ckpt_cli.output.interrupted.place import remove_leftovers, temporary_name
-from ckpt_cli.pushing import card
+from ckpt_cli.output.interrupted.place import remove_leftovers
 from ckpt_cli.pushing.destination import Destination
 from ckpt_cli.results.watch import WatchEvent
 from ckpt_cli.results.written import AverageResult, MergeResult, PushInfo
+from ckpt_cli.watching.due import bare_steps, is_ambiguous, passed_over, steps_of
 from ckpt_cli.watching.evaluation import run_command
 from ckpt_cli.watching.journal import Journal
 from ckpt_cli.watching.options import WatchOptions
+from ckpt_cli.watching.outputs import folders_of, is_output_of, remove, trouble_of, why_kept
 from ckpt_cli.watching.readiness import Readiness, is_other, is_saved_again, saved_at, sources_of
 
 UNFINISHED = (IncompleteError, CorruptFile, NotFound, SourceChanged)
@@ -94,18 +104,20 @@ class WatchedRun:
         try:
             target = locate(self.path, None, ())
         except NotRecognised:
+            self._pass_over(bare_steps(self.path, self.options), {})
             return None
         if target.run is None:
             raise UsageError("this is one checkpoint, not a run", path=self.path, hint=f"ckpt merge {self.path}")
         due: list[float] = []
-        for blocked in target.blocked:
-            self._wait(blocked.step, blocked.error.message)
+        wanted = {step: found for found, step in steps_of(target, self.options)}
         newest = sorted(found.step for found in target.checkpoints if found.step is not None)[-STILL_WRITTEN:]
-        wanted = list(_steps_of(target, self.options))
+        self._pass_over(passed_over(target, self.options), wanted)
         turn = self._looks % len(wanted) if wanted else 0
-        for number, (found, step) in enumerate(wanted):
+        for number, (step, found) in enumerate(wanted.items()):
             is_new = step in newest
-            if self._is_done(found, step, in_full=is_new, sources=is_new or not self._looks or number == turn):
+            if not is_ambiguous(target, step) and self._is_done(
+                found, step, in_full=is_new, sources=is_new or not self._looks or number == turn
+            ):
                 self._after(step)
                 continue
             # Said first: with too few steps, whether the files of this one are settled decides nothing.
@@ -121,6 +133,13 @@ class WatchedRun:
         self._looks += 1
         return min(due, default=None)
 
+    def _pass_over(self, reasons: Iterable[tuple[int, str]], others: Container[int]) -> None:
+        """Say why steps are not made; what was said of those that are no longer there, nor among ``others``, is forgotten."""
+        said = dict(reasons)
+        self.waiting = {step: reason for step, reason in self.waiting.items() if step in said or step in others}
+        for step, reason in said.items():
+            self._wait(step, reason)
+
     def _after(self, step: int) -> None:
         """What is done with an output that is there, as far as it was not done before; what fails does not hold up what follows."""
         self._push(step)
@@ -130,11 +149,10 @@ class WatchedRun:
     def _is_done(self, found: Found, step: int, *, in_full: bool, sources: bool) -> bool:
         """Whether a step was made from the files that it has now; ``sources``: all that its output was read from are looked at."""
         made = self.journal.made.get(step)
-        if made is None or (made.saved is not None and is_saved_again(found, made.saved, in_full=in_full)):
+        if made is None or (made.saved is not None and is_saved_again(found, made.saved, made.changed, in_full=in_full)):
             return False
         if sources and step not in self._sources:
-            folders = map(Path, made.outputs or (made.output,))
-            self._sources[step] = tuple(source for folder in folders for source in sources_of(folder))
+            self._sources[step] = tuple(source for folder in folders_of(made) for source in sources_of(folder))
         return not (sources and any(map(is_other, self._sources[step])))
 
     def _averaged(self, target: Target, step: int) -> tuple[int, ...]:
@@ -152,7 +170,7 @@ class WatchedRun:
 
     def _made(self, found: Found, step: int, steps: tuple[int, ...]) -> bool:
         """Make the output of a step; False if that is not possible (yet)."""
-        output, started, saved = self.home / f"step-{step}", time.monotonic(), saved_at(found)
+        output, started, (saved, changed) = self.home / f"step-{step}", time.monotonic(), saved_at(found)
         try:
             try:
                 result = self.make(self.path, steps, output, overwrite=step in self.journal.made, dry_run=False)
@@ -160,7 +178,7 @@ class WatchedRun:
             except OutputExists:
                 # A watch that was killed between publishing and noting it.
                 result = self.make(self.path, steps, output, overwrite=True, dry_run=True)
-                if not _is_output_of(result, output):
+                if not is_output_of(result, output):
                     raise OutputExists("something else than would be written now has this name: move it away", path=output) from None
                 for each in result.outputs:
                     remove_leftovers(Path(each.output))
@@ -168,14 +186,13 @@ class WatchedRun:
             self._unfinished.add(step)
             self._wait(step, short_reason(error))
             return False
-        except UsageError:
-            raise
         except CkptError as error:
-            if self._failed.get(step) != error.message:
-                self._failed[step] = error.message
-                text = ": ".join(filter(None, (error.message, error.path)))
-                said = {"exit_code": error.exit_code, "error": error.code, "message": text, "hint": error.advice}
-                self._tell("failed", step, output, time.monotonic() - started, **said)
+            # Mistakes in the options are those of all steps; that a step lies in several folders is its own.
+            if isinstance(error, AmbiguousStep):
+                error.hint = "move all but one of them out of the run, or merge the one that is meant with `ckpt merge` and its folder"
+            elif isinstance(error, UsageError):
+                raise
+            self._fail(step, output, time.monotonic() - started, error)
             return False
         self.waiting.pop(step, None)
         self._failed.pop(step, None)
@@ -191,6 +208,7 @@ class WatchedRun:
             outputs=outputs if len(outputs) > 1 else (),
             source=result.checkpoint.path,
             saved=saved,
+            changed=changed,
             bytes=size,
             steps=steps if len(steps) > 1 else (),
             options=dict(self.deciding),
@@ -202,7 +220,7 @@ class WatchedRun:
     def _push(self, step: int) -> None:
         """Push an output, if that is wanted and was not done, it is what it should be, and still there. A failure is noted once."""
         made = self.journal.made[step]
-        if self.to is None or self._is_pushed(step) or made.exit_code or not os.path.isdir(made.output):
+        if self.to is None or self._is_pushed(step) or made.exit_code or not self._is_there(step):
             return
         pushed = self.push(Path(made.output), self.to.of_step(step, self.path.name), verified=step in self._verified)
         # An output of an earlier watch is read once, not at every look.
@@ -225,37 +243,53 @@ class WatchedRun:
     def _run_command(self, step: int) -> None:
         """Run the command for an output, if there is one, and it has not run, and the output is still there."""
         command, made = self.options.execute, self.journal.made[step]
-        if command is None or step in self.journal.ran or not os.path.isdir(made.output):
+        if command is None or step in self.journal.ran or not self._is_there(step):
             return
         ran = run_command(command, Path(made.output), step, self.path, self.listener.line)
         self._tell("ran", step, Path(made.output), ran.seconds, exit_code=ran.exit_code, metrics=ran.metrics)
 
     def _remove_old(self) -> None:
-        """Remove all but the newest outputs, as ``--keep`` says: those that were made here, and hold nothing else."""
+        """Remove outputs older than the newest N that are whole, as ``--keep`` says: those that were made here, and hold nothing else."""
         if self.options.keep is None:
             return
-        standing = sorted(step for step in self.journal.made if step not in self.journal.removed)
-        for step in standing[: -self.options.keep]:
-            made = self.journal.made[step]
-            if (self.options.execute is not None and step not in self.journal.ran) or (not made.exit_code and not self._is_pushed(step)):
+        made = {step: self.journal.made[step] for step in sorted(self.journal.made.keys() - self.journal.removed, reverse=True)}
+        if len(made) <= self.options.keep:
+            return
+        # One that lost its weights, or was removed by somebody, takes no place of those that are kept.
+        whole = (step for step, event in made.items() if trouble_of(event) is None)
+        oldest = next(itertools.islice(whole, self.options.keep - 1, None), None)
+        for step in sorted(step for step in made if oldest is not None and step < oldest):
+            if (self.options.execute is not None and step not in self.journal.ran) or (
+                not made[step].exit_code and not self._is_pushed(step)
+            ):
                 continue
-            folders = [Path(folder) for folder in made.outputs or (made.output,)]
-            if not all(self._may_remove(folder) for folder in folders):
-                continue
-            for folder in folders:
-                _remove(folder)
-            if made.outputs and os.path.isdir(made.output) and not os.listdir(made.output):
-                os.rmdir(made.output)
-            self._tell("removed", step, Path(made.output), 0.0)
+            folders = folders_of(made[step])
+            kept = {folder: why for folder in folders if (why := why_kept(folder, self.home)) is not None}
+            self.kept = {folder: why for folder, why in self.kept.items() if folder not in folders} | kept
+            if not kept and remove(folders, Path(made[step].output)):
+                self._tell("removed", step, Path(made[step].output), 0.0)
 
-    def _may_remove(self, folder: Path) -> bool:
-        if self.home not in folder.parents or folder.is_symlink():
-            self.kept[folder] = "it lies elsewhere"
-        elif folder.is_dir() and foreign_entries(folder) != []:
-            self.kept[folder] = "it holds more than ckpt wrote there"
+    def _is_there(self, step: int) -> bool:
+        """Whether an output is there for what follows on it. One that is there, but is not what was written, has failed."""
+        made = self.journal.made[step]
+        if not os.path.isdir(made.output):
+            return False
+        trouble = trouble_of(made)
+        if trouble is None:
+            self._failed.pop(step, None)
         else:
-            return True
-        return False
+            hint = "write it again with `ckpt merge --overwrite` and the same options, or remove the folder if it is not wanted"
+            self._fail(step, Path(made.output), 0.0, IncompleteError(f"the output is not what was written: {trouble}", hint=hint))
+        return trouble is None
+
+    def _fail(self, step: int, output: Path, seconds: float, error: CkptError) -> None:
+        """Tell an error of a step, once."""
+        self.waiting.pop(step, None)
+        if self._failed.get(step) != error.message:
+            self._failed[step] = error.message
+            text = ": ".join(filter(None, (error.message, error.path)))
+            said = {"exit_code": error.exit_code, "error": error.code, "message": text, "hint": error.advice}
+            self._tell("failed", step, output, seconds, **said)
 
     def _wait(self, step: int, reason: str) -> None:
         if self.waiting.get(step) != reason:
@@ -269,41 +303,7 @@ class WatchedRun:
         self.listener.event(said)
 
 
-def _steps_of(target: Target, options: WatchOptions) -> Iterator[tuple[Found, int]]:
-    """The steps that are wanted, oldest first; of a step that lies in several folders none, since nothing says which is meant."""
-    numbers = [found.step for found in target.checkpoints]
-    for found in target.checkpoints:
-        step = found.step
-        if step is None or numbers.count(step) > 1 or step < (options.since or 0):
-            continue
-        if options.every is None or step % options.every == 0:
-            yield found, step
-
-
-def _is_output_of(result: MergeResult | AverageResult, output: Path) -> bool:
-    """Whether a folder is what a dry run would write: the same plan, read from files as they are, with the same files beside it."""
-    for each in result.outputs:
-        made = read_manifest(Path(each.output))
-        if made is None or made.facts.get("plan_digest") != each.plan_digest or any(map(is_other, sources_of(Path(each.output)))):
-            return False
-        # A card that was written for the Hub says where the weights come from.
-        beside = {name: crc for name, crc in made.side_checksums.items() if name != card.NAME}
-        if beside != {name: crc for name, crc in each.side_checksums.items() if name != card.NAME}:
-            return False
-    return os.path.isdir(output)
-
-
 def _warnings(result: MergeResult | AverageResult) -> tuple[str, ...]:
     """The texts of the warnings of an output, but for those about other steps of the run: these come and go while it is watched."""
     notes = [*result.checkpoint.notes, *(note for output in result.outputs for note in output.notes)]
     return tuple(dict.fromkeys(note.text for note in notes if note.level == "warning" and note.code not in OF_OTHER_STEPS))
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder in a way that never leaves half of it under its name."""
-    if folder.is_dir():
-        aside = temporary_name(folder)
-        os.rename(folder, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-    # Of a watch that was killed right here: nothing else would ever look at this name again.
-    remove_leftovers(folder)

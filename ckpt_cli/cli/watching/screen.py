@@ -75,12 +75,18 @@ def watch_result(result: WatchResult, session: Session) -> None:
 
     if session.quiet:
         return
+    for note in result.notes:
+        # Why a step waits was said when it began to.
+        if note.code != "step-waits":
+            session.labelled("warning", WARNING, note.text)
     happened = {event.run for event in result.events}
     for output in result.newest:
         if output.run not in happened:
             of_run = f"{Path(output.run).name} " if len(result.runs) > 1 else ""
             since = f"since {output.made[:16].replace('T', ' ')} UTC"
-            said = here(output.output, f"{since}; nothing new") if output.is_there else here(output.output, "that folder is gone")
+            # Of a run in which steps wait there is something new.
+            now = output.trouble or ("" if output.run in result.waiting else "nothing new")
+            said = here(output.output, "; ".join(filter(None, (since, now))) if output.is_there else "that folder is gone")
             line = Text(f"{of_run}step {output.step}  ", style="bold").append("is in  " if output.is_there else "was in  ", style=DIM)
             session.out().print(line + said, soft_wrap=True)
     if not result.events and not result.waiting and not result.newest:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpt_cli.discover.beside.models import is_rounded_copy
-from ckpt_cli.discover.beside.same_weights import is_copy_of
+from ckpt_cli.discover.beside.same_weights import difference_from
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
 from ckpt_cli.files.folders import Folders, entries_in, files_in, is_file, is_folder
@@ -89,20 +89,23 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     used |= {os.path.abspath(folder / name) for folder in folders for name in _merged_before(folder)}
     paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if os.path.abspath(path) not in used}
     same = [name for name in paths if OTHER_FORM.fullmatch(name) and not AVERAGED.fullmatch(name)]
-    rivals = [name for name in paths if could_be_model(name)]
-    copies = [name for name in rivals if is_copy_of(paths[name], component.tensors, files)]
+    told = {name: difference_from(paths[name], component.tensors, files) for name in paths if could_be_model(name)}
+    copies = [name for name, difference in told.items() if difference is None]
     # The masters of an optimizer are the weights of the training before they were rounded.
-    unlike = [name for name in rivals if name not in copies and format_of(place.match).in_tags]
+    unlike = [name for name in told if name not in copies and format_of(place.match).in_tags]
     rounded = [name for name in unlike if is_rounded_copy(paths[name], component.tensors, files)]
-    rivals = [name for name in rivals if name not in (*copies, *rounded)]
-    others = [name for name in paths if name not in (*same, *rivals, *copies, *rounded)]
+    rivals = {name: difference for name, difference in told.items() if difference is not None and name not in rounded}
+    others = [name for name in paths if name not in (*same, *told)]
     notes = []
     if others:
         text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} not part of them and {_is(others)} left out"
         notes.append(Note("warning", "other-weights", text))
     if rivals:
         read = few([path.name for path in component.files], 1)
-        rival = f"{few(rivals, 3)} beside it could also be the model, with different values, and {_was(rivals)} not read"
+        # What is said alike of several is said once.
+        alike = {text: [name for name, each in rivals.items() if each == text] for text in rivals.values()}
+        rival = "; ".join(f"{few(names, 3)} beside it could also be the model, {text}" for text, names in alike.items())
+        rival += f"; {'it' if len(rivals) == 1 else 'they'} {_was(rivals)} not used"
         text = f"{read} {_was(component.files)} read for {place.name}; {rival}"
         notes.append(Note("warning", "other-model", text))
     if copies:

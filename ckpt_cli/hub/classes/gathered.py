@@ -16,9 +16,16 @@ JOINING = ("Concatenate", "MergeModulelist")
 MAX_PARTS = 1 << 16
 """The largest number of parts (experts, heads, shards) of a tensor; no model has more."""
 
-BOTH = "the checkpoint holds one tensor in two forms: drop one of them with --key-map"
 NATIVE = "pass --names native to write the tensors that are there under the names of training"
 MODEL = "config and tensors belong to different models; pass --names native to write them as the training named them"
+
+
+class TwoForms(Inconsistent):
+    """Tensors that would get one name on the hub; ``names`` are theirs in memory."""
+
+    def __init__(self, names: Sequence[str], final: str) -> None:
+        super().__init__(f"two tensors get the same name on the hub: {few(names)}", tensor=final)
+        self.names = tuple(names)
 
 
 @contextmanager
@@ -51,7 +58,7 @@ def check_gathered(conversion: Conversion, names: Mapping[str, Sequence[str]]) -
     if not joins:
         for listed in names.values():
             if len(listed) > 1 or len(names) > 1:
-                raise two_of_one_name([name for each in names.values() for name in each], listed[0])
+                raise TwoForms([name for each in names.values() for name in each], listed[0])
         return
     there = next(listed[0] for listed in names.values())
     lacking = [source for source in conversion.renaming.sources if source not in names]
@@ -75,12 +82,12 @@ def _check_numbers(names: Sequence[str]) -> None:
     """A gathered list is numbered from 0 without gaps."""
     parts = [name.split(".") for name in names]
     if len({len(split) for split in parts}) > 1:
-        raise two_of_one_name(names, names[0])
+        raise TwoForms(names, names[0])
     columns = [set(column) for column in zip(*parts, strict=True)]
     varying = [index for index, column in enumerate(columns) if len(column) > 1]
     numbers = [split[varying[0]] for split in parts] if len(varying) == 1 else []
     if not numbers or not all(number.isascii() and number.isdecimal() for number in numbers):
-        raise two_of_one_name(names, names[0])
+        raise TwoForms(names, names[0])
     absent = next((index for index, number in enumerate(sorted(map(int, numbers))) if number != index), None)
     if absent is not None:
         start, stop = parts[0][: varying[0]], parts[0][varying[0] + 1 :]
@@ -90,11 +97,6 @@ def _check_numbers(names: Sequence[str]) -> None:
             expected=f"numbers from 0 to {len(names) - 1}",
             hint=NATIVE,
         )
-
-
-def two_of_one_name(names: Sequence[str], final: str) -> Inconsistent:
-    """The error for tensors that would get one name."""
-    return Inconsistent(f"two tensors get the same name on the hub: {few(names)}", tensor=final, hint=BOTH)
 
 
 def checked_axis(tensor: Tensor, dim: int, least: int = 1) -> int:

@@ -6,17 +6,23 @@ that are only described: names are matched in the same order by the same express
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from shlex import quote
 from typing import Any
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import Inconsistent
-from ckpt_cli.hub.classes.gathered import BOTH, applying, check_gathered, checked_axis, checked_parts, two_of_one_name
+from ckpt_cli.errors import Inconsistent, Unsupported
+from ckpt_cli.hub.classes.gathered import TwoForms, applying, check_gathered, checked_axis, checked_parts
 from ckpt_cli.hub.classes.rules import Conversion, HubRules, Renaming
 from ckpt_cli.hub.config import Config
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.views import concatenated, interleaved, permuted, selected, sliced, stacked
+
+TRIED = 8
+"""How many of the tensors of two forms are tried for a hint."""
 
 Held = dict[str, list[Tensor]]
 """Pattern -> tensors that it gathered."""
@@ -38,22 +44,80 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
         first, held, names = gathered.setdefault(renamed, (conversion, {}, {}))
         names.setdefault(pattern, []).append(name)
         if first is not conversion or (conversion is None and held):
-            raise two_of_one_name([each for listed in names.values() for each in listed], renamed)
+            raise TwoForms([each for listed in names.values() for each in listed], renamed)
         held.setdefault(pattern, []).append(native[name])
     result: dict[str, Tensor] = {}
+    made_of: dict[str, list[str]] = {}
     for name, (conversion, held, names) in gathered.items():
+        sources = [each for listed in names.values() for each in listed]
         if conversion is None:
             made = {name: _single(held)}
         else:
             with applying(conversion, next(iter(names.values()))[0]):
                 check_gathered(conversion, names)
+                _refuse_packed(held)
                 made = _recut(name, conversion, held, config)
         for new, tensor in made.items():
             final = new if conversion is None else state.renamed(new)
             if final in result:
-                raise Inconsistent("two tensors get the same name on the hub", tensor=final, hint=BOTH)
+                raise TwoForms([*made_of[final], *sources], final)
             result[final] = tensor
+            made_of[final] = sources
     return result
+
+
+def _refuse_packed(held: Held) -> None:
+    """Raise Unsupported for tensors to be re-cut whose elements hold several values each: rules count values."""
+    packed = next((tensor for listed in held.values() for tensor in listed if tensor.dtype.values > 1), None)
+    if packed is not None:
+        text = f"{packed.dtype} is not re-cut for its name on the hub: {packed.dtype.values} values share a byte"
+        raise Unsupported(text, hint="pass --names native to write it as the training named it")
+
+
+def united(
+    native: Mapping[str, Tensor], hub: HubRules, config: Config, exclude: Sequence[str]
+) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
+    """The tensors as `hub_tensors` names and cuts them, and which were left out before that: own names, with those on the hub.
+
+    Patterns are for names of the hub. Only where tensors do not go together under these, ``exclude`` leaves tensors out by their own
+    names first. Raises what `hub_tensors` raises, with a hint at what goes together if one form is left out.
+    """
+    native = {name: tensor for name, tensor in native.items() if name not in hub.ignored}
+    try:
+        return hub_tensors(native, hub, config), {}
+    except Inconsistent as error:
+        left = [name for name in native if any(fnmatchcase(name, pattern) for pattern in exclude)]
+        if not left:
+            raise _with_hint(error, native, hub, config) from None
+    rest = {name: tensor for name, tensor in native.items() if name not in left}
+    try:
+        return hub_tensors(rest, hub, config), {name: _on_hub(native[name], name, hub, config) for name in left}
+    except Inconsistent as error:
+        raise _with_hint(error, rest, hub, config) from None
+
+
+def _on_hub(tensor: Tensor, name: str, hub: HubRules, config: Config) -> tuple[str, ...]:
+    """The names that a tensor alone has on the hub."""
+    try:
+        return tuple(hub_tensors({name: tensor}, hub, config))
+    except Inconsistent:  # a part of what is gathered
+        return tuple(renamed_for_hub({name: tensor.shape}, hub))
+
+
+def _with_hint(error: Inconsistent, native: Mapping[str, Tensor], hub: HubRules, config: Config) -> Inconsistent:
+    """The error, with the tensors named that can be left out so that the others go together, if there are some."""
+    forms = error.names if isinstance(error, TwoForms) else ()
+    whole: dict[tuple[str, ...], int] = {}
+    # One form may be a single tensor, or the parts of another one. What leaves the most tensors loses none of them.
+    for names in [(name,) for name in forms[:TRIED]] + [forms[:-1], forms[1:]]:
+        if names and len(names) < len(native):
+            with contextlib.suppress(Inconsistent):
+                rest = {name: tensor for name, tensor in native.items() if name not in names}
+                whole[names] = len(hub_tensors(rest, hub, config))
+    if whole:
+        options = " ".join(f"--exclude {quote(name)}" for name in max(whole, key=whole.__getitem__))
+        error.hint = f"the checkpoint holds one tensor in two forms: leave one of them out with {options}"
+    return error
 
 
 def native_tensors(tensors: Mapping[str, Tensor], rules: HubRules) -> Mapping[str, Tensor]:

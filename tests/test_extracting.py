@@ -468,7 +468,7 @@ class Place:
 
     def harmless(self, path: Path | None = None, **options: Any) -> ExtractResult | CkptError:
         """Nothing ran: the state is extracted, and what the file wanted is listed or copied, or the file is refused with a reason."""
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             result: ExtractResult | CkptError = ckpt_cli.extract_state(path or self.checkpoint, self.folder / "out", **options)
         except CkptError as error:
@@ -480,7 +480,7 @@ class Place:
         elif (self.folder / "out" / EXTRA).exists():
             torch.load(self.folder / "out" / EXTRA)
         assert not self.marker.exists()
-        assert time.perf_counter() - start < SLOW
+        assert time.process_time() - start < SLOW
         return result
 
 

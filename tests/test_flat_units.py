@@ -261,9 +261,9 @@ class TestSeveralWays:
     @pytest.mark.parametrize("wrapped", [1, 10, 20, 39])
     def test_of_many_like_modules_are_given_up_quickly(self, wrapped: int) -> None:
         names = [f"layers.{i}.{part}.w" for i in range(40) for part in "ab"]
-        start = time.perf_counter()
+        start = time.process_time()
         assert find_units(names, [3] * 80, [240 - 6 * wrapped, *[6] * wrapped], 1) is None
-        assert time.perf_counter() - start < SLOW
+        assert time.process_time() - start < SLOW
 
 
 CROWDED = (
@@ -316,8 +316,8 @@ class TestWhatPaddingCouldHide:
 
     def test_many_units_are_found_in_time(self) -> None:
         names = ["embed.w", *(f"layers.{i}.{part}.w" for i in range(120) for part in "ab")]
-        start = time.perf_counter()
+        start = time.process_time()
         units = find_units(names, [500, *[30, 40] * 120], [250, *[35] * 120], 2)
         assert units is not None
         assert units[1:] == [[2 * i + 1, 2 * i + 2] for i in range(120)]
-        assert time.perf_counter() - start < SLOW
+        assert time.process_time() - start < SLOW

@@ -71,10 +71,10 @@ class Place:
     def refused(self, error: type[CkptError] = InputError, match: str | None = None) -> CkptError:
         """Merging is refused for this reason and leaves everything as it was."""
         before = snapshot(self.folder)
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(error, match=match) as caught:
             ckpt_cli.merge(self.checkpoint, self.output)
-        assert time.perf_counter() - start < SLOW
+        assert time.process_time() - start < SLOW
         assert snapshot(self.folder) == before
         assert caught.value.message
         assert len(caught.value.message) < 1_000
@@ -553,7 +553,7 @@ class TestGraphsThatAreTraps:
         with zipfile.ZipFile(io.BytesIO(torch_file(state()))) as archive:
             original = archive.read("archive/data.pkl")
         place.write(with_pickle(original[:-1] + b"X\x04\0\0\0trap" + before + trap + after + b"s."))
-        start = time.perf_counter()
+        start = time.process_time()
         message = ""
         try:
             found = place.merged()
@@ -562,4 +562,4 @@ class TestGraphsThatAreTraps:
         else:
             assert differences(found, state()) == []
         assert len(message) < 1_000
-        assert time.perf_counter() - start < SLOW / 4
+        assert time.process_time() - start < SLOW / 4

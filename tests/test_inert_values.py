@@ -377,10 +377,10 @@ class TestTraps:
     @pytest.mark.parametrize("name", TRAPS)
     def test_are_refused(self, name: str, tmp_path: Path) -> None:
         (tmp_path / "file.pt").write_bytes(with_pickle(b"\x80\x02}X\x04\0\0\0trap" + TRAPS[name] + b"s."))
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(CorruptFile) as caught:
             value_of(tmp_path / "file.pt")
-        assert time.perf_counter() - start < SLOW
+        assert time.process_time() - start < SLOW
         assert len(caught.value.message) < 200
 
     @pytest.mark.parametrize("state", [b"(K\x01K\x02t", b"(K\x01)cnumpy\ndtype\n(U\x02f8K\0K\x01tR\x89Nt", b"}", b"N", b"K\x01"])

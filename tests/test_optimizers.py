@@ -328,10 +328,10 @@ class Place:
         return content
 
     def refused(self, error: type[CkptError] = CkptError, match: str | None = None) -> CkptError:
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(error, match=match) as caught:
             ckpt_cli.extract_state(self.checkpoint, self.output, optimizer=True)
-        assert time.perf_counter() - start < SLOW
+        assert time.process_time() - start < SLOW
         assert caught.value.exit_code in (3, 4)
         assert caught.value.message
         assert len(caught.value.message) < 1_000

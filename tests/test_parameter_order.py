@@ -158,9 +158,9 @@ def test_the_groups_of_a_large_model_are_named_quickly() -> None:
     decay = [name for name, shape in parameters.items() if len(shape) == 2]
     truth = dict(enumerate([*decay, *(name for name in parameters if name not in decay)]))
     groups = [list(range(len(decay))), list(range(len(decay), len(truth)))]
-    start = time.perf_counter()
+    start = time.process_time()
     found = name_parameters({**parameters, "inv_freq": (3,)}, groups, {number: parameters[name] for number, name in truth.items()})
-    assert time.perf_counter() - start < SLOW
+    assert time.process_time() - start < SLOW
     assert found == truth
 
 

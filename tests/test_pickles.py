@@ -57,10 +57,10 @@ def plain(value: object) -> object:
 
 def refused(data: bytes, match: str = "damaged pickle") -> None:
     """The pickle is refused with CorruptFile, no other exception, and quickly."""
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(CorruptFile, match=match):
         load_pickle(data)
-    assert time.perf_counter() - start < QUICK
+    assert time.process_time() - start < QUICK
 
 
 def unicode4(text: bytes) -> bytes:
@@ -421,10 +421,10 @@ class TestHostilePickles:
             + b"".join(b"\x8a\x08" + struct.pack("<q", a) + b"\x8a\x08" + struct.pack("<q", b) + b"\x86N" for a, b in colliding)
             + b"u."
         )
-        start = time.perf_counter()
+        start = time.process_time()
         with contextlib.suppress(CorruptFile):
             load_pickle(data)
-        assert time.perf_counter() - start < QUICK
+        assert time.process_time() - start < QUICK
 
     @pytest.mark.parametrize(
         "data",
@@ -443,10 +443,10 @@ class TestHostilePickles:
 
     def test_a_billion_laughs_take_no_more_room_than_their_bytes(self) -> None:
         data = b"]" + b"".join(b"q" + bytes([i]) + b"0](" + (b"h" + bytes([i])) * 10 + b"e" for i in range(60)) + b"."
-        start = time.perf_counter()
+        start = time.process_time()
         value = read(data)
         assert describe(value) == "list of 10"
-        assert time.perf_counter() - start < QUICK
+        assert time.process_time() - start < QUICK
 
     def test_a_frame_that_ends_inside_an_opcode_is_refused(self) -> None:
         # C, Python and third-party readers disagree about such frames, which is how payloads hide from scanners.

@@ -691,7 +691,7 @@ class TestWrappersThatAreTraps:
         for place in range(len(honest)):
             args: list[object] = [trap if i == place else argument for i, argument in enumerate(honest)]
             path = archive(tmp_path, b"\x80\x02" + encode(Call(Global(module, name), tuple(args))) + b".", FOUR)
-            start = time.perf_counter()
+            start = time.process_time()
             with Files() as files:
                 file = TorchFile(files.source(path))
                 message = ""
@@ -700,7 +700,7 @@ class TestWrappersThatAreTraps:
                 except CkptError as error:
                     message = error.message
                 assert len(message) < 1_000
-            assert time.perf_counter() - start < 2
+            assert time.process_time() - start < 2
 
     def test_parameters_of_parameters_of_parameters(self, tmp_path: Path, files: Files) -> None:
         node: Call = rebuild(FLOATS, (4,), (1,))

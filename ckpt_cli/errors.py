@@ -42,12 +42,12 @@ Texts that come from files are escaped when they are shown, never here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import TracebackType
 from typing import ClassVar, ParamSpec, TypeVar
 
+from ckpt_cli.keywords import in_python
 from ckpt_cli.urls import shown
 
 LEAST_MEMORY = 256 << 20
@@ -68,28 +68,6 @@ def install(extra: str) -> str:
     return f"in a clone of the repository of ckpt: pip install '.[{extra}]'"
 
 
-OPTION = re.compile(r"(?<![\w-])(--(?P<long>[a-z][a-z-]*[a-z])|-o)(?![\w-])")
-KEYWORDS = {"help": "help()", "all": "everything", "from": "begin", "to": "end", "no-normalize": "normalize"}
-"""Options whose keyword in Python is another word."""
-
-OF_OTHERS = ("recursive", "local-dir", "head")
-"""Options of programs that hints name besides ckpt."""
-
-
-def in_python(text: str) -> str:
-    """A text with options as the keywords that they are in Python; whole commands stay as they are.
-
-    >>> in_python("pass --match-base as well"), in_python("ckpt merge run --step 5")
-    ('pass match_base as well', 'ckpt merge run --step 5')
-    """
-
-    def keyword(found: re.Match[str]) -> str:
-        name = found["long"] or "output"
-        return found[0] if name in OF_OTHERS else KEYWORDS.get(name, name.replace("-", "_"))
-
-    return text if "ckpt " in text else OPTION.sub(keyword, text)
-
-
 class CkptError(Exception):
     """The base of all errors that ckpt raises on purpose.
 
@@ -101,7 +79,8 @@ class CkptError(Exception):
     exit_code: ClassVar[int] = 1
     usual_hint: ClassVar[str | None] = None
     """The default hint: only for kinds of errors where it always helps."""
-    function = ""  # of Python, whose documentation is meant by --help
+    function: str = ""
+    """The function of Python whose documentation --help means, set by `given.boundary`."""
 
     def __init__(
         self,
@@ -125,11 +104,14 @@ class CkptError(Exception):
         """Everything known, one line each, with options as Python calls them: shown in tracebacks and logs of Python callers."""
         from ckpt_cli.names import delimited, printable
 
-        where = {"tensor": self.tensor, "path": self.path and delimited(self.path), "expected": self.expected, "hint": self.advice}
-        where |= {label: in_python(text) for label, text in where.items() if text is not None and label in ("expected", "hint")}
-        where["hint"] = where["hint"] and where["hint"].replace("help()", f"help({self.function})")
-        message = in_python(self.message)
-        lines = [message, *self.details[:SHOWN], *(f"{label}: {text}" for label, text in where.items() if text is not None)]
+        where = {
+            "tensor": self.tensor,
+            "path": None if self.path is None else delimited(self.path),
+            "expected": None if self.expected is None else in_python(self.expected),
+            "hint": None if self.advice is None else in_python(self.advice).replace("help()", f"help({self.function})"),
+        }
+        given = (f"{label}: {text}" for label, text in where.items() if text is not None)
+        lines = [in_python(self.message), *self.details[:SHOWN], *given]
         return "\n  ".join(printable(line) for line in lines)
 
     @property
@@ -147,6 +129,8 @@ class UsageError(CkptError):
 
 
 class AmbiguousStep(UsageError):
+    """Several folders hold the step that is meant."""
+
     code = "ambiguous-step"
 
 

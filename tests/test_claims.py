@@ -166,8 +166,8 @@ class TestAPrefix:
         result = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(saved)) == []
         assert result.outputs[0].naming == (
-            "those of the hub: 27 of 27 are known names of Qwen2ForCausalLM (transformers 5.24.0); shapes, and "
-            "how many there must be, not compared: transformers is not installed, net. was removed from every name"
+            "those of the hub: 27 of 27 are known names of Qwen2ForCausalLM (transformers 5.24.0); neither shapes "
+            "nor counts were compared: transformers is not installed, net. was removed from every name"
         )
 
 
@@ -1144,14 +1144,14 @@ class TestWhatOnlyNamesProve:
         verified = ckpt_cli.verify(tmp_path / "out")
         for text in (merged, str(verified.names)):
             assert text.startswith("those of the hub: 26 of 26 are known names of Qwen2ForCausalLM (transformers 5.24.0)")
-            assert f", which usually has {named} too; shapes, and how many there must be, not compared: transformers is not" in text
+            assert f", which usually has {named} too; neither shapes nor counts were compared: transformers is not" in text
         assert {item.code for item in verified.findings if item.tensor == named} == {"left-out"}
 
     def test_of_a_layer_nobody_counted(self, tmp_path: Path, alone: None) -> None:
         saved, _ = saved_by(tmp_path)
         ckpt_cli.merge(saved, tmp_path / "out", exclude="model.layers.1.mlp.up_proj.weight")
         names = str(ckpt_cli.verify(tmp_path / "out").names)
-        assert names.endswith("; shapes, and how many there must be, not compared: transformers is not installed")
+        assert names.endswith("; neither shapes nor counts were compared: transformers is not installed")
 
     def test_a_tied_head_is_none_that_is_usually_there(self, tmp_path: Path, alone: None) -> None:
         saved, _ = saved_by(tmp_path, "llama, tied")

@@ -18,7 +18,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.shapes.config_numbers import Number, config_numbers
-from ckpt_cli.hub.classes.shapes.cut_tensors import Proofs, cut_tensors
+from ckpt_cli.hub.classes.shapes.cut_tensors import Fitting, cut_tensors
 from ckpt_cli.name_patterns import pattern_of
 from tests.architectures import MODELS, answered_here, build
 from tests.tensors import Tensors, differences, load
@@ -267,7 +267,7 @@ def test_no_wrong_number_of_any_config_makes_tensors_look_cut(name: str) -> None
         fitting = {(pattern_of(name)[0], shape) for name, shape in true.hub.items() if trained.hub.get(name) == shape}
         counted = {pattern_of(name)[0] for name in true.hub} - {pattern_of(name)[0] for name in true.hub.keys() ^ trained.hub.keys()}
         if len(reshaped) <= len(fitting):
-            assert cut_tensors(reshaped, Proofs(frozenset(fitting), frozenset(counted)), decided) == (), path
+            assert cut_tensors(reshaped, Fitting(frozenset(fitting), frozenset(counted)), decided) == (), path
 
 
 def test_experts_of_one_rank_are_not_explained_by_one_another() -> None:
@@ -276,6 +276,6 @@ def test_experts_of_one_rank_are_not_explained_by_one_another() -> None:
     router = {f"layers.{i}.mlp.gate.weight": ((8, 6), (4, 6)) for i in range(2)}
     shapes = {(pattern_of(name)[0], wanted): (16, *wanted[1:]) for name, (wanted, _) in {**experts, **router}.items()}
     number = Number("num_experts", shapes, frozenset())
-    proofs = Proofs(frozenset({("layers.{}.mlp.gate.weight", (8, 6))}))
+    proofs = Fitting(frozenset({("layers.{}.mlp.gate.weight", (8, 6))}))
     assert set(cut_tensors(experts, proofs, [number])) == experts.keys()
-    assert cut_tensors({**experts, **router}, Proofs(), [number]) == ()
+    assert cut_tensors({**experts, **router}, Fitting(), [number]) == ()

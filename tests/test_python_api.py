@@ -24,6 +24,7 @@ import ckpt_cli
 from ckpt_cli import errors, given
 from ckpt_cli.averaging.options import AverageKeywords, AverageOptions
 from ckpt_cli.errors import CkptError, NotFound, Unreadable, UsageError
+from ckpt_cli.keywords import in_python
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions
 from ckpt_cli.state.options import ExtractKeywords, ExtractOptions
@@ -195,7 +196,7 @@ class TestErrors:
         assert str(error) == "it broke\n  this\n  that\n  tensor: w\n  path: a/b\n  expected: better\n  hint: mend it"
         assert str(kind("it broke")).splitlines()[0] == "it broke"
         advice = kind("it broke").advice
-        assert advice is None or errors.in_python(advice) in str(kind("it broke"))
+        assert advice is None or in_python(advice) in str(kind("it broke"))
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_pass_from_process_to_process(self, kind: type[CkptError]) -> None:

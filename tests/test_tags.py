@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, Unreadable
+from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from tests.cli import ckpt
 from tests.tensors import load
 from tests.test_recorded_steps import WEIGHTS, deepspeed
@@ -39,6 +39,14 @@ def value(path: Path, out: Path, **options: str | int) -> float:
 def gathered(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in WEIGHTS.items()}, folder / "model.safetensors")
+
+
+def test_of_several_that_nothing_names_one_is_passed_as_a_shell_takes_it(tmp_path: Path) -> None:
+    for tag in ("it's", "my save"):
+        save(tmp_path / "run" / tag, 1)
+    with pytest.raises(Undecidable) as caught:
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out", names="native")
+    assert (caught.value.hint or "").startswith(f"pass '{tmp_path / 'run' / 'my save'}', or another of them")
 
 
 # -- latest decides ----------------------------------------------------------------------------------------------------
@@ -209,6 +217,13 @@ class TestATagThatCannotBeLookedAt:
         assert caught.value.path == str(tmp_path / "run" / "second")
         assert f"pass {tmp_path / 'run' / 'first'}" in (caught.value.hint or "")
         ckpt_cli.merge(tmp_path / "run" / "first", tmp_path / "out", names="native")
+
+    def test_is_said_with_a_hint_that_a_shell_understands(self, tmp_path: Path) -> None:
+        save(tmp_path / "my run" / "first one", 1)
+        (tmp_path / "my run" / "second").symlink_to("/gone/second")
+        with pytest.raises(Unreadable) as caught:
+            ckpt_cli.detect(tmp_path / "my run")
+        assert f"pass '{tmp_path / 'my run' / 'first one'}' if that is the save you mean" in (caught.value.hint or "")
 
     def test_where_it_is_a_link_that_leads_nowhere(self, tmp_path: Path) -> None:
         save(tmp_path / "run" / "first", 1)

@@ -656,8 +656,8 @@ class TestWhatIsSaid:
     def test_without_transformers_says_what_was_not_compared(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ckpt_cli.hub.classes.expected_tensors.installed_version", lambda: None)
         assert str(ckpt_cli.verify(out).names).endswith(
-            "are known names of Qwen3MoeForCausalLM (transformers 5.24.0); shapes, and how many there must be, "
-            "not compared: transformers is not installed"
+            "are known names of Qwen3MoeForCausalLM (transformers 5.24.0); neither shapes nor counts "
+            "were compared: transformers is not installed"
         )
         in_config(out, architectures=["SomethingNew"])
         (item,) = [item for item in ckpt_cli.verify(out).findings if item.code == "not-compared"]

@@ -259,15 +259,4 @@ def _manifest(
     facts: dict[str, Any] = {"checkpoint": os.path.abspath(found.path), **numbered(found.path, found.step), "component": place.name}
     facts["read"] = sorted(os.path.abspath(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
-    return manifest.build(
-        "extract-state",
-        settings,
-        whole.sources,
-        whole.digest,
-        written.files,
-        written.checksums,
-        list(side),
-        written.side_files,
-        facts,
-        whole.header_checksums,
-    )
+    return manifest.build("extract-state", whole, written, options=settings, side_files=list(side), facts=facts)

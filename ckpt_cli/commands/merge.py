@@ -37,6 +37,7 @@ from ckpt_cli.state.folder import state_files, state_sources
 from ckpt_cli.state.training_state import read_state
 from ckpt_cli.verifying.drift.compare import compare_with_base
 from ckpt_cli.verifying.findings import refuse_wrong
+from ckpt_cli.verifying.options import Reading
 
 
 @boundary
@@ -128,21 +129,22 @@ def _run(
     orders = [job.order("merge", options, in_place=options.in_place, passing=("verify", "strict")) for job in jobs]
     # Before anything is written: what fails later would leave outputs beside an error.
     comparisons = [_comparison(job, base, options, progress) if _is_first(options) else None for job in jobs]
-    how: dict[str, Any] = {"jobs": options.jobs, "progress": progress}
+    how: Reading = {"jobs": options.jobs, "progress": progress}
     verified: dict[Path, tuple[VerifyResult, ...]] = {}
 
-    def check(job: Job, read_before: bool, folder: Path) -> None:
-        told = verify_written(folder, job.output, job.drafts, opened.found.path, () if read_before else None, **how)
+    def check(job: Job, records_checked: bool, folder: Path) -> None:
+        records = () if records_checked else None
+        told = verify_written(folder, job.output, job.drafts, opened.found.path, records, **how)
         refuse_wrong([item for one in told for item in one.findings], job.output, stands=folder == job.output and not options.in_place)
         verified[job.output] = told
 
     if (options.verify or options.push_to_hub) and not options.dry_run:
         for at, (job, order) in enumerate(zip(jobs, orders, strict=True)):
-            late = options.engine == "ray" or not order.checked_before
-            if late:
+            records_checked = options.engine == "ray" or not order.checked_before
+            if records_checked:
                 # Its files cannot be read before they have their names, and what they may replace then is gone.
                 refuse_wrong(damaged_of(job.drafts, **how), job.output)
-            orders[at] = replace(order, check=partial(check, job, late))
+            orders[at] = replace(order, check=partial(check, job, records_checked))
     published = publish_orders(orders, options, progress, call)
     for job, order in zip(jobs, orders, strict=True):
         if order.check is not None and job.output not in verified:

@@ -56,7 +56,7 @@ from ckpt_cli.verifying.folder import check_folder
 from ckpt_cli.verifying.gathering import GatheredChecks, answered, read_parts, result_of
 from ckpt_cli.verifying.launched import check_beside_of, parts_of_nodes, parts_that_meet
 from ckpt_cli.verifying.left_out import left_out, partial_output
-from ckpt_cli.verifying.options import Asked, VerifyKeywords, VerifyOptions
+from ckpt_cli.verifying.options import Asked, Reading, VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.side_files import different_side_files
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
 from ckpt_cli.verifying.values import check_headers, check_ties, check_values, check_weights_beside
@@ -224,11 +224,11 @@ def _verified(
 
 
 def verify_written(
-    folder: Path, name: Path, parts: Sequence[Draft], source: Path, records: Sequence[Finding] | None = None, **how: Any
+    folder: Path, name: Path, parts: Sequence[Draft], source: Path, records: Sequence[Finding] | None = None, **how: Unpack[Reading]
 ) -> tuple[VerifyResult, ...]:
     """Check a folder just written from planned components: headers, config, and every byte against the source.
 
-    ``name`` is the one that the folder has or will have, ``how`` is jobs and progress; ``records`` is what is wrong with those of the
+    ``name`` is the one that the folder has or will have; ``records`` is what is wrong with those of the
     source, if they were read before (`damaged_of`).
     """
     results = []
@@ -250,7 +250,7 @@ def verify_written(
     return tuple(results)
 
 
-def damaged_of(parts: Sequence[Draft], **how: Any) -> list[Finding]:
+def damaged_of(parts: Sequence[Draft], **how: Unpack[Reading]) -> list[Finding]:
     """Findings about the records that planned components are made of."""
     return [item for part in parts for item in damaged_records(_wanted(part), part.opened.component.tensors.values(), **how)]
 

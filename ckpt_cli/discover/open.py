@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
-from ckpt_cli.discover.beside.final_model import stray_notes
+from ckpt_cli.discover.beside.final_model import compared_stray_notes, stray_notes
 from ckpt_cli.discover.beside.homes import asset_homes, asset_notes
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
@@ -137,7 +137,7 @@ def open_checkpoint(
         if choosing:
             _refuse_rival(listed, target, problems, lambda other: _why_not_whole(other, type, files, base, shard_order))
         newer = since(found) if step is None and target.run is not None else lambda _: False
-        notes = bare_notes(target, newer, [one.component for one in components], files)
+        notes = bare_notes(target, newer, compared_stray_notes(target, [one.component for one in components], files))
         notes += skipped_notes(target, problems)
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
@@ -347,13 +347,11 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
     return next(filter(is_whole, itertools.islice(others, MAX_OTHERS)), None)
 
 
-def bare_notes(
-    target: Target, counts: Callable[[int], bool], components: Iterable[Component] = (), files: Files | None = None
-) -> list[Note]:
-    """What is said about step folders without weights, of those whose step ``counts``, and about stray files beside them."""
+def bare_notes(target: Target, counts: Callable[[int], bool], stray: Iterable[Note] | None = None) -> list[Note]:
+    """What is said about step folders without weights, of those whose step ``counts``, and about ``stray`` files beside them."""
     bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
     notes = [Note("warning", "step-skipped", f"{target.label(folder)} is skipped: no weights were recognised in it") for folder in bare]
-    return [*stray_notes(target, components, files), *notes]
+    return [*(stray_notes(target) if stray is None else stray), *notes]
 
 
 def since(found: Found) -> Callable[[int], bool]:

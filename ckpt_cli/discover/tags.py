@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from ckpt_cli.discover.beside.folders import is_searched, kind_of
 from ckpt_cli.discover.found import Found, Place
@@ -22,7 +23,7 @@ from ckpt_cli.tensors.component import Note
 
 MAX_TAGS = 1024
 SUFFIX = re.compile(r"\.[A-Za-z]\w*\Z")
-"""How names of files end; tags are called as their users like."""
+"""How names of files end."""
 
 TAG_FILES = ("latest", "latest_universal")
 """What DeepSpeed writes beside its saves: the name of the newest one, and of the newest universal one."""
@@ -63,8 +64,10 @@ def tags_of(folder: Path, there: Folders) -> list[Match]:
             found[name] = inner
     meant = next((name for name in said.values() if name in found), None)
     if found and meant is None:
-        for error in blocked_in(folder, there).values():
-            error.hint = ", or ".join(filter(None, (error.hint, f"pass {folder / next(reversed(found))} if that is the save you mean")))
+        error = next(iter(blocked_in(folder, there).values()), None)
+        if error is not None:
+            other = f"pass {quote(str(folder / next(reversed(found))))} if that is the save you mean"
+            error.hint = ", or ".join(filter(None, (error.hint, other)))
             raise error
     if len(found) < 2:
         return next(iter(found.values()), [])
@@ -75,7 +78,7 @@ def tags_of(folder: Path, there: Folders) -> list[Match]:
         f"there are {len(found)} saves in this folder: {few(list(found))}",
         path=folder,
         expected=f"a file {TAG_FILES[0]} that names one of them",
-        hint=f"pass {folder / next(reversed(found))}, or another of them",
+        hint=f"pass {quote(str(folder / next(reversed(found))))}, or another of them",
     )
     return [replace(match, trouble=trouble) for match in first]
 
@@ -107,6 +110,8 @@ def blocked_in(folder: Path, there: Folders) -> dict[Path, Unreadable]:
     """What may be a save in a tag and cannot be looked at, or is a link that leads nowhere; by its name it is no other thing."""
     blocked = {}
     for child in there.entries(folder):
+        # A tag may be called anything, also with such an ending, but what cannot be looked at and is called like a file is most likely one:
+        # the logs and scripts beside the saves are no reason to refuse these.
         if (
             child.name in TAG_FILES
             or SUFFIX.search(child.name)

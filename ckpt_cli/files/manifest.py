@@ -81,7 +81,16 @@ def read_manifest(folder: Path) -> Manifest | None:
         except (AttributeError, OverflowError, TypeError, ValueError):
             raise CorruptFile("the manifest lists invalid sizes or checksums") from None
     side = tuple(name for name in content["side_files"] if isinstance(name, str))
-    return Manifest(str(content.get("command")), content["options"], outputs, side, checksums, side_checksums, content, headers)
+    return Manifest(
+        command=str(content.get("command")),
+        options=content["options"],
+        outputs=outputs,
+        side_files=side,
+        checksums=checksums,
+        side_checksums=side_checksums,
+        facts=content,
+        headers=headers,
+    )
 
 
 def watched_manifest(folder: Path, files: Files) -> tuple[Watched, ...]:

@@ -225,6 +225,10 @@ class Files:
                 self._sources[name] = self._new(name, address_of(name))
             return self._noted.setdefault(name, self._sources[name])
 
+    def watch(self, path: str | os.PathLike[str]) -> None:
+        """Ask for a file that is read otherwise: what it says must hold until the end (`check_unchanged`)."""
+        self.source(path)
+
     @contextmanager
     def noting(self) -> Iterator[dict[str, FileSource]]:
         """Note the sources that are asked for while the block runs, by path."""

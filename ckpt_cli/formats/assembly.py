@@ -347,8 +347,7 @@ def tiled(
             hint="files from two saves may be mixed",
         )
     if problem is not None:
-        count = f"{problem.elements:,}"
-        text = f"{count} elements of shape {list(shape)}, from {problem.box} on"
+        text = f"{problem.elements:,} elements of shape {list(shape)}, from {problem.box} on"
         if lacking is not None:
             raise MissingShard(lacking)
         hint = "files from two saves may be mixed, or files of some ranks may be missing"

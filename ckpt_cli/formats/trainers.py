@@ -3,8 +3,9 @@
 The rows are the only place for such names. Step folders, the folders of weights, optimizers and states, trackers, marks and the nesting of
 keys in DCP are collected from them; docs/formats.md has them as a table; `trainer_of` names the trainer of a checkpoint.
 
-In the forms of names, N is a number (the step, or which of several models), NNN one of exactly so many digits, E the epoch that it is
-of, and B a number that is of no interest. A folder that no row has is found too if it is the only one with weights: `discover/between.py`.
+In the forms of names, N is a number (the step, or which of several models), NNN one of exactly so many digits, E the epoch that the
+step is of, and B a number that is of no interest. A folder that no row has is found too if it is the only one with weights:
+`discover/between.py`.
 """
 
 from __future__ import annotations
@@ -273,10 +274,8 @@ def form(text: str) -> re.Pattern[str]:
     ('70', None)
     """
     words = PLACES.split(text)
-    parts = [
-        re.escape(word) if index % 2 == 0 else _digits(word, index == words.index("E") if "E" in words else False)
-        for index, word in enumerate(words)
-    ]
+    first_epoch = words.index("E") if "E" in words else None
+    parts = [re.escape(word) if index % 2 == 0 else _digits(word, index == first_epoch) for index, word in enumerate(words)]
     return re.compile("".join(parts), re.ASCII)
 
 

@@ -28,7 +28,7 @@ ADAPTED = re.compile(
     r"(?:\.(?P<adapter>(?!weight$|bias$)[^.]+))?(?:\.(?P<leaf>weight|bias))?"
 )
 SAVED = re.compile(r"(?P<module>.+)\.modules_to_save\.(?P<adapter>[^.]+)\.(?P<rest>.+)")
-TWICE = re.compile(r"(?P<module>.+)\.(?:modules_to_save|original_module)\.(?P<rest>(?:.+\.)?bias)")
+COPIES_OF_BIAS = re.compile(r"(?P<module>.+)\.(?:modules_to_save|original_module)\.(?P<rest>(?:.+\.)?bias)")
 """With ``bias`` "all", PEFT's files have the biases of modules that were trained as a whole three times: under the name that is loaded,
 and twice as the wrapper holds them."""
 
@@ -79,8 +79,8 @@ class PeftState:
     """A component with adapters: the model's tensors by their names without PEFT, and the adapters by module.
 
     ``saved`` are the names of tensors that were trained as they are; ``exported`` all tensors of the adapter as PEFT's files name them.
-    ``wrapped`` are the names of the model's own tensors in adapted modules, with those that PEFT gives them; ``named``: names have that of
-    the adapter, as state dicts have and PEFT's files have not.
+    ``wrapped`` are the names of the model's own tensors in adapted modules, with those that PEFT gives them; ``adapter_in_names``:
+    names have that of the adapter, as state dicts have and PEFT's files have not.
     """
 
     tensors: dict[str, Tensor]
@@ -88,7 +88,7 @@ class PeftState:
     saved: tuple[str, ...]
     exported: dict[str, Tensor]
     wrapped: Mapping[str, str] = field(default_factory=dict)
-    named: bool = True
+    adapter_in_names: bool = True
 
 
 def adapter_config(homes: Iterable[Path]) -> Path | None:
@@ -113,13 +113,13 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     adapters: set[str] = set()
     wrapped: dict[str, str] = {}
     factors = {name: ADAPTED.fullmatch(name) for name in names.values()}
-    named = any(match["adapter"] for match in factors.values() if match is not None)
-    again = {} if named else {name: match for name in factors if (match := TWICE.fullmatch(name)) is not None}
-    twice = {name for name, match in again.items() if f"{match['module']}.{match['rest']}" in factors}
+    adapter_in_names = any(match["adapter"] for match in factors.values() if match is not None)
+    again = {} if adapter_in_names else {name: match for name in factors if (match := COPIES_OF_BIAS.fullmatch(name)) is not None}
+    copies = {name for name, match in again.items() if f"{match['module']}.{match['rest']}" in factors}
     for old, name in names.items():
         tensor = component[old]
         match, whole, original = factors[name], SAVED.fullmatch(name), ORIGINAL.fullmatch(name)
-        if name in twice:
+        if name in copies:
             continue
         if match is not None:
             part = "bias" if match["leaf"] == "bias" else match["part"]
@@ -140,7 +140,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
                 wrapped[plain] = f"{PREFIX}{name}"
     for old, name in names.items():
         original = ORIGINAL.fullmatch(name)
-        if original is not None and name not in twice and f"{original['module']}.{original['rest']}" not in saved:
+        if original is not None and name not in copies and f"{original['module']}.{original['rest']}" not in saved:
             tensors[f"{original['module']}.{original['rest']}"] = component[old]
     unknown = [name for name in tensors if re.search(r"(^|\.)(lora_|modules_to_save|token_adapter|ranknum)", name)]
     if unknown:
@@ -150,7 +150,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
         hint = "merge them with PEFT, or pass --lora keep to write the tensors as they are"
         raise Unsupported(f"there are {len(adapters)} adapters: {found}", expected="one", hint=hint)
     made = tuple(_adapter(path, found) for path, found in parts.items())
-    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped, named)
+    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped, adapter_in_names)
 
 
 def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:

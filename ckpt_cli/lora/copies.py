@@ -15,10 +15,10 @@ from ckpt_cli.tensors.equality import same_after_cast, same_values
 from ckpt_cli.tensors.tensor import Tensor
 
 
-def without_copies(state: PeftState, base: Mapping[str, Tensor], config: Config, biases: Collection[str], *, told: bool) -> PeftState:
+def without_copies(state: PeftState, base: Mapping[str, Tensor], config: Config, biases: Collection[str], *, has_config: bool) -> PeftState:
     """The state without the weights that the base has too. One of another shape stays: the vocabulary was resized before training.
 
-    ``biases`` were trained and stay, ``told``: there is a config that says which. Training does not change any other weight under an
+    ``biases`` were trained and stay, ``has_config``: there is a config that says which. Training does not change any other weight under an
     adapter, so that a copy with other values is that of another model: raises Inconsistent.
     """
     pair = tied_pair([*base, *(name for name in state.wrapped if name not in base)]) if ties_embeddings(config) else None
@@ -30,7 +30,7 @@ def without_copies(state: PeftState, base: Mapping[str, Tensor], config: Config,
             continue
         if not same_after_cast(kept[name], other) and not same_after_cast(other, kept[name]):
             if name.endswith(".bias"):
-                raise _unlike_bias(state.wrapped[name], told=told)
+                raise _unlike_bias(state.wrapped[name], has_config=has_config)
             raise Inconsistent(
                 "the adapter's file has a copy of this weight of its base, and the base has other values",
                 tensor=state.wrapped[name],
@@ -41,14 +41,14 @@ def without_copies(state: PeftState, base: Mapping[str, Tensor], config: Config,
     return replace(state, tensors=kept)
 
 
-def _unlike_bias(name: str, *, told: bool) -> Inconsistent:
+def _unlike_bias(name: str, *, has_config: bool) -> Inconsistent:
     """The error for a bias in an adapter's file that nothing says was trained."""
-    said = f"{CONFIG} says bias none" if told else f"there is no {CONFIG} that says whether it was trained (bias)"
+    said = f"{CONFIG} says bias none" if has_config else f"there is no {CONFIG} that says whether it was trained (bias)"
     return Inconsistent(
         f"the adapter's file has this bias with other values than the base, and {said}",
         tensor=name,
         expected="the model that the adapter was trained on, or a trained bias",
-        hint=f"if the bias was trained, set bias to lora_only or all in {CONFIG}" if told else f"add the {CONFIG} of the training",
+        hint=f"if the bias was trained, set bias to lora_only or all in {CONFIG}" if has_config else f"add the {CONFIG} of the training",
     )
 
 

@@ -140,7 +140,7 @@ def lacks_base(state: PeftState) -> bool:
     others = [name for name in state.tensors if name not in copies and name not in state.saved and not name.endswith(".bias")]
     # Trained modules have no mark in PEFT's files, but none of these holds a weight under its factors other than those copies.
     own = {name for adapter in state.adapters for name in _candidates(adapter, state.tensors)}
-    return not others or (not state.named and own <= copies)
+    return not others or (not state.adapter_in_names and own <= copies)
 
 
 def check_variant(state: PeftState, facts: AdapterFacts) -> None:

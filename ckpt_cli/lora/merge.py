@@ -132,7 +132,7 @@ def with_adapters_fused(
             )
         weights = as_in_memory(base.tensors, opened.assets.config)
         check_biases(state, weights, biases)
-        state = on_base(without_copies(state, weights, opened.assets.config, biases, told=bool(facts.config)), weights)
+        state = on_base(without_copies(state, weights, opened.assets.config, biases, has_config=bool(facts.config)), weights)
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
     notes += check_whole(state, facts, saved, opened.assets.config, state.tensors, held)
     state = replace(state, tensors=with_ties(state.tensors, opened.assets.config, state.adapters))

@@ -9,25 +9,17 @@ from typing import Any
 from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.files.manifest import SCHEMA
 from ckpt_cli.files.source import Watched
+from ckpt_cli.output.plan import Plan
+from ckpt_cli.output.writer import Written
 from ckpt_cli.urls import shown
 
 
 def build(
-    command: str,
-    options: Mapping[str, Any],
-    sources: Iterable[Watched],
-    plan_digest: str,
-    outputs: Mapping[str, int],
-    checksums: Mapping[str, Mapping[str, int]],
-    side_files: Sequence[str],
-    side_checksums: Mapping[str, int],
-    facts: Mapping[str, Any],
-    headers: Mapping[str, int],
+    command: str, plan: Plan, written: Written, *, options: Mapping[str, Any], side_files: Sequence[str], facts: Mapping[str, Any]
 ) -> bytes:
     """The manifest: sources with size (bytes), times (ns) and tag, plan digest, versions, options, output files with sizes, side files.
 
-    ``checksums`` is the CRC-32 of tensors, by file and name, ``side_checksums`` that of whole side files,
-    ``headers`` that of the headers of weights files.
+    Checksums are CRC-32: of tensors, by file and name, of the headers of weights files, and of whole side files.
     """
     content = {
         "tool": "ckpt",
@@ -36,15 +28,15 @@ def build(
         "command": command,
         "options": dict(options),
         **facts,
-        "plan_digest": plan_digest,
-        "sources": listed(sources),
-        "outputs": dict(outputs),
+        "plan_digest": plan.digest,
+        "sources": listed(plan.sources),
+        "outputs": dict(written.files),
         "side_files": sorted(side_files),
         "checksums": {
             "algorithm": "crc32",
-            "files": {file: {name: f"{crc:08x}" for name, crc in sorted(known.items())} for file, known in checksums.items()},
-            "headers": {name: f"{crc:08x}" for name, crc in sorted(headers.items())},
-            "side_files": {name: f"{crc:08x}" for name, crc in sorted(side_checksums.items())},
+            "files": {file: {name: f"{crc:08x}" for name, crc in sorted(known.items())} for file, known in written.checksums.items()},
+            "headers": {name: f"{crc:08x}" for name, crc in sorted(plan.header_checksums.items())},
+            "side_files": {name: f"{crc:08x}" for name, crc in sorted(written.side_files.items())},
         },
     }
     return shown(json.dumps(content, indent=2) + "\n").encode()

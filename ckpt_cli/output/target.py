@@ -209,15 +209,11 @@ def check_space(needed: Mapping[Path, int], hint: str) -> dict[Path, int | None]
         there = free[target]
         if there is not None and together[device] > there:
             raise NoSpace(
-                f"the output needs {_grouped(together[device])} bytes, {_grouped(there)} are free",
+                f"the output needs {together[device]:,} bytes, {there:,} are free",
                 path=target,
                 hint=hint,
             )
     return free
-
-
-def _grouped(count: int) -> str:
-    return f"{count:,}"
 
 
 def _refuse_among_steps(target: Path, source: Path) -> None:

@@ -84,7 +84,7 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
         if file.kind == "copied":
             state.copies[file.copy_name] = file.path
         elif file.kind == "json":
-            files.source(file.path)  # from now on it must not change
+            files.watch(file.path)
             _add_json(file.path, state)
         else:
             value = _read(file, files, state)

@@ -25,7 +25,7 @@ from ckpt_cli.hub.classes.fit import (
     common_prefix,
     compared,
     known_class,
-    usual,
+    usual_but_absent,
 )
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.config_text import read_config
@@ -131,7 +131,8 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         return fit, [finding("unknown-names", f"none of {len(shapes)} names is one of {printable(kind.kind)} ({kind.origin})")]
     found = []
     if not kind.has_shapes:
-        found += [finding("not-proved", f"{printable(kind.kind)} usually has it ({fit.origin})", tensor=name) for name in usual(fit)]
+        text = f"{printable(kind.kind)} usually has it ({fit.origin})"
+        found += [finding("not-proved", text, tensor=name) for name in usual_but_absent(fit)]
     else:
         found += [
             finding("missing-tensor", f"the class has it with shape {shape_text(shape)} ({fit.origin})", tensor=name)

@@ -12,6 +12,7 @@ from ckpt_cli.errors import UsageError
 from ckpt_cli.given import PathLike, int_of, optional_path, options_of, path_of, paths_of, text_of
 from ckpt_cli.names import Naming, ShardOrder
 from ckpt_cli.output.part import Engine, Part, check_engine
+from ckpt_cli.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,13 @@ class Asked:
             what = "shares out what is read, and without --full or --against that is headers alone"
             raise UsageError(f"{shares} {what}", hint=f"leave out {shares}")
         return asked
+
+
+class Reading(TypedDict):
+    """How values are read: by so many threads, with this display."""
+
+    jobs: int | None
+    progress: Progress | None
 
 
 class VerifyKeywords(TypedDict, total=False):

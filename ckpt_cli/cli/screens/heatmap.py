@@ -46,6 +46,9 @@ NUMBER = 11
 DIGITS = 7
 """Digits that a cosine has at most."""
 
+WITHOUT_WEIGHT = "tensor (.weight left out)"
+"""The head of the names where they are too long for the screen with ".weight"."""
+
 HEADS = ("tensor", "tensors", "changed", "max |d|", "mean |d|", "rel L2", "cosine")
 
 
@@ -120,7 +123,7 @@ def drift_table(groups: Sequence[DriftGroup], width: int) -> Table:
     numbers = sum(GAP + max(len(row[head]) for row in ({head: head}, *rows)) for head in shown[1:])
     room = max(width - numbers, SHORTEST)
     short = any(len(row["tensor"]) > room for row in rows)
-    made.columns[0].header = "tensor (.weight left out)" if short and room >= len("tensor (.weight left out)") else "tensor"
+    made.columns[0].header = WITHOUT_WEIGHT if short and room >= len(WITHOUT_WEIGHT) else "tensor"
     for row in rows:
         name = row["tensor"].removesuffix(".weight") if short else row["tensor"]
         made.add_row(*as_cells([text.elided(name, room), *(row[head] for head in shown[1:])]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.discover.beside.models import told_of_form
+from ckpt_cli.discover.beside.models import comparison_with_form
 from ckpt_cli.discover.found import Target
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file
@@ -58,18 +58,22 @@ def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | Non
     return name, f"it lacks the {layers} layers of {CONFIG}"
 
 
-def stray_notes(target: Target, components: Iterable[Component] = (), files: Files | None = None) -> list[Note]:
-    """What is said about a weights file beside the steps that is no model, which does not hide them.
+def stray_notes(target: Target) -> list[Note]:
+    """What is said about a weights file beside the steps that is no model, which does not hide them; it was compared with nothing."""
+    return [Note("warning", "stray-weights", _stray_text(*target.stray))] if target.stray is not None else []
 
-    DeepSpeed's ``save_16bit_model`` writes one: it is compared with the ``components`` that were read.
-    """
-    if target.stray is None:
-        return []
-    name, why = target.stray
-    text = f"{name} beside the step folders is not read, since {why}: the steps are used; to read it, pass the file itself"
-    matches = [match for match in recognise(target.path / name) if match.trouble is None] if files is not None else []
-    for component in components if matches else ():
-        if files is not None and component.name == "model":
-            differs, said = told_of_form(matches[0], component.tensors, {}, files)
-            return [Note("warning" if differs else "info", "stray-weights", f"{text}; {said}")]
-    return [Note("warning", "stray-weights", text)]
+
+def compared_stray_notes(target: Target, components: Iterable[Component], files: Files) -> list[Note]:
+    """The same where ``components`` were read: DeepSpeed's ``save_16bit_model`` writes such a file, of the same weights as the model."""
+    model = next((component for component in components if component.name == "model"), None)
+    if target.stray is None or model is None:
+        return stray_notes(target)
+    match = next((match for match in recognise(target.path / target.stray[0]) if match.trouble is None), None)
+    if match is None:
+        return stray_notes(target)
+    comparison = comparison_with_form(match, model.tensors, {}, files)
+    return [Note(comparison.level, "stray-weights", f"{_stray_text(*target.stray)}; {comparison.text}")]
+
+
+def _stray_text(name: str, why: str) -> str:
+    return f"{name} beside the step folders is not read, since {why}: the steps are used; to read it, pass the file itself"

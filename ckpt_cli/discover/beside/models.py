@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
@@ -28,19 +30,31 @@ SAMPLED = 48
 """Tensors of which a sample is compared, at equal distances: another step has other values in nearly all of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Whether another copy of a model differs, or may, and what is said of it."""
+
+    differs: bool
+    text: str
+
+    @property
+    def level(self) -> Literal["warning", "info"]:
+        return "warning" if self.differs else "info"
+
+
 def model_notes(found: Found, place: Place, component: Component, config: Config, files: Files) -> dict[Path, Note]:
     """What is said of other copies of the model beside a component, by path: which was read, and how the other differs.
 
     These are model folders inside of the component's, and of DeepSpeed's masters and weights gathered in 16 bits the one not read.
     """
-    told = [(folder, told_of(folder, component.tensors, config, files)) for folder in _model_folders(place)]
-    told += [(match.first, told_of_form(match, component.tensors, config, files)) for match in _other_forms(found, place)]
+    compared = [(folder, comparison_with_folder(folder, component.tensors, config, files)) for folder in _model_folders(place)]
+    compared += [(match.first, comparison_with_form(match, component.tensors, config, files)) for match in _other_forms(found, place)]
     notes = {}
     read = f"{few([path.name for path in component.files], 1)} {'was' if len(component.files) == 1 else 'were'} read for {place.name}"
-    for path, said in told:
-        if said is not None:
-            level, text = said
-            notes[path] = Note("warning" if level else "info", "other-model" if level else "other-weights", f"{read}; {text}")
+    for path, comparison in compared:
+        if comparison is not None:
+            code = "other-model" if comparison.differs else "other-weights"
+            notes[path] = Note(comparison.level, code, f"{read}; {comparison.text}")
     return notes
 
 
@@ -54,21 +68,21 @@ def _other_forms(found: Found, place: Place) -> list[Match]:
     return [match for match in others if match.group in (None, place.match.group)]
 
 
-def told_of_form(match: Match, held: Mapping[str, Tensor], config: Config, files: Files) -> tuple[bool, str]:
-    """Whether the same model in another dtype holds other weights, and what is said of that."""
+def comparison_with_form(match: Match, held: Mapping[str, Tensor], config: Config, files: Files) -> Comparison:
+    """The same model in another dtype, compared with the weights that are ``held``."""
     shown = f"{match.root.name}/" if format_of(match).in_tags else match.first.name
     try:
         tensors = describe(match, files, ReadOptions()).tensors
     except CkptError as error:
-        return True, f"{shown} holds the model too, and was not compared, since it cannot be read: {error.message}"
-    level, text = _compared(shown, _under_hub_names(held, config), _under_hub_names(tensors, config), config)
-    return level, f"{text}: one of them may be of another step" if level else text
+        return Comparison(True, f"{shown} holds the model too, and was not compared, since it cannot be read: {error.message}")
+    found = _compared(shown, _under_hub_names(held, config), _under_hub_names(tensors, config), config)
+    return replace(found, text=f"{found.text}: one of them may be of another step") if found.differs else found
 
 
 def is_rounded_copy(path: Path, tensors: Mapping[str, Tensor], files: Files) -> bool:
     """Whether a file holds the tensors of a model in another dtype, as far as samples tell. False where that cannot be told."""
     matches = [match for match in recognise(path) if match.trouble is None]
-    return bool(matches and tensors) and not told_of_form(matches[0], tensors, {}, files)[0]
+    return bool(matches and tensors) and not comparison_with_form(matches[0], tensors, {}, files).differs
 
 
 def _model_folders(place: Place) -> Iterator[Path]:
@@ -86,15 +100,15 @@ def _is_loaded(folder: Path) -> bool:
     return any(format_of(match).is_loaded and match.component == "model" for match in recognise(folder))
 
 
-def told_of(folder: Path, held: Mapping[str, Tensor], config: Config, files: Files) -> tuple[bool, str] | None:
-    """Whether the weights of a folder are others than those that are ``held``, and what is said of them; None for another kind of model."""
+def comparison_with_folder(folder: Path, held: Mapping[str, Tensor], config: Config, files: Files) -> Comparison | None:
+    """The weights of a folder, compared with those that are ``held``; None for another kind of model."""
     matches = [match for match in recognise(folder) if match.component == "model"]
     if not matches:
         return None
     try:
         tensors = describe(matches[0], files, ReadOptions()).tensors
     except CkptError as error:
-        return True, f"{folder.name}/ holds weights too, which cannot be read: {error.message}"
+        return Comparison(True, f"{folder.name}/ holds weights too, which cannot be read: {error.message}")
     mine = _under_hub_names(held, config)
     common = [name for name in mine if name in tensors]
     if 2 * len(common) < len(tensors) and folder.name != HUB_FOLDER:
@@ -102,19 +116,19 @@ def told_of(folder: Path, held: Mapping[str, Tensor], config: Config, files: Fil
     return _compared(f"{folder.name}/", mine, tensors, config)
 
 
-def _compared(shown: str, mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> tuple[bool, str]:
-    """Whether two models differ in names, shapes or sampled values, either of which may have been rounded; and the words for it."""
+def _compared(shown: str, mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> Comparison:
+    """Whether two models differ in names, shapes or sampled values, either of which may have been rounded."""
     differing = list(_differences(mine, others, config))
     if differing:
-        return True, f"{shown} holds other weights, which were not read: {'; '.join(differing)}"
+        return Comparison(True, f"{shown} holds other weights, which were not read: {'; '.join(differing)}")
     common = [name for name in mine if name in others]
     # What has one dtype in a model and in its masters was not trained, and is the same in every step.
     common = [name for name in common if mine[name].dtype != others[name].dtype] or common
     sampled = [(name, mine[name], others[name]) for name in common[:: max(1, len(common) // SAMPLED)]]
     unequal = [name for name, own, other in sampled if not same_sample(own, other) and not same_sample(other, own)]
     if unequal:
-        return True, f"{shown} holds the same tensors with other values ({few(unequal, 2)}), which were not read"
-    return False, f"{shown} holds the same weights (samples are equal), which were not read"
+        return Comparison(True, f"{shown} holds the same tensors with other values ({few(unequal, 2)}), and was not used")
+    return Comparison(False, f"{shown} holds the same weights (samples are equal), and was not used")
 
 
 def _differences(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.beside.folders import Held, held_below, kind_of
-from ckpt_cli.discover.beside.models import told_of
+from ckpt_cli.discover.beside.models import comparison_with_folder
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.steps import steps_of_run
@@ -65,11 +65,11 @@ def notes_below(
         return []  # no weights are read from there
     notes, others = _told_of_runs(runs, name), []
     for entry in (entry for entry in held if entry.kind != "copy"):
-        told = told_of(entry.path, tensors, config, files) if entry.matches else None
-        if told is None:
+        comparison = comparison_with_folder(entry.path, tensors, config, files) if entry.matches else None
+        if comparison is None:
             others.append(f"{entry.name}/")
         else:
-            notes.append(Note("warning" if told[0] else "info", "other-folders", f"{name} was read; {told[1]}"))
+            notes.append(Note(comparison.level, "other-folders", f"{name} was read; {comparison.text}"))
     copies = [f"{entry.name}/" for entry in held if entry.kind == "copy"]
     if others:
         missing = "it belongs to the model, that part is" if len(others) == 1 else "they belong to the model, these parts are"

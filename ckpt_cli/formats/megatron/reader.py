@@ -153,7 +153,7 @@ def _opened(match: Match, files: Files) -> Step:
         raise match.trouble
     backend = match.root / BACKEND
     if is_file(backend):
-        files.source(backend)  # what it says must hold until the end
+        files.watch(backend)
         if backend_of(match.root, Folders()) is None:
             raise CorruptFile("it names no backend", path=backend, expected=f'{{"sharded_backend": "{TORCH_DIST}", ...}}')
     return Step.opened((match.root, *match.more_roots), files)

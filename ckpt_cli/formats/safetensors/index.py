@@ -50,7 +50,7 @@ class Index:
     @classmethod
     def read(cls, path: Path, suffix: str, files: Files) -> Index:
         """An index whose files all have the ``suffix`` and lie in its folder. Raises CorruptFile, NotFound or Unreadable."""
-        files.source(path)  # what it says must hold until the end
+        files.watch(path)
         with reading(path):
             content = parse_json(read_small(path), "the index")
             owners = content.get("weight_map") if isinstance(content, dict) else None

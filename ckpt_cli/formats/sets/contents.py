@@ -171,7 +171,7 @@ def _meta_columns(params: Path, width: int, files: Files) -> int:
     if not is_file(params):
         return width
     try:
-        files.source(params)  # what it says must hold until the end
+        files.watch(params)
         content = parse_json(read_small(params), "params.json")
     except CkptError:
         return width

@@ -233,7 +233,7 @@ class TorchCheckpointing(Format):
 def _value(path: Path, form: str, files: Files) -> Any:
     """The value of an item in a file of one rank."""
     with reading(path):
-        files.source(path)  # what it says must hold until the end
+        files.watch(path)
         if form == "json":
             return parse_json(read_small(path))
         if form == "raw":

@@ -80,6 +80,8 @@ def numbers_of(content: dict[str, Any]) -> dict[str, Any]:
     def built(other: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
         return _sides(kind, type(config).from_dict(other))
 
+    # A config from which transformers builds another model once it was written out in full: its defaults cannot be varied, so that only
+    # the numbers that the file has are.
     written = full if built(copy.deepcopy(full)) == tensors else content
     return {"numbers": numbers_that_decide(written, tensors, built)}
 

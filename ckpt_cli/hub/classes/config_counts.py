@@ -55,7 +55,7 @@ COUNT = re.compile(
 )
 """Names of what is counted in whole numbers: layers, heads, experts, rows, columns."""
 
-CODERS = ("encoder", "decoder")
+SUBCONFIG_KEYS = ("encoder", "decoder")
 """Parts of a config that are called after what they build."""
 
 NEEDED = ("num_hidden_layers", "hidden_size")
@@ -93,8 +93,10 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
 
 
 def _odd_counts(config: Config, place: str = "") -> Iterator[Mismatch]:
-    """Counts that are no whole numbers, in the config and in those of its parts: transformers, and Python, take "2" or 2.0 for none."""
-    parts = {key: value for key, value in config.items() if isinstance(value, Mapping) and (key.endswith("_config") or key in CODERS)}
+    """Counts that are no whole numbers, in the config and in those of its parts: transformers, and Python, do not accept "2" or 2.0."""
+    parts = {
+        key: value for key, value in config.items() if isinstance(value, Mapping) and (key.endswith("_config") or key in SUBCONFIG_KEYS)
+    }
     for key, value in config.items():
         if not COUNT.fullmatch(key):
             continue

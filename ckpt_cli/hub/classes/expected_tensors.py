@@ -11,6 +11,7 @@ from ckpt_cli.hub.config import Config, architecture, huge_number
 from ckpt_cli.names import printable
 
 SCHEMA = 4
+"""Version of the tensors that are cached; those of another version are not used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ The class comes from transformers (names and shapes, `expected_tensors`) or from
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,7 +18,7 @@ from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
 from ckpt_cli.hub.classes.prediction import of_prediction
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.classes.shapes.config_numbers import config_numbers
-from ckpt_cli.hub.classes.shapes.cut_tensors import Proofs, cut_tensors
+from ckpt_cli.hub.classes.shapes.cut_tensors import Fitting, cut_tensors
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.critics import repaired_class
@@ -104,7 +104,7 @@ class Fit:
     missing: Mapping[str, Shape] = field(default_factory=dict)
     reshaped: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     cut: tuple[str, ...] = ()
-    proofs: Proofs = field(default_factory=Proofs)
+    proofs: Fitting = field(default_factory=Fitting)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
@@ -244,9 +244,6 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     stored = {name: owner for name, owner in beside.items() if name not in stand_ins and naming != "native"}
     places = {*shapes, *tied}
     extra = _without_prediction(kind, [name for name in held if name not in places and not _matches(known.ignored, name)])
-    fitting = [*((name, name) for name in shapes if name in held), *stand_ins.items()] if reshaped else ()
-    kinds = frozenset((pattern_of(owner)[0], shapes[owner]) for name, owner in fitting if held[name] == shapes[owner])
-    counted = {pattern_of(name)[0] for name in held} - {pattern_of(name)[0] for name in (*missing, *extra)} if reshaped else ()
     return Fit(
         kind.kind,
         kind.origin,
@@ -256,12 +253,19 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
         missing,
         reshaped,
         (),
-        Proofs(kinds, frozenset(counted)),
+        _proofs_of(held, shapes, stand_ins, (*missing, *extra)) if reshaped else Fitting(),
         stand_ins,
         stored,
         extra,
         _surplus(kind, extra, shapes),
     )
+
+
+def _proofs_of(held: Mapping[str, Shape], shapes: Mapping[str, Shape], stand_ins: Mapping[str, str], unmatched: Iterable[str]) -> Fitting:
+    """What fits; ``unmatched`` are the names that are missing, or have no place."""
+    places = [*((name, name) for name in shapes if name in held), *stand_ins.items()]
+    kinds = frozenset((pattern_of(owner)[0], shapes[owner]) for name, owner in places if held[name] == shapes[owner])
+    return Fitting(kinds, frozenset({pattern_of(name)[0] for name in held} - {pattern_of(name)[0] for name in unmatched}))
 
 
 def _without_prediction(kind: KnownClass, extra: Sequence[str]) -> tuple[str, ...]:
@@ -316,7 +320,7 @@ def _matches(expressions: tuple[str, ...], name: str) -> bool:
     return any(re.search(expression, name) for expression in expressions)
 
 
-def usual(fit: Fit) -> list[str]:
+def usual_but_absent(fit: Fit) -> list[str]:
     """Names by pattern, of a class of which only these are known, that no tensor has; whether it has biases, settings decide."""
     return [name.replace("{}", "*") for name in fit.missing if not name.endswith("bias")] if fit.expected is None else []
 
@@ -332,7 +336,7 @@ def claim(fit: Fit) -> str:
     whose = f"those of TRL, behind {fit.wrapper.removesuffix('.')}" if fit.wrapper else NAMINGS[fit.naming]
     if fit.expected is None:
         known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known names of {kind} ({fit.origin})"
-        absent = usual(fit)
+        absent = usual_but_absent(fit)
         more = f", which usually has {few(absent, 3)} too" if absent and fit.fitting else ""
-        return f"{whose}: {known}{more}; shapes, and how many there must be, not compared: {fit.unknown}"
+        return f"{whose}: {known}{more}; neither shapes nor counts were compared: {fit.unknown}"
     return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"

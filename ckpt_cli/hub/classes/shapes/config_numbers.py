@@ -17,11 +17,12 @@ from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import pattern_of
 
 SCHEMA = 1
+"""Version of the numbers that are cached; those of another version are not used."""
 
 UNSET = (24, 2)
 """What a number may be that a config leaves open."""
 
-Kind = tuple[str, Shape]
+TensorKind = tuple[str, Shape]
 """A name with its numbers open, and the shape that the class has for it."""
 
 Tensors = Mapping[str, Mapping[str, list[int]]]
@@ -33,10 +34,10 @@ class Number:
     """A number of a config: the shapes that tensors would have with another one, and the names of those of which there would be more."""
 
     name: str
-    shapes: Mapping[Kind, Shape]
+    shapes: Mapping[TensorKind, Shape]
     counted: frozenset[str]
 
-    def dims(self, kind: Kind) -> set[int]:
+    def dims(self, kind: TensorKind) -> set[int]:
         """The dimensions of a kind of tensors that this number decides."""
         return {dim for dim, (length, other) in enumerate(zip(kind[1], self.shapes.get(kind, kind[1]), strict=True)) if length != other}
 
@@ -63,7 +64,7 @@ def numbers_that_decide(config: dict[str, Any], tensors: Tensors, built: Callabl
                 others = built(changed)
             except Exception:  # noqa: BLE001 - not every number makes a model: the next one may
                 continue
-            shapes: dict[Kind, list[int]] = {}
+            shapes: dict[TensorKind, list[int]] = {}
             counted: set[str] = set()
             for side, own in tensors.items():
                 other = others[side]

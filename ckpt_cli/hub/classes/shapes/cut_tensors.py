@@ -12,43 +12,43 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.shapes.config_numbers import Kind, Number
+from ckpt_cli.hub.classes.shapes.config_numbers import Number, TensorKind
 from ckpt_cli.name_patterns import pattern_of
 
 
 @dataclass(frozen=True, slots=True)
-class Proofs:
-    """What a comparison proves: the kinds of tensors that fit, and names (with their numbers open) of which there are as many as asked."""
+class Fitting:
+    """What fits in a comparison: kinds of tensors, and names (with their numbers open) of which there are as many as asked."""
 
-    fitting: frozenset[Kind] = frozenset()
+    kinds: frozenset[TensorKind] = frozenset()
     counted: frozenset[str] = frozenset()
 
 
 def cut_tensors(
-    reshaped: Mapping[str, tuple[Shape, Shape]], proofs: Proofs, numbers: Collection[Number] | None, names: Mapping[str, str] | None = None
+    reshaped: Mapping[str, tuple[Shape, Shape]], proofs: Fitting, numbers: Collection[Number] | None, names: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """The tensors at fault, of those whose shape in the class and whose own differ; ``numbers`` are those of the config, if known.
 
     ``names`` are those that the class has for tensors that are called otherwise.
     """
-    kinds: dict[Kind, dict[str, Shape]] = {}
+    kinds: dict[TensorKind, dict[str, Shape]] = {}
     for name, (wanted, held) in reshaped.items():
         kinds.setdefault((pattern_of((names or {}).get(name, name))[0], wanted), {})[name] = held
     changed = {kind: next(iter(members.values())) for kind, members in kinds.items()}
-    free = [number for number in numbers or () if _may_be_another(number, changed, proofs)]
+    undecided = None if numbers is None else [number for number in numbers if _may_be_another(number, changed, proofs)]
     return tuple(
         name
         for kind, members in kinds.items()
-        if kind in proofs.fitting or len(set(members.values())) > 1 or not _explained(kind, changed[kind], free, known=numbers is not None)
+        if kind in proofs.kinds or len(set(members.values())) > 1 or not _explained(kind, changed[kind], undecided)
         for name in members
     )
 
 
-def _may_be_another(number: Number, changed: Mapping[Kind, Shape], proofs: Proofs) -> bool:
+def _may_be_another(number: Number, changed: Mapping[TensorKind, Shape], proofs: Fitting) -> bool:
     """Whether no tensor has the length, and no names the count, that this number asks for, and all ask for the same other one."""
     asked: dict[tuple[int, int], int] = {}
     for kind, other in number.shapes.items():
-        if kind in proofs.fitting:
+        if kind in proofs.kinds:
             return False
         held = changed.get(kind)
         if held is None or _is_laid_out_otherwise(kind[1], held):
@@ -60,15 +60,18 @@ def _may_be_another(number: Number, changed: Mapping[Kind, Shape], proofs: Proof
     return not number.counted & proofs.counted
 
 
-def _explained(kind: Kind, held: Shape, free: Collection[Number], *, known: bool) -> bool:
-    """Whether other numbers in config.json, or another way to store all of it, could give one kind of tensors these shapes."""
+def _explained(kind: TensorKind, held: Shape, undecided: Collection[Number] | None) -> bool:
+    """Whether other numbers in config.json, or another way to store all of it, could give one kind of tensors these shapes.
+
+    ``undecided`` are the numbers that nothing proves; None where those of the config are unknown, so that any may be another.
+    """
     wanted = kind[1]
     if math.prod(wanted) == math.prod(held):
         return True
     if len(wanted) != len(held):
         return False
     dims = {dim for dim, (length, own) in enumerate(zip(wanted, held, strict=True)) if own != length}
-    return not known or dims <= {dim for number in free for dim in number.dims(kind)}
+    return undecided is None or dims <= {dim for number in undecided for dim in number.dims(kind)}
 
 
 def _is_laid_out_otherwise(wanted: Shape, held: Shape) -> bool:

@@ -60,8 +60,8 @@ class TestOrder:
             ("epoch_2/global_step_10", "epoch_1/global_step_30"),
             ("epoch_2", "epoch_1/global_step_30"),
             ("epoch_3", "epoch_2/global_step_10"),
-            ("epoch_2/tmp-checkpoint-20", "epoch_2/global_step_10"),
-            ("epoch_2/global_step_10", "epoch_1/tmp-checkpoint-40"),
+            ("epoch_2/tmp_step_20", "epoch_2/global_step_10"),
+            ("epoch_2/global_step_10", "epoch_1/tmp_step_40"),
             ("global_step_5", "epoch_2/global_step_10"),
         ],
     )

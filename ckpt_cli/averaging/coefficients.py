@@ -158,7 +158,10 @@ def _wsm(count: int, steps: Sequence[int] | None, shape: Callable[[float], float
 
 def _known(steps: Sequence[int] | None, what: str) -> Sequence[int]:
     if steps is None:
-        raise UsageError(f"{what} needs to know the step of every checkpoint", hint="pass runs or step folders such as checkpoint-500")
+        raise UsageError(
+            f"{what} needs to know the step of every checkpoint",
+            hint="pass runs or step folders such as checkpoint-500, counted on through all epochs",
+        )
     return steps
 
 

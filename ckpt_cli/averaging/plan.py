@@ -94,7 +94,7 @@ def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) ->
         method,
         len(snapshots.opened),
         steps,
-        weights=_weights_in_order(options, len(snapshots.opened), steps),
+        weights=_weights_in_order(options, snapshots),
         normalize=options.normalize,
         decay=options.decay,
         half_life=options.half_life,
@@ -104,22 +104,23 @@ def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) ->
     )
 
 
-def _weights_in_order(options: AverageOptions, count: int, steps: Sequence[int] | None) -> tuple[float, ...] | None:
+def _weights_in_order(options: AverageOptions, snapshots: Snapshots) -> tuple[float, ...] | None:
     """The weights in the order of the checkpoints: a list of steps says whose each is by its position, whatever order it has.
 
     Raises UsageError where steps of several runs are not listed from old to new, so that positions say nothing.
     """
-    weights, listed = options.weights, options.steps
-    if weights is None or list(listed) == sorted(listed) or len(weights) != count:
+    weights, listed, steps = options.weights, options.steps, [opened.found.step for opened in snapshots.opened]
+    is_ordered = list(listed) == sorted(listed) and (not listed or not snapshots.counted_anew)
+    if weights is None or is_ordered or len(weights) != len(steps):
         return weights
-    if steps is None or sorted(steps) != sorted(listed):
+    if len(steps) != len(listed) or set(steps) != set(listed):
         raise UsageError(
             "--weights cannot be told apart: --steps is not in order, and there are checkpoints besides these steps",
             expected="steps from old to new, and the weights in the order of the checkpoints",
             hint="--dry-run without --weights lists the checkpoints",
         )
     weight_of = dict(zip(listed, weights, strict=True))
-    return tuple(weight_of[step] for step in steps)
+    return tuple(weight_of[step] for step in steps if step is not None)
 
 
 def planned_jobs(

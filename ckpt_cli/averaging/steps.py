@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.components import why_none
-from ckpt_cli.discover.found import Blocked, Found, Target
+from ckpt_cli.discover.found import Blocked, Dated, Found, Target, are_counted_anew
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.newest import PASSED, Passed, by_counter, newest_first, told_counters
+from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_counter, newest_first, numbered_alike, told_counters
 from ckpt_cli.discover.nodes.also import also_notes, contradicts
-from ckpt_cli.discover.open import Opened, bare_notes, open_checkpoint, step_info
-from ckpt_cli.discover.steps import ambiguous, newest_notes, no_step, told_by_trackers
+from ckpt_cli.discover.open import Opened, bare_notes, newer_infos, open_checkpoint, step_info
+from ckpt_cli.discover.steps import newest_notes, no_step, told_by_trackers
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
@@ -74,8 +74,15 @@ class Snapshots:
     passed_over: tuple[StepInfo, ...] = ()
 
     @property
+    def counted_anew(self) -> bool:
+        """Whether their numbers do not tell their order."""
+        return are_counted_anew([opened.found for opened in self.opened])
+
+    @property
     def steps(self) -> list[int] | None:
-        """Their steps, None if some are unknown."""
+        """Their steps; None if some are unknown, or counted anew in each epoch, so that differences of them say nothing."""
+        if self.counted_anew:
+            return None
         known = [opened.found.step for opened in self.opened]
         return [step for step in known if step is not None] if None not in known else None
 
@@ -99,7 +106,7 @@ def open_snapshots(
         raise UsageError("--also applies to one run, but several paths were given", hint="merge the checkpoint from its nodes first")
     found: list[Opened] = []
     notes: list[Note] = []
-    newer: list[StepInfo] = []
+    newer: list[tuple[Found, str]] = []
     targets = [locate(path, None, also, steps=choice.says_something) for path in paths]
     if choice.says_something and all(target.run is None for target in targets):
         what = "this is one checkpoint, which has" if len(paths) == 1 else "these are checkpoints, which have"
@@ -107,10 +114,8 @@ def open_snapshots(
     for path, target in zip(paths, targets, strict=True):
         several = target.run is not None and len(target.checkpoints) > 1
         if not choice.says_something and several and len(paths) == 1:
-            steps = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
-            raise UsageError(
-                "which steps of the run should be averaged?", expected=f"some of {steps}", hint=_choices_of(target.checkpoints)
-            )
+            steps = ", ".join(dict.fromkeys(str(checkpoint.step) for checkpoint in target.checkpoints))
+            raise UsageError("which steps of the run should be averaged?", expected=f"some of {steps}", hint=_choices_of(target))
 
         def open_found(checkpoint: Found, path: Path = path, target: Target = target) -> Opened:
             only = replace(target, checkpoints=(checkpoint,), trackers=(), folders=(), also=())
@@ -132,14 +137,15 @@ def open_snapshots(
             path=paths[0],
             hint="ckpt merge writes a single one" if found else None,
         )
-    last = found[-1].found.step or 0
-    over = tuple(sorted((info for info in newer if (info.step or 0) > last), key=lambda info: info.step or 0))
-    return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)), over if len(paths) == 1 else ())
+    over = newer_infos(targets[0], found[-1].found, newer) if len(paths) == 1 else ()
+    return Snapshots(tuple(found), (*notes, *_twice(found), *_of_older(found)), over)
 
 
-def _choices_of(checkpoints: Sequence[Found]) -> str | None:
+def _choices_of(target: Target) -> str | None:
     """How the existing steps can be chosen; None if there are fewer than two."""
-    steps = sorted({found.step for found in checkpoints if found.step is not None})
+    steps = list(dict.fromkeys(found.step for found in target.checkpoints if found.step is not None and target.option(found) is not None))
+    if target.counted_anew:
+        return f"pass --all, --last 2{f', or --steps {steps[-2]},{steps[-1]}' if len(steps) > 1 else ''}"
     if len(steps) < 2:
         return None
     first, last = steps[-2:]
@@ -162,14 +168,14 @@ def _steps_of(
     choice: StepChoice,
     open_found: Callable[[Found], Opened],
     notes: list[Note],
-    newer: list[StepInfo],
+    newer: list[tuple[Found, str]],
     type: str | None,
     files: Files,
 ) -> list[Opened]:
     there_by_name: list[Found | Blocked] = [*target.checkpoints, *target.blocked]
     chosen = choice.among([step for step in (listed.step for listed in there_by_name) if step is not None])
     if choice.last is None:
-        target.check_readable(chosen.__contains__, CHOOSE)
+        target.check_readable(lambda blocked: blocked.step in chosen, CHOOSE)
     candidates = [found for found in target.checkpoints if found.step in chosen]
     lacking = set(choice.steps) - chosen
     bare = next((folder for folder in target.bare if step_of(folder) in lacking), None)
@@ -178,20 +184,24 @@ def _steps_of(
     if lacking:
         raise no_step(target, min(lacking))
     if not candidates:
-        there = ", ".join(str(checkpoint.step) for checkpoint in target.checkpoints)
-        raise UsageError(
-            "no step of the run is chosen", path=target.path, expected=f"some of the steps {there}", hint=_choices_of(target.checkpoints)
-        )
+        there = ", ".join(dict.fromkeys(str(checkpoint.step) for checkpoint in target.checkpoints))
+        raise UsageError("no step of the run is chosen", path=target.path, expected=f"some of the steps {there}", hint=_choices_of(target))
     if choice.steps:
         _refuse_twins(target, candidates)
+        for step in choice.steps:
+            if alike := numbered_alike(target, step):
+                raise _twin_error(target, step, alike)
     elif len(counted := by_counter(candidates)) > 1:
         raise UsageError(
             f"the numbers of these steps are not of one kind: {told_counters(counted)}",
             path=target.path,
             hint="choose steps with --steps, or pass their folders",
         )
+    elif target.counted_anew and (choice.begin, choice.end, choice.every) != (None, None, None):
+        text = "steps are counted anew in each epoch of this run, so a range of numbers is not one of steps"
+        raise UsageError(text, path=target.path, hint="choose steps with --last or --all, or pass their folders")
     whole: list[Opened] = []
-    passed = Passed()
+    passed, age = Passed(), target.age
 
     def may_pass(candidate: Found, error: CkptError) -> bool:
         if not isinstance(error, PASSED) or not (choice.steps or isinstance(error, Undecidable) or contradicts(candidate, error)):
@@ -202,19 +212,19 @@ def _steps_of(
 
     def is_wanted(candidate: Found) -> bool:
         """Folders of one step are all looked at, to refuse twins."""
-        return choice.last is None or len(whole) < choice.last or candidate.step == whole[-1].found.step
+        return choice.last is None or len(whole) < choice.last or age(candidate) == age(whole[-1].found)
 
     wanted = itertools.takewhile(is_wanted, reversed(candidates))
     for _, opened in newest_first(wanted, open_found, passed, may_pass):
         whole.append(opened)
     notes += passed.notes(target, "left out")
-    newer += [step_info(other, passed.reasons[other.path]) for other, _ in passed.errors]
+    newer += [(other, passed.reasons[other.path]) for other, _ in passed.errors]
     _refuse_twins(target, [opened.found for opened in reversed(whole)])
-    reach = min((opened.found.step or 0 for opened in whole), default=0) if len(whole) == choice.last else 0
+    reach = min((age(opened.found) for opened in whole), default=(0, 0)) if len(whole) == choice.last else (0, 0)
     if choice.last is not None:
-        target.check_readable(lambda step: step in chosen and step >= reach, CHOOSE)
+        target.check_readable(lambda blocked: blocked.step in chosen and age(blocked) >= reach, CHOOSE)
     known = choice.among([*(step_of(folder) or 0 for folder in target.bare), *chosen]) if not choice.steps else set()
-    notes += bare_notes(target, lambda step: step in known and step >= reach)
+    notes += bare_notes(target, lambda folder: (step_of(folder) or 0) in known and age(folder) >= reach)
     if not whole and isinstance(error := why_none(target, passed.errors, type, files), NotFound):
         raise error
     if choice.last is not None and len(whole) < choice.last:
@@ -237,12 +247,17 @@ def _steps_of(
 
 def _refuse_twins(target: Target, chosen: Sequence[Found]) -> None:
     """Raise AmbiguousStep if one step lies in two folders: it would count twice, or one of them is another training."""
-    for step in sorted({found.step for found in chosen if found.step is not None}, reverse=True):
-        twins = [found for found in chosen if found.step == step]
-        if len(twins) > 1:
-            error = ambiguous(target, step, twins)
-            error.hint = "pass the step folders that are meant instead of the run"
-            raise error
+    age = target.age
+    for found in reversed(chosen):
+        twins = [other for other in chosen if age(other) == age(found)]
+        if found.step is not None and len(twins) > 1:
+            raise _twin_error(target, found.step, twins)
+
+
+def _twin_error(target: Target, step: int, twins: Sequence[Dated]) -> CkptError:
+    error = ambiguous(target, step, twins)
+    error.hint = "pass the step folders that are meant instead of the run"
+    return error
 
 
 def _of_older(found: Sequence[Opened]) -> list[Note]:

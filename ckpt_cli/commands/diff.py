@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.opening import Named, named_tensors, opened_component
+from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened
 from ckpt_cli.discover.steps import with_step
@@ -131,8 +132,17 @@ def _places(before: object, after: object, type: object, steps: object, also: tu
 
 def _two_steps(run: Path) -> str:
     """The command that compares the last two steps of a run, to stand before another; empty for anything else."""
-    steps = _steps(run)
-    return f"ckpt diff {shlex.quote(str(run))} --steps {steps[-2]},{steps[-1]}, or " if len(steps) > 1 else ""
+    try:
+        target = locate(run, None, ())
+    except CkptError:
+        return ""
+    age = target.age
+    last = list({age(found): found for found in target.checkpoints if found.step is not None}.values())[-2:]
+    if len(last) < 2:
+        return ""
+    if all(target.option(found) for found in last):
+        return f"ckpt diff {shlex.quote(str(run))} --steps {last[0].step},{last[1].step}, or "
+    return f"ckpt diff {' '.join(shlex.quote(str(found.path)) for found in last)}, or "
 
 
 def _two(value: object, option: str) -> tuple[object, object]:
@@ -166,23 +176,30 @@ def _sides(places: tuple[Side, Side], files: Files, options: DiffOptions) -> lis
         rest = [part for part in (error.hint or "").split(", or ") if part and "--step" not in part]
         error.hint = _whole_steps(places, files, options) or ", or ".join(rest) or None
         raise
-    first, second = (side.found.step for side in sides)
-    if places[0].path != places[1].path or places[0].step is not None or first is None or second is None or first == second:
+    first, second = (side.found for side in sides)
+    if places[0].path != places[1].path or places[0].step is not None or first.step is None or second.step is None:
         return sides
-    for step in reversed([each for each in _steps(places[0].path) if each <= min(first, second)][-TRIED:]):
+    target = sides[0].target
+    age = target.age
+    if age(first) == age(second):
+        return sides
+    for found in reversed([each for each in _steps(places[0].path) if age(each) <= min(age(first), age(second))][-TRIED:]):
         with contextlib.suppress(CkptError):
-            return [_opened(replace(place, step=step), files, options) for place in places]
+            return [_opened(replace(place, step=found.step), files, options) for place in places]
     components = " and ".join(side.components[0].name for side in sides)
-    hint = f"pass --steps {first},{second} to compare these two"
+    both = target.option(first) and target.option(second)
+    hint = f"pass {f'--steps {first.step},{second.step}' if both else f'{first.path} and {second.path}'} to compare these two"
     raise UsageError(f"no step has both {components} whole", path=places[0].path, expected="two components of one step", hint=hint)
 
 
-def _steps(run: Path) -> list[int]:
-    """The steps of a run by number, oldest first."""
+def _steps(run: Path) -> list[Found]:
+    """The steps of a run, oldest first, that can be asked for by number."""
     try:
-        return sorted({found.step for found in locate(run, None, ()).checkpoints if found.step is not None})
+        target = locate(run, None, ())
     except CkptError:
         return []
+    known = {found.step: found for found in target.checkpoints if found.step is not None and target.option(found) is not None}
+    return list(known.values())
 
 
 def _whole_steps(places: tuple[Side, Side], files: Files, options: DiffOptions) -> str | None:
@@ -201,7 +218,7 @@ def _whole_steps(places: tuple[Side, Side], files: Files, options: DiffOptions) 
     # The newer one first: where both are replaced, B is to be the newer.
     for at, place in reversed(list(enumerate(places))):
         if kept[at] is None:
-            others = [step for step in reversed(_steps(place.path)) if step not in (*asked, *kept)][:TRIED]
+            others = [step for step in (found.step for found in reversed(_steps(place.path))) if step not in (*asked, *kept)][:TRIED]
             kept[at] = next((step for step in others if is_whole(step, place)), None)
     return None if None in kept else f"pass --steps {kept[0]},{kept[1]}, which are whole"
 

@@ -17,11 +17,11 @@ from ckpt_cli.discover.components import component_names, expanded, numbered_not
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.newest import Passed, newest_first, short_reason
+from ckpt_cli.discover.newest import Passed, ambiguous, newest_first, short_reason
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts
-from ckpt_cli.discover.open import bare_notes, listed_component, since, step_info
+from ckpt_cli.discover.open import bare_notes, listed_component, newer_infos, step_info
 from ckpt_cli.discover.places import unread_notes
-from ckpt_cli.discover.steps import ambiguous, newest_notes
+from ckpt_cli.discover.steps import newest_notes
 from ckpt_cli.errors import CkptError, Inconsistent, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
@@ -189,8 +189,9 @@ def choose(
         except Inconsistent as error:
             problem = problem or error.message
         if step is None and target.run is not None:
-            target.check_readable(since(found), f"pass --step {found.step}" if problem is None else None)
-        newer = bare_notes(target, since(found)) if step is None and target.run is not None else []
+            option = target.option(found) if problem is None else None
+            target.check_readable(target.since(found), None if option is None else f"pass {option}")
+        newer = bare_notes(target, target.since(found)) if step is None and target.run is not None else []
         notes += numbered_notes(target, found, type) if problem is None or not candidates else []
         if problem is None:
             if step is None and target.run is not None:
@@ -199,9 +200,8 @@ def choose(
             newer += also_notes(target, [(found, [place.name])])
             skipped = [*((other, why) for other, _, why in candidates), *((other, short_reason(why)) for other, why in passed.errors)]
             beside = [*linked, *unread_notes(found, place), *mark_notes(found, place)]
-            newest = [step_info(other, why) for other, why in skipped if (other.step or 0) > (found.step or 0)]
-            newest.sort(key=lambda info: info.step or 0)
-            return found, place, [*newer, *passed.notes(target, "skipped"), *notes, *beside], tuple(newest)
+            told = [*newer, *passed.notes(target, "skipped"), *notes, *beside]
+            return found, place, told, newer_infos(target, found, skipped)
         candidates.append((found, place, problem))
         if step is not None or target.run is None:
             break
@@ -209,7 +209,8 @@ def choose(
     if not candidates:
         raise why_none(target, passed.errors, type, files) or NotFound("there is no checkpoint", path=path)
     found, place, problem = candidates[0]
-    twins = [other for other, _, _ in candidates if other.step == found.step]
+    age = target.age
+    twins = [other for other, _, _ in candidates if age(other) == age(found)]
     if step is None and target.run is not None and len(twins) > 1:
         raise ambiguous(target, found.step, twins)
     incomplete = Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")
@@ -218,14 +219,15 @@ def choose(
 
 def _notes_of_twins(taken: Found, target: Target) -> list[Note]:
     """What is said of other folders of the step that is taken, which lack files. Raises AmbiguousStep if one has them, or is not read."""
-    notes = []
+    notes, age = [], target.age
     for other in target.checkpoints:
-        if other.step != taken.step or other.path == taken.path:
+        if age(other) != age(taken) or other.path == taken.path:
             continue
         problem = step_info(other).problem
         unknown = any(isinstance(place.match.trouble, (Unreadable, LfsPointer, Unsupported)) for place in other.places)
         if problem is None or unknown:
-            raise ambiguous(target, taken.step, sorted((taken, other), key=lambda found: found.path.name))
+            rivals = sorted((taken, other), key=lambda one: one.path.name)
+            raise ambiguous(target, taken.step, rivals)
         notes.append(Note("warning", "step-skipped", f"{target.label(other.path)} is skipped: {problem}"))
     return notes
 

@@ -161,7 +161,7 @@ def report(
                 chosen = [step for step in (before.step, row.step) if step is not None] if nodes else None
                 found = diff(*pair, type=component, steps=chosen, also=nodes, sample=sample, progress=progress)
                 moved[row.path] = found.comparison
-    steps = {row.step: moved[row.path].groups for row in rows if row.path in moved and row.step is not None}
+    steps = [(row.step, row.label, moved[row.path].groups) for row in rows if row.path in moved and row.step is not None]
     newest = newest_of(rows)
     result = ReportResult(
         path=str(target.run or target.path),
@@ -194,9 +194,9 @@ def _other_step_notes(opened: Opened) -> list[Note]:
             continue
         whole = (found for found in reversed(target.checkpoints)
                  if any(other.name == place.name and listed_component(other).problem is None for other in found.places))  # fmt: skip
-        text, other = f"{place.name} of step {opened.found.step} cannot be merged: {problem}", next(whole, None)
+        text, other = f"{place.name} of step {target.called(opened.found)} cannot be merged: {problem}", next(whole, None)
         if other is not None:
-            text += f"; by the names of the files, --type {place.name} takes step {other.step}"
+            text += f"; by the names of the files, --type {place.name} takes step {target.called(other)}"
         notes.append(Note("info", "other-component", text))
     return notes
 

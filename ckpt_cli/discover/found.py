@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.errors import NotFound, Unreadable
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.step_names import epoch_of
-from ckpt_cli.formats.trainers import trainer_of
+from ckpt_cli.formats.step_names import counter_of, epoch_of, step_of
+from ckpt_cli.formats.trainers import PARTIAL, number_in, trainer_of
+
+Age = tuple[float, float]
+"""The epoch, where the steps of a run say theirs, and the number in it: the larger, the newer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,74 @@ class Blocked:
     error: Unreadable
 
 
+Dated = Found | Blocked | Path
+"""A step, or the folder of one."""
+
+
+def path_of(step: Dated) -> Path:
+    return step if isinstance(step, Path) else step.path
+
+
+def number_of(step: Dated) -> int | None:
+    """The number of a step; that of a folder is in its name, also of one whose save did not finish."""
+    if not isinstance(step, Path):
+        return step.step
+    number = step_of(step)
+    return number_in(step.name, PARTIAL) if number is None else number
+
+
+def counted(step: Dated) -> tuple[int | None, int | None]:
+    """What one step of a run is told from the others by: its epoch, where its path says it, and its number."""
+    return epoch_of(path_of(step)), number_of(step)
+
+
+def of_other_epochs(steps: Sequence[Dated]) -> bool:
+    """Whether some of them are of other epochs than others, as their paths say: the same number is then not the same step."""
+    return len({epoch for epoch, _ in map(counted, steps)} - {None}) > 1
+
+
+def same_step(one: Dated, other: Dated) -> bool:
+    """Whether two are the same step by number, and no epoch contradicts."""
+    return number_of(one) == number_of(other) and not of_other_epochs((one, other))
+
+
+def is_in_epoch(step: Path) -> bool:
+    """Whether a step lies in the folder of its epoch, which is that of several."""
+    return epoch_of(step) != epoch_of(Path(step.name))
+
+
+def ages(steps: Iterable[Dated]) -> Callable[[Dated], Age]:
+    """How new steps of a run are, for those that the ``steps`` with weights lie among: the one order of steps that there is.
+
+    Where all of these say their epoch, that comes first: steps may be counted anew in each. What does not say it may then be of the latest,
+    and a folder of an epoch may hold any step of that.
+    """
+    if not all(epoch_of(path_of(step)) is not None for step in steps):
+        return lambda step: (0, number_of(step) or 0)
+
+    def age(step: Dated) -> Age:
+        path = path_of(step)
+        epoch = epoch_of(path)
+        if epoch is None and counter_of(path) is None and counter_of(path.parent) == "epochs":
+            epoch = step_of(path.parent)  # one whose save did not finish
+        if epoch is not None:
+            return epoch, number_of(step) or 0
+        if counter_of(path) == "epochs":
+            return number_of(step) or 0, float("inf")
+        return float("inf"), number_of(step) or 0
+
+    return age
+
+
+def are_counted_anew(steps: Iterable[Dated]) -> bool:
+    """Whether numbers do not tell the order of steps, since they begin anew in each epoch, and all say theirs."""
+    listed = list(steps)
+    if any(epoch_of(path_of(step)) is None for step in listed):
+        return False
+    ordered = sorted({(epoch or 0, number or 0) for epoch, number in map(counted, listed)})
+    return any(one[0] < other[0] and one[1] >= other[1] for one, other in itertools.pairwise(ordered))
+
+
 @dataclass(frozen=True, slots=True)
 class Tracker:
     """What a small file of the trainer, or a link called ``latest``, says the last step is. Never trusted, only compared."""
@@ -123,12 +195,38 @@ class Target:
 
     def label(self, path: Path) -> str:
         """How a step folder is called in messages: by its name, or where steps lie in several folders, as it lies in the run."""
-        outer = self.path if self.folders else self.run if epoch_of(path) != epoch_of(Path(path.name)) else None
+        outer = self.path if self.folders else self.run if is_in_epoch(path) else None
         return str(path.relative_to(outer)) if outer is not None and path.is_relative_to(outer) else path.name
 
-    def check_readable(self, counts: Callable[[int], bool], hint: str | None = None) -> None:
-        """Raise Unreadable for the newest step folder that could not be looked at, of those whose step ``counts``."""
-        newest = max((blocked for blocked in self.blocked if counts(blocked.step)), key=lambda blocked: blocked.step, default=None)
+    def called(self, step: Found) -> str:
+        """A step by its number, or by its label where that does not tell it."""
+        return self.label(step.path) if self.counted_anew else str(step.step)
+
+    @property
+    def age(self) -> Callable[[Dated], Age]:
+        """How new a step of this run is; made once where many are compared."""
+        return ages(self.checkpoints or self.blocked)
+
+    @property
+    def counted_anew(self) -> bool:
+        """Whether the numbers of steps do not tell their order."""
+        return are_counted_anew(self.checkpoints)
+
+    def since(self, first: Found) -> Callable[[Dated], bool]:
+        """Whether a step is at least as new as the ``first``."""
+        age = self.age
+        begin = age(first)
+        return lambda step: age(step) >= begin
+
+    def option(self, step: Found) -> str | None:
+        """The option that asks for a step by its number; None where that is the number of steps of other epochs too."""
+        there: list[Dated] = [*self.checkpoints, *self.blocked, *self.bare]
+        several = any(number_of(other) == step.step and counted(other) != counted(step) for other in there)
+        return None if several else f"--step {step.step}"
+
+    def check_readable(self, counts: Callable[[Blocked], bool], hint: str | None = None) -> None:
+        """Raise Unreadable for the newest step folder that could not be looked at, of those that ``counts``."""
+        newest = max((blocked for blocked in self.blocked if counts(blocked)), key=self.age, default=None)
         if newest is not None:
             newest.error.hint = ", or ".join(filter(None, (newest.error.hint, hint))) or None
             raise newest.error

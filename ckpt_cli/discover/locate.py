@@ -128,7 +128,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
             bare=bare_in(given, steps, there, step),
             blocked=steps.blocked,
             stray=stray,
-            partial=partial_in(steps.folders, there),
+            partial=partial_in(list(dict.fromkeys((*steps.folders, *(found.path.parent for found in steps.found)))), there),
             made=steps.made,
             folders=steps.folders if len(steps.folders) > 1 else (),
         )

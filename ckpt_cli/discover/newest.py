@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from ckpt_cli.discover.found import Found, Target
-from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, NoComponent, NotFound
+from ckpt_cli.discover.found import Dated, Found, Target, ages, number_of, of_other_epochs, path_of
+from ckpt_cli.errors import AmbiguousStep, CkptError, CorruptFile, IncompleteError, IsOptimizer, NoComponent, NotFound
 from ckpt_cli.formats.step_names import counter_of, epoch_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -73,12 +73,27 @@ def short_reason(error: CkptError, folder: Path | None = None) -> str:
     return f"{error.message} ({where})" if where and where not in error.message else error.message
 
 
+def ambiguous(target: Target, step: int | None, rivals: Sequence[Dated]) -> AmbiguousStep:
+    """The error for a step that lies in several folders: nothing says which of them is meant, and their names do not either."""
+    paths = [path_of(rival) for rival in rivals]
+    names = ", ".join(map(target.label, paths))
+    held = next((rival.path for rival in reversed(rivals) if isinstance(rival, Found)), None)
+    hint = f"pass the folder itself, such as {held}" if held is not None and of_other_epochs(rivals) else "pass the folder itself"
+    return AmbiguousStep(f"step {step} is there more than once: {names}", path=target.path, hint=hint)
+
+
+def numbered_alike(target: Target, step: int) -> list[Dated]:
+    """What there is of steps with a number, if it is that of several epochs; nothing else."""
+    there: list[Dated] = [*target.bare, *target.blocked, *target.checkpoints]
+    alike = [each for each in there if number_of(each) == step]
+    return sorted(alike, key=target.age) if of_other_epochs(alike) else []
+
+
 def oldest_first(checkpoints: Iterable[Found]) -> list[Found]:
-    """Checkpoints in the order of their steps; where all say their epoch, that comes first: steps may be counted anew in each."""
+    """Checkpoints in the order of their `ages`."""
     listed = list(checkpoints)
-    epochs = {found.path: epoch_of(found.path) for found in listed}
-    known = None not in epochs.values()
-    return sorted(listed, key=lambda found: ((epochs[found.path] or 0) if known else 0, found.step or 0, found.path.name, found.path))
+    age = ages(listed)
+    return sorted(listed, key=lambda found: (age(found), found.path.name, found.path))
 
 
 def anew_notes(target: Target, taken: Found) -> list[Note]:

@@ -23,13 +23,13 @@ from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, numbered_notes, why_none, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
-from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.newest import PASSED, Passed, by_trainer, newest_first, short_reason, skipped_notes
+from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_trainer, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, more_folders
 from ckpt_cli.discover.places import spoken, unread_notes
-from ckpt_cli.discover.steps import ambiguous, newest_notes, told_by_trackers
+from ckpt_cli.discover.steps import newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.manifest import Manifest, watched_manifest
@@ -37,7 +37,6 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
-from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
@@ -115,9 +114,9 @@ def open_checkpoint(
         return _why_not_whole(other, type, files, base, shard_order) is None
 
     def attempt(listed: Found) -> tuple[Found, tuple[OpenedComponent, ...]]:
-        if step is None and any(since(listed)(blocked.step) for blocked in target.blocked):
+        if step is None and target.blocked and any(map(target.since(listed), target.blocked)):
             hint = _step_hint(listed, target, also, located) if is_whole(listed) else None
-            target.check_readable(since(listed), hint)
+            target.check_readable(target.since(listed), hint)
         found = expanded(listed, files)
         if ema_from_model:
             found = with_ema_of_model(found)
@@ -136,7 +135,7 @@ def open_checkpoint(
         problems = passed.reasons
         if choosing:
             _refuse_rival(listed, target, problems, lambda other: _why_not_whole(other, type, files, base, shard_order))
-        newer = since(found) if step is None and target.run is not None else lambda _: False
+        newer = target.since(found) if step is None and target.run is not None else lambda _: False
         notes = bare_notes(target, newer, compared_stray_notes(target, [one.component for one in components], files))
         notes += skipped_notes(target, problems)
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
@@ -222,10 +221,21 @@ def steps_of(target: Target, problems: Mapping[Path, str]) -> tuple[StepInfo, ..
     if target.run is None:
         return ()
     listed = [step_info(found, problems.get(found.path)) for found in target.checkpoints]
+    age = target.age
+    there: list[Found | Blocked] = [*target.checkpoints, *target.blocked]
+    ages = {str(step.path): age(step) for step in there}
     of = {str(found.path): trainer for trainer, steps in by_trainer(target).items() for found in steps}
     listed = [info.model_copy(update={"trainer": of[info.path]}) for info in listed] if of else listed
     listed += [StepInfo(step=b.step, path=str(b.path), components=(), problem=b.error.message) for b in target.blocked]
-    return tuple(sorted(listed, key=lambda info: (info.step or 0, info.path)))
+    listed = [info.model_copy(update={"label": target.label(Path(info.path))}) for info in listed] if target.counted_anew else listed
+    return tuple(sorted(listed, key=lambda info: (ages[info.path], info.path)))
+
+
+def newer_infos(target: Target, taken: Found, others: Iterable[tuple[Found, str | None]]) -> tuple[StepInfo, ...]:
+    """Steps newer than the one that is taken, oldest first, each with why it was not."""
+    age, anew = target.age, target.counted_anew
+    newer = sorted((other for other in others if age(other[0]) > age(taken)), key=lambda other: age(other[0]))
+    return tuple(step_info(found, why).model_copy(update={"label": target.label(found.path) if anew else None}) for found, why in newer)
 
 
 def step_info(found: Found, problem: str | None = None) -> StepInfo:
@@ -347,24 +357,19 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
     return next(filter(is_whole, itertools.islice(others, MAX_OTHERS)), None)
 
 
-def bare_notes(target: Target, counts: Callable[[int], bool], stray: Iterable[Note] | None = None) -> list[Note]:
-    """What is said about step folders without weights, of those whose step ``counts``, and about ``stray`` files beside them."""
-    bare = [folder for folder in target.bare if counts(step_of(folder) or 0)]
+def bare_notes(target: Target, counts: Callable[[Path], bool], stray: Iterable[Note] | None = None) -> list[Note]:
+    """What is said about step folders without weights, of those that ``counts``, and about ``stray`` files beside them."""
+    bare = [folder for folder in target.bare if counts(folder)]
     notes = [Note("warning", "step-skipped", f"{target.label(folder)} is skipped: no weights were recognised in it") for folder in bare]
     return [*(stray_notes(target) if stray is None else stray), *notes]
-
-
-def since(found: Found) -> Callable[[int], bool]:
-    """Whether a step is at least as new as this one."""
-    return lambda step: step >= (found.step or 0)
 
 
 def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Target | None) -> str | None:
     """How to ask for another step, which is whole: by number where the command takes one (others locate by themselves), or by folder."""
     if len(whole.more) < len(target.also):
         return None  # the folder of --also has no such step
-    if target.run is not None and located is None:
-        return f"pass --step {whole.step}, which is whole"
+    if target.run is not None and located is None and (option := target.option(whole)) is not None:
+        return f"pass {option}, which is whole"
     return None if also or target.nodes > 1 else f"use {whole.path}, which is whole"
 
 
@@ -381,12 +386,12 @@ def _why_not_whole(found: Found, type: str | None, files: Files, base: Path | No
 
 def _refuse_rival(taken: Found, target: Target, problems: dict[Path, str], trouble: Callable[[Found], CkptError | None]) -> None:
     """Raise AmbiguousStep if another folder of the step that was taken is whole too, or cannot be looked at. Others are skipped ones."""
-    for other in target.checkpoints:
-        if other.step != taken.step or other.path == taken.path or other.path in problems:
+    age = target.age
+    same = [found for found in target.checkpoints if age(found) == age(taken)]
+    for other in same:
+        if other.path == taken.path or other.path in problems:
             continue
         error = trouble(other)
         if error is None or isinstance(error, Undecidable) or not isinstance(error, (IncompleteError, CorruptFile, NotFound)):
-            raise ambiguous(
-                target, taken.step, [found for found in target.checkpoints if found.step == taken.step and found.path not in problems]
-            )
+            raise ambiguous(target, taken.step, [found for found in same if found.path not in problems])
         problems[other.path] = short_reason(error, other.path)

@@ -140,13 +140,22 @@ def steps_of_epoch(folder: Path, there: Folders) -> list[Path]:
     steps: list[Path] = []
     with contextlib.suppress(Unreadable):
         if counter_of(folder) == "epochs" and there.is_folder(folder) and not names_own_tag(folder, there):
-            steps = there.folders(folder, lambda name: counter_of(Path(name)) == "steps")
+            entries = [entry for entry in there.entries(folder) if counter_of(Path(entry.name)) == "steps"]
+            steps = [entry for entry in entries if _may_be_folder(entry, there)]
     return steps if any(_may_be_read(step, there) for step in steps) and not recognise(folder, there) else []
+
+
+def _may_be_folder(path: Path, there: Folders) -> bool:
+    """Whether it is a folder, or whatever it is cannot be seen: a link that leads nowhere may be the newest step too."""
+    try:
+        return there.is_folder(path) or there.is_broken(path)
+    except Unreadable:
+        return True
 
 
 def _may_be_read(folder: Path, there: Folders) -> bool:
     try:
-        return bool(places_in(folder, there))
+        return bool(places_in(folder, there)) or there.is_broken(folder)
     except Unreadable:
         return True
 

@@ -15,17 +15,17 @@ from typing import Any
 
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
-from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker
-from ckpt_cli.discover.newest import counter_notes, mixed_notes, oldest_first
+from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker, counted, is_in_epoch, same_step
+from ckpt_cli.discover.newest import ambiguous, counter_notes, mixed_notes, numbered_alike, oldest_first
 from ckpt_cli.discover.places import places_in, places_of_file, steps_of_epoch
 from ckpt_cli.discover.tags import step_at
-from ckpt_cli.errors import AmbiguousStep, CkptError, NotFound, Unreadable
+from ckpt_cli.errors import CkptError, NotFound, Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import format_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, WEIGHTS, has_form, number_in
+from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, WEIGHTS, has_form
 from ckpt_cli.formats.weight_names import may_hold_weights
 from ckpt_cli.names import few, span_text
 from ckpt_cli.tensors.component import Note
@@ -144,10 +144,10 @@ def bare_in(given: Path, steps: Steps, there: Folders, only: int | None) -> tupl
     known = {*(found.path for found in steps.found), *(unknown.path for unknown in steps.blocked), *steps.made}
     bare = []
     for folder in _folders_of(given):
-        elsewhere = {found.step for found in steps.found if found.path.parent != folder}
+        elsewhere = {counted(found) for found in steps.found if _folder_of(found.path) != folder}
         for path in step_folders(folder, there):
             step = step_of(path)
-            if path in known or step in elsewhere or (only is not None and step != only):
+            if path in known or counted(path) in elsewhere or (only is not None and step != only):
                 continue
             if not any(_is_same(path, found.path) for found in steps.found if found.step == step):
                 bare.append(path)
@@ -159,6 +159,11 @@ def partial_in(folders: Sequence[Path], there: Folders) -> tuple[Path, ...]:
     return tuple(entry for folder in folders for entry in there.entries(folder) if has_form(entry.name, PARTIAL))
 
 
+def _folder_of(step: Path) -> Path:
+    """The folder of steps that one lies in, which may lie in that of its epoch."""
+    return step.parent.parent if is_in_epoch(step) else step.parent
+
+
 def _folders_of(given: Path) -> list[Path]:
     return [given, *(given / name for name in RUNS)]
 
@@ -167,7 +172,8 @@ def _without_links(found: Sequence[Found]) -> tuple[Found, ...]:
     """The steps in their order; a link to the folder of the same step is not a second one."""
     kept: list[Found] = []
     for checkpoint in oldest_first(found):
-        twin = next((other for other in reversed(kept) if other.step == checkpoint.step and _is_same(other.path, checkpoint.path)), None)
+        alike = (other for other in reversed(kept) if same_step(other, checkpoint))
+        twin = next((other for other in alike if _is_same(other.path, checkpoint.path)), None)
         if twin is None:
             kept.append(checkpoint)
         elif twin.path.is_symlink():
@@ -181,15 +187,11 @@ def _is_same(folder: Path, other: Path) -> bool:
     return first is not None and second is not None and os.path.samestat(first, second)
 
 
-def ambiguous(target: Target, step: int | None, rivals: Sequence[Found]) -> AmbiguousStep:
-    """The error for a step that lies in several folders: nothing says which of them is meant, and their names do not either."""
-    names = ", ".join(target.label(found.path) for found in rivals)
-    return AmbiguousStep(f"step {step} is there more than once: {names}", path=target.path, hint="pass the folder itself")
-
-
 def with_step(target: Target, step: int | None) -> Target:
     if step is None:
         return target
+    if alike := numbered_alike(target, step):
+        raise ambiguous(target, step, alike)
     blocked = next((blocked for blocked in target.blocked if blocked.step == step), None)
     if blocked is not None:
         raise blocked.error
@@ -206,7 +208,7 @@ def with_step(target: Target, step: int | None) -> Target:
 
 def no_step(target: Target, step: int) -> NotFound:
     """The error for a step that the run does not have."""
-    there = ", ".join(str(found.step) for found in target.checkpoints if found.step is not None)
+    there = ", ".join(dict.fromkeys(str(found.step) for found in target.checkpoints if found.step is not None))
     made = next((folder for folder in target.made if step_of(folder) == step), None)
     return NotFound(
         f"there is no step {step}",
@@ -310,7 +312,8 @@ def folder_notes(target: Target) -> list[Note]:
 
 def partial_notes(target: Target, taken: Found) -> list[Note]:
     """A warning about a newer step that was still being saved."""
-    newer = [folder for folder in target.partial if (number_in(folder.name, PARTIAL) or 0) > (taken.step or 0)]
+    age = target.age
+    newer = [folder for folder in target.partial if age(folder) > age(taken)]
     text = "is skipped: its name says that the save did not finish"
     return [Note("warning", "step-skipped", f"{target.label(folder)} {text}") for folder in newer]
 
@@ -326,7 +329,8 @@ def older_notes(target: Target, taken: Found) -> list[Note]:
     written = _time_of(taken)
     if written is None:
         return []
-    lower = [found for found in target.checkpoints if (found.step or 0) < (taken.step or 0)]
+    age = target.age
+    lower = [found for found in target.checkpoints if age(found) < age(taken)]
     times = [(time, found) for found in _some_of(lower) if (time := _time_of(found)) is not None and time - written > SECONDS]
     if not times:
         return []
@@ -360,7 +364,7 @@ def tracker_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool
 
     A lower one that is whole may be where training went back to. A higher one that is not there was saved, and lost since.
     """
-    notes = []
+    notes, age = [], target.age
     for tracker in target.trackers:
         if _is_taken(tracker, target, taken):
             continue
@@ -372,7 +376,7 @@ def tracker_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool
         elif tracker.step > (taken.step or 0) and not named and all(step_of(folder) != tracker.step for folder in target.bare):
             text = f"{tracker}, and that step is not there: the newest whole one is {taken.step}; did a copy end early?"
             notes.append(Note("warning", "tracker", text))
-        elif tracker.step < (taken.step or 0) and any(map(is_whole, named)):
+        elif any(age(found) < age(taken) and is_whole(found) for found in named):
             text = f"{tracker}, which is whole, but the newer step {taken.step} was taken: did training go back to {tracker.step}?"
             notes.append(Note("warning", "tracker", text))
         else:

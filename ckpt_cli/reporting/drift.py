@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ckpt_cli.results.drift import DriftGroup, Heatmap, HeatmapBlock, HeatmapRow
 
@@ -15,12 +15,14 @@ def total(groups: Sequence[DriftGroup]) -> float | None:
     return math.hypot(*moved) / norm if moved and norm else None
 
 
-def run_map(steps: Mapping[int, Sequence[DriftGroup]]) -> Heatmap | None:
-    """A row for each group of tensors with distances, a column for each step that has one before it; None if there is none."""
-    steps = {step: [group for group in groups if group.kind == "floating"] for step, groups in steps.items()}
+def run_map(steps: Sequence[tuple[int, str | None, Sequence[DriftGroup]]]) -> Heatmap | None:
+    """A row for each group of tensors with distances, a column for each of these steps, by its number and label; None if there is none."""
     if not steps:
         return None
-    patterns = dict.fromkeys(group.pattern for groups in steps.values() for group in groups)
-    found = {step: {group.pattern: group.relative_l2 for group in groups} for step, groups in steps.items()}
-    rows = tuple(HeatmapRow(module=pattern, values=tuple(values.get(pattern) for values in found.values())) for pattern in patterns)
-    return Heatmap(blocks=(HeatmapBlock(stack="the run", layers=tuple(found), rows=rows, axis="step"),))
+    found = [{group.pattern: group.relative_l2 for group in groups if group.kind == "floating"} for _, _, groups in steps]
+    patterns = dict.fromkeys(pattern for values in found for pattern in values)
+    rows = tuple(HeatmapRow(module=pattern, values=tuple(values.get(pattern) for values in found)) for pattern in patterns)
+    labels = tuple(label for _, label, _ in steps if label is not None)
+    return Heatmap(
+        blocks=(HeatmapBlock(stack="the run", layers=tuple(step for step, _, _ in steps), rows=rows, axis="step", labels=labels),)
+    )

@@ -38,7 +38,7 @@ def _rows(steps: Sequence[StepReport]) -> list[str]:
         numbers.append((step.drift, "" if step.drift is None else change_text(step.drift)))
         made.append(
             row(
-                str(step.step),
+                step.called,
                 step.path,
                 numbers,
                 step.problem or "; ".join(filter(None, (step.partly_broken, step.differs, step.partly))) or "complete",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from ckpt_cli.discover.components import component_names, expanded
-from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.found import Age, Found, Place, Target
 from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.discover.open import describe_place
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, PartOfSet, Undecidable, Unsupported
@@ -42,12 +42,15 @@ class Part:
 class Row:
     """A step: the error that a merge of it would end with, and the shape and dtype of each tensor that a merge would read.
 
+    ``age`` is its place in the order of the run, ``label`` its name where the number does not tell it.
     ``unfinished``: its save did not finish; what cannot be read, or is not known, may be whole. ``whole`` are the components that a merge
     would write, ``broken`` says of others why these cannot be.
     """
 
     path: Path
     step: int | None
+    age: Age = (0, 0)
+    label: str | None = None
     components: tuple[str, ...] = ()
     sizes: Sizes = field(default_factory=Sizes)
     problem: str | None = None
@@ -64,11 +67,15 @@ def rows_of(target: Target, type: str | None, progress: Progress | None) -> list
 
     Raises Unreadable for folders that can be listed only in part.
     """
-    rows = [_row(found, target, type, progress) for found in target.checkpoints]
-    rows += [Row(blocked.path, blocked.step, problem=blocked.error.message) for blocked in target.blocked]
-    rows += [Row(path, step_of(path), sizes=folder_size(path), problem=NO_WEIGHTS) for path in target.bare]
-    rows += [Row(path, step_of(path), sizes=folder_size(path), problem=UNFINISHED, unfinished=True) for path in target.partial]
-    return sorted(rows, key=lambda row: (row.step is None, row.step or 0, row.path))
+    age, anew = target.age, target.counted_anew
+    rows = [(age(found), _row(found, target, type, progress)) for found in target.checkpoints]
+    rows += [(age(blocked), Row(blocked.path, blocked.step, problem=blocked.error.message)) for blocked in target.blocked]
+    for path in (*target.bare, *target.partial):
+        unfinished = path in target.partial
+        problem = UNFINISHED if unfinished else NO_WEIGHTS
+        rows.append((age(path), Row(path, step_of(path), sizes=folder_size(path), problem=problem, unfinished=unfinished)))
+    made = [replace(row, age=new, label=target.label(row.path) if anew else None) for new, row in rows]
+    return sorted(made, key=lambda row: (row.step is None, row.age, row.path))
 
 
 def _row(listed: Found, target: Target, type: str | None, progress: Progress | None) -> Row:
@@ -91,10 +98,10 @@ def _row(listed: Found, target: Target, type: str | None, progress: Progress | N
         return Row(
             found.path,
             found.step,
-            tuple(place.name for place in found.places),
-            sizes_of(found, list(described.values()), files),
-            None if trouble is None else short_reason(trouble, found.path),
-            trouble is None or isinstance(trouble, (Unsupported, Undecidable)),
+            components=tuple(place.name for place in found.places),
+            sizes=sizes_of(found, list(described.values()), files),
+            problem=None if trouble is None else short_reason(trouble, found.path),
+            complete=trouble is None or isinstance(trouble, (Unsupported, Undecidable)),
             parts={place.name: _part(place, described.get(place.name), errors.get(place.name)) for place in found.places},
             tensors=tensors,
             whole=tuple(name for name in wanted if name in described),
@@ -116,7 +123,7 @@ def freeable(row: Row, newest: Row, rows: Sequence[Row]) -> int:
 
     Ranks are missing for good if the newest step has as many, all of them here: then no other machine writes any.
     """
-    after = [other for other in rows if other.problem is None and (other.step or 0) > (row.step or 0)]
+    after = [other for other in rows if other.problem is None and other.age > row.age]
     replaced = any(other.sizes.replaces_optimizer_of(row.sizes) for other in after)
     separate = sum(row.sizes.separate.values())
     if row.unfinished:
@@ -141,10 +148,11 @@ def reported(rows: Sequence[Row], moved: Mapping[Path, BaseComparison]) -> tuple
     newest = newest_of(rows)
     made, before = [], None
     for row in rows:
-        is_older = newest is not None and row.step is not None and row.step < (newest.step or 0)
+        is_older = newest is not None and row.step is not None and row.age < newest.age
         made.append(
             StepReport(
                 step=row.step,
+                label=row.label,
                 path=str(row.path),
                 components=row.components,
                 complete=row.complete,
@@ -173,4 +181,4 @@ def _difference(before: Row, row: Row) -> str | None:
     """How the tensors differ from those of the step before, from headers; None if names, shapes and dtypes are the same."""
     names = before.tensors.keys() | row.tensors.keys()
     different = sorted(name.partition(": ")[2] for name in names if before.tensors.get(name) != row.tensors.get(name))
-    return f"other tensors than step {before.step}: {few(different, 2)}" if different else None
+    return f"other tensors than step {before.label or before.step}: {few(different, 2)}" if different else None

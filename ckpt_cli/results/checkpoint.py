@@ -134,7 +134,8 @@ class ComponentInfo(Frozen):
 class StepInfo(Frozen):
     """One step of a run. ``problem`` says why it is not complete, as far as names (or, if it was tried, contents) tell.
 
-    ``trainer`` wrote it, by its name, where the steps in a folder are those of several.
+    ``trainer`` wrote it, by its name, where the steps in a folder are those of several; ``label`` is what it is called where steps are
+    counted anew in each epoch, so that several have one number.
     """
 
     step: int | None
@@ -142,6 +143,11 @@ class StepInfo(Frozen):
     components: tuple[str, ...]
     problem: str | None = None
     trainer: str | None = None
+    label: str | None = None
+
+    @property
+    def called(self) -> str:
+        return self.label or str(self.step)
 
 
 class Checkpoint(Frozen):

@@ -77,13 +77,18 @@ class HeatmapRow(Frozen):
 class HeatmapBlock(Frozen):
     """A stack of layers, such as ``model.layers``: the numbers of its layers, and one row per module.
 
-    ``axis`` is what the numbers count: of a run, these are steps.
+    ``axis`` is what the numbers count: of a run, these are steps, and have ``labels`` where they are counted anew in each epoch.
     """
 
     stack: str
     layers: tuple[int, ...]
     rows: tuple[HeatmapRow, ...]
     axis: str = "layer"
+    labels: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.labels or tuple(map(str, self.layers))
 
 
 class Heatmap(Frozen):

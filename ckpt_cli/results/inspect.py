@@ -48,10 +48,11 @@ class StepReport(Frozen):
     ``partly_broken``: which components are complete, and what the others lack, if not all are. ``freeable`` bytes are no longer needed to
     merge a step or to go on from the newest. ``differs``: how its tensors differ from those of the step before, by headers; ``drift``:
     how far their values are from it (relative L2 of all floating-point tensors as one vector), if that was asked for, and ``coverage``:
-    how much of both steps that is about.
+    how much of both steps that is about. ``label`` is as in `StepInfo`.
     """
 
     step: int | None
+    label: str | None = None
     path: Place
     components: tuple[str, ...]
     complete: bool
@@ -65,6 +66,10 @@ class StepReport(Frozen):
     differs: str | None = None
     drift: Number = None
     coverage: Coverage | None = None
+
+    @property
+    def called(self) -> str:
+        return self.label or str(self.step)
 
     @property
     def partly(self) -> str | None:

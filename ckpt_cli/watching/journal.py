@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ckpt_cli.discover.found import ages
 from ckpt_cli.errors import CorruptFile, NotWritable, UsageError
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import read_small
@@ -52,11 +53,18 @@ class Journal:
                 said = [f"then: {as_typed(event.options)}", f"now: {as_typed(options)}"]
                 raise UsageError("the outputs here were made with other options", path=self.path.parent, details=said, hint=hint)
 
+    def kept(self) -> list[int]:
+        """The steps that were made here and not removed by ``--keep``, in the order of their run, as its folders say it."""
+        folder = {step: Path(event.source) for step, event in self.made.items()}
+        age = ages(folder.values())
+        return sorted(self.made.keys() - self.removed, key=lambda step: (age(folder[step])[0], step))
+
     def newest(self) -> WatchOutput | None:
         """The output of the newest step that was made here and not removed by ``--keep``."""
-        step = max(self.made.keys() - self.removed, default=None)
-        if step is None:
+        kept = self.kept()
+        if not kept:
             return None
+        step = kept[-1]
         event = self.made[step]
         folders = folders_of(event)
         source = event.source if not event.steps and os.path.exists(event.source) else None

@@ -110,7 +110,7 @@ class WatchedRun:
             raise UsageError("this is one checkpoint, not a run", path=self.path, hint=f"ckpt merge {self.path}")
         due: list[float] = []
         wanted = {step: found for found, step in steps_of(target, self.options)}
-        newest = sorted(found.step for found in target.checkpoints if found.step is not None)[-STILL_WRITTEN:]
+        newest = [found.step for found in target.checkpoints if found.step is not None][-STILL_WRITTEN:]
         self._pass_over(passed_over(target, self.options), wanted)
         turn = self._looks % len(wanted) if wanted else 0
         for number, (step, found) in enumerate(wanted.items()):
@@ -121,7 +121,7 @@ class WatchedRun:
                 self._after(step)
                 continue
             # Said first: with too few steps, whether the files of this one are settled decides nothing.
-            if not (steps := self._averaged(target, step)):
+            if not (steps := self._averaged(target, found, step)):
                 continue
             parts = [other for other in target.checkpoints if other.step in steps and other is not found]
             left = max(self.readiness.seconds_left(target, each) for each in (found, *parts))
@@ -155,12 +155,13 @@ class WatchedRun:
             self._sources[step] = tuple(source for folder in folders_of(made) for source in sources_of(folder))
         return not (sources and any(map(is_other, self._sources[step])))
 
-    def _averaged(self, target: Target, step: int) -> tuple[int, ...]:
+    def _averaged(self, target: Target, last: Found, step: int) -> tuple[int, ...]:
         """The steps that make the output of a step: itself, or the newest ones up to it; none while there are too few."""
         said = self.options.averaging
         if said is None:
             return (step,)
-        there = sorted({found.step for found in target.checkpoints if found.step is not None and found.step <= step})
+        age = target.age
+        there = dict.fromkeys(found.step for found in target.checkpoints if found.step is not None and age(found) <= age(last))
         whole = [number for number in there if number == step or number not in self._unfinished]
         if len(whole) < said["last"]:
             there_are = f"there {'is' if len(whole) == 1 else 'are'} {len(whole)}"
@@ -252,13 +253,14 @@ class WatchedRun:
         """Remove outputs older than the newest N that are whole, as ``--keep`` says: those that were made here, and hold nothing else."""
         if self.options.keep is None:
             return
-        made = {step: self.journal.made[step] for step in sorted(self.journal.made.keys() - self.journal.removed, reverse=True)}
+        made = {step: self.journal.made[step] for step in reversed(self.journal.kept())}
         if len(made) <= self.options.keep:
             return
         # One that lost its weights, or was removed by somebody, takes no place of those that are kept.
         whole = (step for step, event in made.items() if trouble_of(event) is None)
         oldest = next(itertools.islice(whole, self.options.keep - 1, None), None)
-        for step in sorted(step for step in made if oldest is not None and step < oldest):
+        older = itertools.takewhile(lambda step: step != oldest, self.journal.kept()) if oldest is not None else ()
+        for step in older:
             if (self.options.execute is not None and step not in self.journal.ran) or (
                 not made[step].exit_code and not self._is_pushed(step)
             ):

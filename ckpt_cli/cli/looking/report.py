@@ -82,7 +82,7 @@ def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
 
     steps, width = result.steps, console.width
     columns = {
-        "step": [str(step.step) for step in steps],
+        "step": [step.called for step in steps],
         "components": [", ".join(step.components) for step in steps],
         "weights": [_size(step.weights) for step in steps],
         "optimizer": [_size(step.optimizer) for step in steps],

@@ -45,7 +45,9 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
 
 def _passed_over(checkpoint: Checkpoint, component: str) -> str:
     """Which newer step of the run was not taken, and why."""
-    newer = [step for step in checkpoint.steps if step.problem and (step.step or 0) > (checkpoint.step or 0)]
+    at = next((at for at, step in enumerate(checkpoint.steps) if step.path == checkpoint.path), len(checkpoint.steps))
+    taken = checkpoint.steps[at : at + 1]
+    newer = [step for step in checkpoint.steps[at:] if step.problem and (step.step, step.label) != (taken[0].step, taken[0].label)]
     return passed_over(newer, component) if checkpoint.newest_complete else ""
 
 
@@ -54,7 +56,7 @@ def passed_over(newer: Sequence[StepInfo], component: str = "") -> str:
     if not newer:
         return ""
     more = f"; {text.plural(len(newer) - 1, 'more step')} passed over" if len(newer) > 1 else ""
-    return f" (not {newer[-1].step}: {(newer[-1].problem or '').removeprefix(f'{component}: ')}{more})"
+    return f" (not {newer[-1].called}: {(newer[-1].problem or '').removeprefix(f'{component}: ')}{more})"
 
 
 def counted_tensors(info: ComponentInfo) -> str:

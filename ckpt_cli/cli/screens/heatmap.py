@@ -86,7 +86,7 @@ def heatmap(drift: Heatmap, width: int, sides: Sides, *, ascii_only: bool = Fals
     most = max((len(block.layers) for block in drift.blocks), default=0)
     margin = min(longest, max(LONGEST, width // 3, width - GAP - most))
     lines: list[Text] = []
-    as_map = [block for block in drift.blocks if len(block.layers) > FEW or margin + len(block.layers) * (GAP + NUMBER) > width]
+    as_map = [block for block in drift.blocks if len(block.layers) > FEW or margin + len(block.layers) * (GAP + _wide(block)) > width]
     for block in drift.blocks:
         lines += [*(_block if block in as_map else _numbers)(block, margin, width, signs), Text()]
     if drift.outside:
@@ -228,7 +228,7 @@ def _block(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Itera
     per = -(-len(block.layers) // room)
     wide = 2 if 2 * len(block.layers) <= room else 1
     starts = range(0, len(block.layers), per)
-    said = f"  {_span(block.axis, block.layers)}" + (f", the largest of {per} per column" if per > 1 else "")
+    said = f"  {_span(block.axis, block.names)}" + (f", the largest of {per} per column" if per > 1 else "")
     yield Text(text.elided(printable(block.stack), max(width - len(said), SHORTEST)), style="bold").append(said, style="default")
     yield Text(" " * (margin + GAP) + _ruler([block.layers[i] for i in starts], wide), style="bright_black")
     for row in largest_rows(block.rows, MAP_ROWS):
@@ -239,25 +239,30 @@ def _block(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Itera
     yield from _more(len(block.rows) - MAP_ROWS)
 
 
+def _wide(block: HeatmapBlock) -> int:
+    """How wide a column of numbers is."""
+    return max(NUMBER, *(len(f"{block.axis} {name}") for name in block.labels)) if block.labels else NUMBER
+
+
 def _numbers(block: HeatmapBlock, margin: int, width: int, signs: _Signs) -> Iterable[Text]:
     """The values of a few layers as a table, each behind its sign."""
     from rich.text import Text
 
-    said = f"  {_span(block.axis, block.layers)}"
+    said, wide = f"  {_span(block.axis, block.names)}", _wide(block)
     yield Text(text.elided(printable(block.stack), max(width - len(said), SHORTEST)), style="bold").append(said, style="default")
-    heads = "".join(" " * GAP + f"{block.axis} {layer}".ljust(NUMBER) for layer in block.layers)
+    heads = "".join(" " * GAP + f"{block.axis} {name}".ljust(wide) for name in block.names)
     yield Text(" " * margin + heads.rstrip(), style="bright_black")
     for row in largest_rows(block.rows, MAP_ROWS):
         line = _name(row.module, margin)
         line.right_crop(GAP)
         for value in row.values:
             number = "" if value is None else change_text(value)
-            line.append(" " * GAP).append_text(signs.sign(value)).append(f" {number}".ljust(NUMBER - 1))
+            line.append(" " * GAP).append_text(signs.sign(value)).append(f" {number}".ljust(wide - 1))
         yield line
     yield from _more(len(block.rows) - MAP_ROWS)
 
 
-def _span(axis: str, layers: Sequence[int]) -> str:
+def _span(axis: str, layers: Sequence[str]) -> str:
     return f"{axis}s {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"{axis} {layers[0]}"
 
 

@@ -166,7 +166,7 @@ def _step_table(checkpoint: Checkpoint) -> Table:
         state = good(step.problem or COMPLETE, GOOD if step.problem is None else WARNING if chosen and checkpoint.newest_complete else BAD)
         state.append("  <- chosen" if chosen else "", style=GOOD)
         run = [plain(step.trainer or "")] if several else []
-        steps.add_row(plain(str(step.step)), *run, plain(", ".join(step.components)), state)
+        steps.add_row(plain(step.called), *run, plain(", ".join(step.components)), state)
     return steps
 
 

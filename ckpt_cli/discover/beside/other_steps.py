@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.found import Found, Place, ages
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.files.folders import Folders, status_of
 from ckpt_cli.formats.registry import format_of
@@ -39,11 +39,16 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path]) -> list[
         return [Note("warning", "other-step", text)]
     told = few([f"{path.name} is that of {other}" for path, other in held.items()], 3)
     text = f"the files of {place.name} are not all of {step}: {told}"
-    foreign = [path for path, other in held.items() if path in linked or (step_of(Path(other)) or 0) < found.step]
+    foreign = [path for path, other in held.items() if path in linked or _is_older(Path(other), found.path)]
     if format_of(place.match).is_sharded and foreign:
         hint = f"put the file of {step} in place of {foreign[0]}"
         raise Inconsistent(text, path=foreign[0], expected=f"files of {step} only", hint=hint)
     return [Note("warning", "other-step", text)]
+
+
+def _is_older(other: Path, step: Path) -> bool:
+    age = ages((other, step))
+    return age(other) < age(step)
 
 
 class _Steps:

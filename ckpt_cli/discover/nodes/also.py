@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.beside.homes import asset_homes, run_folders
-from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.found import Found, Place, Target, same_step
 from ckpt_cli.discover.nodes.joining import CONTRADICTIONS, Joined, joined_checkpoint, twin_of
 from ckpt_cli.errors import CkptError, Inconsistent, UsageError
 from ckpt_cli.files.folders import same_file
@@ -29,8 +29,7 @@ def with_also(first: Target, second: Target) -> Target:
         components = checkpoint.given in (None, checkpoint.path)
         held.append(Joined(checkpoint) if twin is None else joined_checkpoint(checkpoint, twin, components=components))
     _refuse_known(first, second)
-    steps = {checkpoint.step for checkpoint in first.checkpoints}
-    blocked = tuple(entry for entry in second.blocked if entry.step in steps)
+    blocked = tuple(entry for entry in second.blocked if any(same_step(entry, checkpoint) for checkpoint in first.checkpoints))
     if not blocked and not any(one.adds for one in held):
         raise next((one.trouble for one in reversed(held) if one.trouble is not None), None) or _adds_nothing(first, second)
     return replace(first, checkpoints=tuple(one.found for one in held), blocked=(*first.blocked, *blocked), also=(*first.also, second))
@@ -131,8 +130,8 @@ def also_notes(target: Target, read: Sequence[tuple[Found, Collection[str]]]) ->
     That they add nothing to these, that a component is theirs alone, so that nothing shows that it is of this run, and of newer steps.
     """
     notes: list[Note] = []
-    steps = {checkpoint.step for checkpoint in target.checkpoints}
-    newest = max((found.step or 0 for found, _ in read), default=0)
+    age = target.age
+    newest = max((age(found) for found, _ in read), default=(0, 0))
     for other in target.also:
         added = [_added(other, found, names) for found, names in read]
         told = few([found.path.name for found, _ in read], 3)
@@ -144,7 +143,10 @@ def also_notes(target: Target, read: Sequence[tuple[Found, Collection[str]]]) ->
             notes.append(Note("info", "also-unused", f"--also added no weights of {wanted}: all that {told} has of it was read from PATH"))
         alone = dict.fromkeys(place.name for places in added for place in places or () if place.home in _homes(other))
         notes += [Note("warning", "also-alone", f"{name} was read from {other.path} alone, which --also names") for name in alone]
-        newer = [one.path.name for one in other.checkpoints if one.step not in steps and (one.step or 0) > newest]
+        alone_there = (
+            one for one in other.checkpoints if age(one) > newest and not any(same_step(one, each) for each in target.checkpoints)
+        )
+        newer = [one.path.name for one in alone_there]
         if target.run is not None and newer:
             are = "is" if len(newer) == 1 else "are"
             text = f"{few(newer, 3)} {are} skipped, since only {other.path} has it: --also adds files to steps that PATH has"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.discover.found import Found, Place, Target, same_step
 from ckpt_cli.discover.places import MAIN
 from ckpt_cli.discover.state_files import find_state_files
 from ckpt_cli.errors import CkptError, DifferentTensors, Inconsistent, MixedWorldSizes, Overlap, PartOfSet
@@ -69,7 +69,7 @@ def twin_of(first: Target, checkpoint: Found, second: Target) -> Found | None:
     """The same checkpoint in another folder."""
     unsaid = first.run is None and second.run is None
     return next(
-        (other for other in second.checkpoints if checkpoint.step == other.step or (unsaid and None in (checkpoint.step, other.step))), None
+        (other for other in second.checkpoints if same_step(checkpoint, other) or (unsaid and None in (checkpoint.step, other.step))), None
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.discover.found import Found, Target
+from ckpt_cli.discover.found import Found, Target, ages, counted
 from ckpt_cli.discover.nodes.joining import joined_checkpoint, twin_of, with_trouble
 from ckpt_cli.discover.places import inside_checkpoint
 from ckpt_cli.discover.steps import steps_in, with_step
@@ -45,7 +45,7 @@ def node_folders(parent: Path, step: int | None, there: Folders) -> Target | Non
         if not node.checkpoints:
             node.check_readable(lambda _: True)
     # The newest step that all of them have decides; the last save may have ended on some nodes only.
-    by_step = [{found.step: found for found in target.checkpoints} for target in targets]
+    by_step = [{counted(found): found for found in target.checkpoints} for target in targets]
     shared = [step for step in by_step[0] if all(step in listed for listed in by_step)]
     if not shared:
         return None
@@ -76,20 +76,19 @@ def _joined_targets(first: Target, second: Target) -> Target:
             others.remove(twin)
         found.append(checkpoint if twin is None else replace(joined_checkpoint(checkpoint, twin).found, more=()))
     found += others
-    return replace(
-        first, checkpoints=tuple(sorted(found, key=lambda checkpoint: checkpoint.step or 0)), blocked=(*first.blocked, *second.blocked)
-    )
+    return replace(first, checkpoints=tuple(sorted(found, key=ages(found))), blocked=(*first.blocked, *second.blocked))
 
 
 def mark_partial_steps(target: Target, parts: Sequence[Target]) -> Target:
     """Adds an error to steps that only some of several folders have, if the files do not record the number of ranks."""
     checkpoints: list[Found] = []
     for found in target.checkpoints:
-        holders = sum(any(other.step == found.step for other in part.checkpoints) for part in parts)
+        holders = sum(any(counted(other) == counted(found) for other in part.checkpoints) for part in parts)
         if holders < len(parts):
-            held = [{other.step for other in part.checkpoints} for part in parts]
-            shared = max((step for step in set.intersection(*held) if step is not None), default=None)
-            hint = f"pass --step {shared}, which all of them have" if shared is not None else None
+            held = [{counted(other) for other in part.checkpoints} for part in parts]
+            shared = max((one for one in target.checkpoints if all(counted(one) in each for each in held)), key=target.age, default=None)
+            option = target.option(shared) if shared is not None and shared.step is not None else None
+            hint = f"pass {option}, which all of them have" if option is not None else None
             trouble = MissingShard(f"{found.path.name} is in {holders} of {len(parts)} folders", path=found.path, hint=hint)
             places = [p if format_of(p.match).counts_ranks(p.match) else with_trouble(p, trouble) for p in found.places]
             checkpoints.append(replace(found, places=tuple(places)))

@@ -79,7 +79,7 @@ def maps(title: str, heatmap: Heatmap) -> str:
     """All stacks of layers as maps with a tip for each cell, and the scale."""
     rows = [row for block in heatmap.blocks for row in block.rows] + list(heatmap.outside)
     scale = scale_of(value for row in rows for value in row.values)
-    made = [_map(block.stack, [str(layer) for layer in block.layers], block.rows, scale, block.axis) for block in heatmap.blocks]
+    made = [_map(block.stack, block.names, block.rows, scale, block.axis) for block in heatmap.blocks]
     if heatmap.outside:
         made.append(_map("outside of the layers" if heatmap.blocks else "all tensors", [""], heatmap.outside, scale))
     legend = "" if scale is None else _legend(scale)

@@ -389,7 +389,7 @@ class TestASourceThatIsDamaged:
             return verify_written(folder, *rest, **more)
 
         monkeypatch.setattr("ckpt_cli.commands.merge.verify_written", changing)
-        with pytest.raises(FindingsError, match="nothing was published") as caught:
+        with pytest.raises(FindingsError, match="the output has 1 error: nothing was published") as caught:
             ckpt_cli.merge(run, tmp_path / "out", verify=True)
         assert (caught.value.exit_code, caught.value.path) == (1, str(tmp_path / "out"))
         assert [line.partition(":")[0] for line in caught.value.details] == ["different-values"]

@@ -131,17 +131,20 @@ def _run(
     how: dict[str, Any] = {"jobs": options.jobs, "progress": progress}
     verified: dict[Path, tuple[VerifyResult, ...]] = {}
 
+    asked = [name for name, given in (("--verify", options.verify), ("--push-to-hub", options.push_to_hub)) if given]
+
     def check(job: Job, read_before: bool, folder: Path) -> None:
         told = verify_written(folder, job.output, job.drafts, opened.found.path, () if read_before else None, **how)
-        refuse_wrong([item for one in told for item in one.findings], job.output, stands=folder == job.output and not options.in_place)
+        errors = [item for one in told for item in one.findings]
+        refuse_wrong(errors, job.output, asked, stands=folder == job.output and not options.in_place)
         verified[job.output] = told
 
-    if (options.verify or options.push_to_hub) and not options.dry_run:
+    if asked and not options.dry_run:
         for at, (job, order) in enumerate(zip(jobs, orders, strict=True)):
             late = options.engine == "ray" or not order.checked_before
             if late:
                 # Its files cannot be read before they have their names, and what they may replace then is gone.
-                refuse_wrong(damaged_of(job.drafts, **how), job.output)
+                refuse_wrong(damaged_of(job.drafts, **how), job.output, asked)
             orders[at] = replace(order, check=partial(check, job, late))
     published = publish_orders(orders, options, progress, call)
     for job, order in zip(jobs, orders, strict=True):

@@ -48,6 +48,7 @@ def _file_of_step(folder: Path, name: str) -> str:
     stored = dcp.FileSystemReader(folder).read_metadata().storage_data
     return next(info.relative_path for index, info in stored.items() if index.fqn.endswith(f"{name}.step"))
 
+
 F32 = BY_CODE["F32"]
 
 

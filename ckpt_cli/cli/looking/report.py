@@ -110,7 +110,7 @@ def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
     states = [_state(step, result) for step in steps]
     short = min(len(NEWEST), max(map(len, states), default=0))
     fit = fitted({head: cells for head, cells in columns.items() if any(cells)}, LEAST_NEEDED, width - GAP - short)
-    yield from fit.heading("every step" if len(steps) > 1 else "the step", width)
+    yield from fit.heading("every step" if len(steps) > 1 else "", width)
     wide = {head: max(len(head), *map(len, columns[head])) for head in fit.shown}
     room = width - sum(each + GAP for each in wide.values())
 

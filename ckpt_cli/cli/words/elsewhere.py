@@ -38,7 +38,7 @@ def beside(checkpoint: str, again: str) -> str | None:
 
 
 def past(error: OutputExists, typed: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command whose output exists, so that it runs: with another name, as what is proposed is copied without much thought."""
+    """The words of a command whose output exists, with another name for it: what is proposed is copied, so it replaces nothing."""
     from ckpt_cli.cli.options import OUTPUTS
 
     target, words, replaced = str(error.path), list(typed), False

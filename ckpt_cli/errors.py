@@ -244,7 +244,6 @@ class OutputError(CkptError):
 class OutputExists(OutputError):
     code = "output-exists"
     planned: object = None  # the result of a dry run, which shows it before it ends so
-    replaceable = False  # with --overwrite
 
 
 class OutputInUse(OutputError):

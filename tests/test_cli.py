@@ -526,7 +526,7 @@ class TestWhatAScreenAdds:
         done = ckpt("merge", run, "--dry-run")
         assert "would replace" not in done.out
         said = [line for line in done.err.splitlines() if line.startswith(("error", "next:"))]
-        assert said == ["error[output-exists]: the output folder exists", f"next: ckpt merge {run} --overwrite"]
+        assert said == ["error[output-exists]: the output folder exists", f"next: ckpt merge {run} -o {run}/checkpoint-200_merged_2"]
 
     def test_what_was_replaced_is_said(self, run: Path) -> None:
         assert "\nreplaced" not in ckpt("merge", run).out

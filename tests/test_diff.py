@@ -147,6 +147,7 @@ class TestTwoThings:
         with pytest.raises(CkptError) as caught:
             ckpt_cli.diff(run, steps=asked)
         assert caught.value.hint == f"pass --steps {steps}, which are whole"
+        assert ("step 40" if 40 in asked and asked[0] != 30 else "step 30: rank 2 of 4 is missing") in caught.value.message
         assert ckpt_cli.diff(run, steps=steps).compared
 
     def test_no_hint_names_a_step_where_only_one_is_whole(self, layouts: Path, tmp_path: Path) -> None:
@@ -161,6 +162,11 @@ class TestTwoThings:
         run = Path(shutil.copytree(layouts / "verl-run" / "run", tmp_path / "run"))
         found = ckpt_cli.diff(run, type="actor,critic")
         assert [(side.component, side.step) for side in (found.before, found.after)] == [("actor", 10), ("critic", 10)]
+        passed = [note.text for note in found.notes if note.code == "step-skipped"]
+        assert passed == [
+            "global_step_30 is skipped: rank 2 of 4 is missing",
+            "global_step_30, global_step_20 are skipped: no component critic",
+        ]
         shutil.rmtree(run / "global_step_10" / "actor")
         with pytest.raises(UsageError, match="no step has both actor and critic whole") as caught:
             ckpt_cli.diff(run, type="actor,critic")

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from ckpt_cli.cli import live
 from ckpt_cli.cli.session import Session
 from ckpt_cli.commands.merge import merge
+from ckpt_cli.commands.scan import scan
 from ckpt_cli.hub.classes.transformers_child import _waited_for
 from ckpt_cli.progress import shown_on
 from tests.cli import ROOT, ckpt
@@ -126,6 +127,28 @@ def test_another_process_that_takes_long_is_told_of(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, shown_on(shown):
         assert _waited_for(child, "asking transformers for Model") == "answer\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_log_of_reading_does_not_end_in_its_middle(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines come now and then: what came after the last one is told at the end, but only where one was told."""
+    for patience, said in ((0.0, "reading 1 of 3 files\nreading 3 of 3 files\n"), (60.0, "")):
+        monkeypatch.setattr(live, "PATIENCE", patience)
+        shown = live.make_progress(Session("scan", progress="plain"))
+        for done in (1, 2, 3):
+            shown.reading(done, 3, "files")
+        shown.finish()
+        shown.finish()
+        assert capsys.readouterr().err == said
+
+
+def test_a_scan_reads_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.pkl", "b.pkl", "c.txt"):
+        (tmp_path / name).write_bytes(b"N.")
+    monkeypatch.setattr(live, "PATIENCE", 0)
+    shown = live.make_progress(Session("scan", progress="plain"))
+    scan(tmp_path, progress=shown)
+    shown.finish()
+    assert capsys.readouterr().err.splitlines()[-1] == "reading 3 of 3 files"
 
 
 def test_a_child_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

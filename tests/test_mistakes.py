@@ -459,20 +459,26 @@ def test_what_is_proposed_keeps_the_options_and_works(line: str, proposed: str, 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "told", "hint"),
     [
-        ("merge run -o --dry-run", "-o needs a value, and --dry-run follows"),
-        ("merge run -o -q", "-o needs a value, and -q follows"),
-        ("average run --all --output --jobs=2", "--output needs a value, and --jobs=2 follows"),
-        ("merge run --base --dtype bf16", "--base needs a value, and --dtype follows"),
-        ("merge run -o", "-o needs a value"),
+        ("merge run -o --dry-run", "-o needs a value, and --dry-run follows", "for a folder of that name, write -o ./--dry-run"),
+        ("merge run -o -q", "-o needs a value, and -q follows", "for a folder of that name, write -o ./-q"),
+        ("average run --all --output --jobs=2", "--output needs a value, and --jobs=2 follows", "write --output ./--jobs=2"),
+        ("merge run --base --dtype bf16", "--base needs a value, and --dtype follows", "write --base ./--dtype"),
+        ("diff run run --plot --html page.html", "--plot needs a value, and --html follows", "for a file of that name, write --plot"),
+        ("merge run --jobs --dry-run", "--jobs needs a value, and --dry-run follows", None),
+        ("merge run --step --dry-run", "--step needs a value, and --dry-run follows", None),
+        ("merge run --weights-name --dry-run", "--weights-name needs a value, and --dry-run follows", None),
+        ("average run --weights --all", "--weights needs a value, and --all follows", None),
+        ("merge run -o", "-o needs a value", "-o DIR"),
     ],
 )
-def test_an_option_is_no_value_of_another(words: str, told: str, tmp_path: Path) -> None:
-    """It would name a folder, and what it asks for would not be done."""
+def test_an_option_is_no_value_of_another(words: str, told: str, hint: str | None, tmp_path: Path) -> None:
+    """It would name a folder, and what it asks for would not be done. Only a path has another spelling."""
     shutil.copytree(ROOT / "examples" / "tiny-run", tmp_path / "here" / "run")
     done = ckpt(*words.split(), cwd=tmp_path / "here")
     assert done.code == 2
     assert done.err.startswith(f"error[usage]: {told}\n")
     assert "Default" not in done.err
+    assert (hint in done.err) if hint is not None else ("./" not in done.err), done.err
     assert os.listdir(tmp_path / "here") == ["run"]

@@ -45,6 +45,7 @@ def follow(command: str, capsys: pytest.CaptureFixture[str], most: int = 6) -> l
         assert (program, code) == ("ckpt", 0), (done, line, said)
         done.append(line)
         line = proposed(said)
+        assert line != done[-1], "it proposes itself"
     return done
 
 
@@ -57,6 +58,9 @@ STARTS = (
     "inspect run --type ema --step 100 --stats",
     "show run model.norm.weight --type ema --step 100",
     "show run model.norm.weight --slice :2",
+    "show run model.layers.0.self_attn.q_proj.weight --slice=-4:,-4:",
+    "detect run/checkpoint-100 --report",
+    "detect run --report --drift --sample 50%",
     "show run model.embed_tokens.weight --step 100 --slice 0,0",
     "merge run --type both --dry-run",
     "merge run --step 100 --type ema -o 'out put' --max-shard-size 40KB --verify",
@@ -137,3 +141,31 @@ def test_options_that_say_how_it_is_read_are_kept(
     code, said = ran(shlex.split(start), capsys)
     assert code == 0, said
     assert (proposed(said) or "").removeprefix("ckpt ").removesuffix(" --dry-run") == kept
+
+
+def test_an_output_that_exists_is_never_replaced(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """What is proposed is copied without much thought, so nothing there is lost by it."""
+    shutil.copytree(place / "run", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert ran(["merge", "run"], capsys)[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    for start in ("detect run", "detect run --report --drift --html page.html", "inspect run"):
+        done = follow(f"ckpt {start}", capsys)
+        assert any(line.startswith("ckpt merge") and "-o run/checkpoint-200_merged_" in line for line in done), done
+        assert "--overwrite" not in " ".join(done)
+    code, said = ran(["merge", "run", "--dry-run"], capsys)
+    line = proposed(said) or ""
+    assert (code, "--overwrite" in line, " -o " in line) == (5, False, True)
+    follow(line, capsys)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_run_of_one_step_has_no_drift(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    shutil.copytree(place / "run" / "checkpoint-100", tmp_path / "one" / "checkpoint-100")
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert _run(["detect", "one", "--report"]) == 0
+    told = capsys.readouterr()
+    assert "steps  1, which can be merged" in told.out
+    assert proposed(told.err) == "ckpt detect one --report --html report.html"
+    follow("ckpt detect one --report --html report.html", capsys)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -29,6 +31,23 @@ from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.tensors.views import interleaved, selected, sliced, stacked
 from tests.test_kernels import Memory
 from tests.test_placements import Laid, plain_mesh, save_ranks
+
+
+def _counting(folder: Path, step: int, *, flat: bool = False) -> Path:
+    """A DCP folder with an optimizer of four parameters that has counted ``step``, each tensor in a file of its own."""
+    target, names = folder / f"global_step_{step}", ("a", "b", "c", "d")
+    states = {name: {"step": torch.tensor(float(step)), "exp_avg": torch.ones(4)} for name in names}
+    flattened = {f"state.{name}.{slot}": tensor for name, slots in states.items() for slot, tensor in slots.items()}
+    state = {"model": {name: torch.ones(4) for name in names}, "optimizer": flattened if flat else {"state": states}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(target, single_file_per_rank=False), no_dist=True)
+    return target
+
+
+def _file_of_step(folder: Path, name: str) -> str:
+    """The data file that holds the counter of a parameter."""
+    stored = dcp.FileSystemReader(folder).read_metadata().storage_data
+    return next(info.relative_path for index, info in stored.items() if index.fqn.endswith(f"{name}.step"))
+
 
 F32 = BY_CODE["F32"]
 
@@ -218,26 +237,41 @@ class TestDcpMetadataOfAnotherSave:
     def test_a_file_of_another_step_is_told_by_what_the_optimizer_counted(self, flat: bool, tmp_path: Path) -> None:
         """As if two ranks had saved: rank 1's items are in a file of their own. Times are minutes apart."""
 
-        def saved(step: int) -> Path:
-            folder = tmp_path / f"global_step_{step}"
-            names = ("a", "b", "c", "d")
-            states = {name: {"step": torch.tensor(float(step)), "exp_avg": torch.ones(4)} for name in names}
-            flattened = {f"state.{name}.{slot}": tensor for name, slots in states.items() for slot, tensor in slots.items()}
-            state = {"model": {name: torch.ones(4) for name in names}, "optimizer": flattened if flat else {"state": states}}
-            writer = dcp.FileSystemWriter(folder, single_file_per_rank=False)
-            dcp.save(state, storage_writer=writer, no_dist=True)
-            return folder
-
-        one, two = saved(100), saved(110)
+        one, two = _counting(tmp_path, 100, flat=flat), _counting(tmp_path, 110, flat=flat)
         assert "step-differs" not in self.warnings(one, tmp_path / "whole")
-        metadata = dcp.FileSystemReader(one).read_metadata()
-        of_b = next(info.relative_path for index, info in metadata.storage_data.items() if index.fqn.endswith("b.step"))
-        there = dcp.FileSystemReader(two).read_metadata()
-        from_b = next(info.relative_path for index, info in there.storage_data.items() if index.fqn.endswith("b.step"))
-        shutil.copy(two / from_b, one / of_b)
+        of_b = _file_of_step(one, "b")
+        shutil.copy(two / _file_of_step(two, "b"), one / of_b)
         told = self.warnings(one, tmp_path / "out")["step-differs"]
         assert "the optimizer has counted 100 steps in" in told
         assert f"and 110 in {of_b}" in told
+
+    def test_the_file_that_is_named_holds_the_count_that_is_said_of_it(self, tmp_path: Path) -> None:
+        """Two files are each of another save: only one that holds the usual count agrees with the rest."""
+        one = _counting(tmp_path, 1)
+        held = {_file_of_step(one, name): name for name in "abcd"}
+        counts = dict(zip(sorted(held), (300, 200, 1, 1), strict=True))
+        for file, step in counts.items():
+            if step > 1:
+                other = tmp_path / f"global_step_{step}"
+                other = other if other.exists() else _counting(tmp_path, step)
+                shutil.copy(other / _file_of_step(other, held[file]), one / file)
+        told = self.warnings(one, tmp_path / "out")["step-differs"]
+        found = re.search(r"has counted 1 step in (\S+) and (\d+) in (\S+): ", told)
+        assert found is not None, told
+        assert (counts[found[1]], counts[found[3]]) == (1, int(found[2]))
+
+    @pytest.mark.parametrize("lacking", ["a", "abcd"])
+    def test_counters_that_lie_nowhere_are_passed_over(self, lacking: str, tmp_path: Path) -> None:
+        one = _counting(tmp_path, 1)
+        metadata = dcp.FileSystemReader(one).read_metadata()
+        for name, entry in metadata.state_dict_metadata.items():
+            if name in {f"optimizer.state.{each}.step" for each in lacking}:
+                entry.chunks = []
+        (one / ".metadata").write_bytes(pickle.dumps(metadata))
+        assert "step-differs" not in self.warnings(one, tmp_path / "out")
+        with pytest.raises(CkptError) as refused:
+            ckpt_cli.extract_state(one, tmp_path / "state", optimizer=True)
+        assert refused.value.code != "internal-error"
 
     @pytest.mark.parametrize("shape", [(4, 8), (8, 5)])
     def test_items_that_are_not_what_it_says_are_refused(self, run: Path, tmp_path: Path, shape: tuple[int, int]) -> None:
@@ -356,7 +390,7 @@ class TestASourceThatIsDamaged:
             return verify_written(folder, *rest, **more)
 
         monkeypatch.setattr("ckpt_cli.commands.merge.verify_written", changing)
-        with pytest.raises(FindingsError, match="nothing was published") as caught:
+        with pytest.raises(FindingsError, match="the output has 1 error: nothing was published") as caught:
             ckpt_cli.merge(run, tmp_path / "out", verify=True)
         assert (caught.value.exit_code, caught.value.path) == (1, str(tmp_path / "out"))
         assert [line.partition(":")[0] for line in caught.value.details] == ["different-values"]

@@ -240,6 +240,40 @@ def test_why_nothing_can_be_merged_is_said_once_on_a_terminal(width: int | None,
     assert ("cannot be merged" in table) is (width is not None)
 
 
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+def test_a_step_that_was_passed_over_is_a_warning_on_every_screen(
+    width: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "examples" / "tiny-run", tmp_path / "run")
+    for path in list((tmp_path / "run" / "checkpoint-200").rglob("model_world_size_4_rank_3.pt")):
+        path.unlink()
+    monkeypatch.chdir(tmp_path)
+    said = " ".join(screen(monkeypatch, width, lambda s: detect_result(detect("run"), s)).split())
+    assert "warning: checkpoint-200 is skipped: rank 3 of 4 is missing" in said
+
+
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+@pytest.mark.parametrize(("layout", "legend"), [("flat x2", "flat xN: cut where"), ("dim 0 x4", "dim D xN: cut along"), ("", None)])
+def test_words_of_layouts_are_explained(layout: str, legend: str | None, width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a flat vector is cut is no oddity of the tensor there; what is not cut is whole."""
+    tensors = [tensor(f"model.layers.{i}.mlp.weight", 8, 8, layout=layout if i == 1 else "") for i in range(4)]
+    result = inspected(tensors, "model")
+    said = " ".join(screen(monkeypatch, width, lambda s: inspect_result(result, s)).split())
+    assert (legend in said) if legend is not None else ("xN" not in said)
+    assert ("whole" in said) is bool(layout)
+    assert any(group.odd for groups in result.groups.values() for group in groups) is layout.startswith("dim")
+
+
+def test_a_single_component_is_not_named_above_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "examples" / "tiny-run" / "checkpoint-200", tmp_path / "step")
+    monkeypatch.chdir(tmp_path)
+    result = detect("step")
+    one = result.model_copy(update={"checkpoint": result.checkpoint.model_copy(update={"components": result.checkpoint.components[:1]})})
+    said = screen(monkeypatch, 60, lambda s: detect_result(one, s))
+    assert "\nformat rank-shards, files 4" in said
+    assert "the component" not in said
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_long_problem_of_a_step_is_said_in_full(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = "ranks 1, 3, 5, 7, 9 and 11 of 16 are missing, and the files of ranks 2 and 4 are cut short"

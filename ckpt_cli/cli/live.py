@@ -152,10 +152,25 @@ class _Counting:
         self._running = False
         self._started = time.monotonic()
         self._due = self._started + PATIENCE
+        self._read: tuple[int, int, str] | None = None
+        self._told: tuple[int, int, str] | None = None
 
     def reading(self, done: int, total: int, what: str) -> None:
-        if total > 1 and self._is_due():
-            self.tell_reading(done, total, what)
+        if total > 1:
+            self._read = done, total, what
+            if self._is_due():
+                self._tell_read()
+
+    def _tell_read(self) -> None:
+        self._told = self._read
+        if self._read is not None:
+            self.tell_reading(*self._read)
+
+    def _end_reading(self) -> None:
+        """Tell how far the reading came that something was told of: a log that ends in its middle looks as if it had stopped."""
+        if self._told is not None and self._told != self._read:
+            self._tell_read()
+        self._read = self._told = None
 
     def waiting(self, what: str) -> None:
         if self._is_due():
@@ -169,6 +184,7 @@ class _Counting:
         return due
 
     def start(self, total_bytes: int, label: str) -> None:
+        self._end_reading()
         self._total, self._done, self._label, self._running = total_bytes, 0, label, True
         self._started = time.monotonic()
         self._due = self._started + self.every
@@ -190,6 +206,7 @@ class _Counting:
         return False
 
     def finish(self) -> None:
+        self._end_reading()
         self._running = False
 
     def tell_reading(self, done: int, total: int, what: str) -> None:

@@ -217,7 +217,7 @@ MaxShardSize = Annotated[
 ]
 WeightsName = Annotated[
     Optional[str],
-    option("--weights-name", metavar="FILE", help="Name of the weights file; default model.safetensors.", panel=WRITE),
+    option("--weights-name", metavar="NAME", help="Name of the weights file; default model.safetensors.", panel=WRITE),
 ]
 InPlace = Annotated[bool, option("--in-place", help="Write into the checkpoint folder; never replaces a file.", panel=WRITE)]
 Overwrite = Annotated[bool, option("--overwrite", "--force", "-f", help="Replace an output that ckpt wrote.", panel=WRITE)]

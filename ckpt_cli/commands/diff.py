@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.opening import Named, named_tensors, opened_component
 from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.locate import locate
+from ckpt_cli.discover.newest import short_reason, skipped_notes
 from ckpt_cli.discover.open import Opened
 from ckpt_cli.discover.steps import with_step
 from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
@@ -80,7 +80,7 @@ def diff(
     _check_options(chosen, picture, page)
     started = time.monotonic()
     with Files() as files:
-        sides = _sides(places, files, chosen)
+        sides, passed = _sides(places, files, chosen)
         _refuse_itself(sides)
         named = _alike_named(sides, files, chosen)
         tensors = [side.tensors for side in named]
@@ -93,7 +93,7 @@ def diff(
         draw(comparison, picture, name=name)
     if page is not None:
         publish_file(drift_page(comparison, name).encode(), page, "page")
-    opened = [NoteInfo.of(note) for note in (*sides[0].notes, *sides[1].notes, *_doubts(sides, tensors))]
+    opened = [NoteInfo.of(note) for note in (*passed, *sides[0].notes, *sides[1].notes, *_doubts(sides, tensors))]
     return DiffResult(
         before=_side(sides[0], tensors[0]),
         after=_side(sides[1], tensors[1]),
@@ -167,10 +167,11 @@ def _check_options(options: DiffOptions, picture: Path | None, page: Path | None
             raise UsageError("--plot and --html are the same file", hint="choose another name for one of them")
 
 
-def _sides(places: tuple[Side, Side], files: Files, options: DiffOptions) -> list[Opened]:
-    """Both sides; two components of a run at the same step, where none was asked for."""
+def _sides(places: tuple[Side, Side], files: Files, options: DiffOptions) -> tuple[list[Opened], list[Note]]:
+    """Both sides; two components of a run at the same step, where none was asked for, and warnings about newer steps of which one lacks."""
+    two_steps = places[0].path == places[1].path and places[0].step != places[1].step
     try:
-        sides = [_opened(place, files, options) for place in places]
+        sides = [_opened_step(place, files, options) if two_steps else _opened(place, files, options) for place in places]
     except CkptError as error:
         # What opening proposes is one step, which here would be that of both.
         rest = [part for part in (error.hint or "").split(", or ") if part and "--step" not in part]
@@ -178,14 +179,20 @@ def _sides(places: tuple[Side, Side], files: Files, options: DiffOptions) -> lis
         raise
     first, second = (side.found for side in sides)
     if places[0].path != places[1].path or places[0].step is not None or first.step is None or second.step is None:
-        return sides
+        return sides, []
     target = sides[0].target
     age = target.age
     if age(first) == age(second):
-        return sides
+        return sides, []
+    notes = [note for side in sides for note in side.notes if note.code == "step-skipped"]
+    passed: dict[Path, str] = {}
     for found in reversed([each for each in _steps(places[0].path) if age(each) <= min(age(first), age(second))][-TRIED:]):
-        with contextlib.suppress(CkptError):
-            return [_opened(replace(place, step=found.step), files, options) for place in places]
+        try:
+            common = [_opened(replace(place, step=found.step), files, options) for place in places]
+        except CkptError as error:
+            passed[found.path] = short_reason(error, found.path)
+        else:
+            return common, [*notes, *skipped_notes(target, passed)]
     components = " and ".join(side.components[0].name for side in sides)
     both = target.option(first) and target.option(second)
     hint = f"pass {f'--steps {first.step},{second.step}' if both else f'{first.path} and {second.path}'} to compare these two"
@@ -221,6 +228,16 @@ def _whole_steps(places: tuple[Side, Side], files: Files, options: DiffOptions) 
             others = [step for step in (found.step for found in reversed(_steps(place.path))) if step not in (*asked, *kept)][:TRIED]
             kept[at] = next((step for step in others if is_whole(step, place)), None)
     return None if None in kept else f"pass --steps {kept[0]},{kept[1]}, which are whole"
+
+
+def _opened_step(place: Side, files: Files, options: DiffOptions) -> Opened:
+    """One of two steps; an error says which."""
+    try:
+        return _opened(place, files, options)
+    except CkptError as error:
+        if place.step is not None and f"step {place.step}" not in error.message:
+            error.message = f"step {place.step}: {error.message}"
+        raise
 
 
 def _opened(place: Side, files: Files, options: DiffOptions) -> Opened:

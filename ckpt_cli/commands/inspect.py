@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -216,9 +217,11 @@ def group_tensors(tensors: Iterable[TensorInfo]) -> tuple[TensorGroup, ...]:
         alike: dict[tuple[object, ...], list[tuple[TensorInfo, tuple[int, ...]]]] = {}
         for member in members:
             alike.setdefault((member[0].shape, member[0].dtype, _layout(member[0])), []).append(member)
-        largest = max(len(group) for group in alike.values())
+        forms = Counter((info.shape, info.dtype, _form(info)) for info, _ in members)
+        largest = max(forms.values())
         for group in alike.values():
-            odd = len(alike) > 1 and len(group) < largest
+            first = group[0][0]
+            odd = len(forms) > 1 and forms[first.shape, first.dtype, _form(first)] < largest
             rows += [_row(pattern, block, odd) for block in _blocks(group)]
     return tuple(rows)
 
@@ -239,6 +242,12 @@ def _blocks(group: Sequence[tuple[TensorInfo, tuple[int, ...]]]) -> list[list[tu
 
 def _layout(tensor: TensorInfo) -> str:
     return f"same storage as {tensor.alias_of}" if tensor.alias_of else tensor.layout
+
+
+def _form(tensor: TensorInfo) -> str:
+    """The layout as far as it tells a tensor from others: where a flat vector of many tensors is cut says nothing about one of them."""
+    layout = _layout(tensor)
+    return "" if layout.startswith("flat x") else layout
 
 
 def _is_product(numbers: Sequence[tuple[int, ...]]) -> bool:

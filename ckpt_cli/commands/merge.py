@@ -132,18 +132,21 @@ def _run(
     how: Reading = {"jobs": options.jobs, "progress": progress}
     verified: dict[Path, tuple[VerifyResult, ...]] = {}
 
+    asked = [name for name, given in (("--verify", options.verify), ("--push-to-hub", options.push_to_hub)) if given]
+
     def check(job: Job, records_checked: bool, folder: Path) -> None:
         records = () if records_checked else None
         told = verify_written(folder, job.output, job.drafts, opened.found.path, records, **how)
-        refuse_wrong([item for one in told for item in one.findings], job.output, stands=folder == job.output and not options.in_place)
+        errors = [item for one in told for item in one.findings]
+        refuse_wrong(errors, job.output, asked, stands=folder == job.output and not options.in_place)
         verified[job.output] = told
 
-    if (options.verify or options.push_to_hub) and not options.dry_run:
+    if asked and not options.dry_run:
         for at, (job, order) in enumerate(zip(jobs, orders, strict=True)):
             records_checked = options.engine == "ray" or not order.checked_before
             if records_checked:
                 # Its files cannot be read before they have their names, and what they may replace then is gone.
-                refuse_wrong(damaged_of(job.drafts, **how), job.output)
+                refuse_wrong(damaged_of(job.drafts, **how), job.output, asked)
             orders[at] = replace(order, check=partial(check, job, records_checked))
     published = publish_orders(orders, options, progress, call)
     for job, order in zip(jobs, orders, strict=True):

@@ -67,6 +67,7 @@ def scan(path: PathLike, *, progress: Progress | None = None) -> ScanResult:
                     _scan_file(file, file.relative_to(root).as_posix(), found)
                 except CkptError as error:
                     missed(file, error.message)
+        display.reading(total, total, "files")
     return ScanResult(
         path=str(root),
         files=found.files,

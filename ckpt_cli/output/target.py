@@ -66,9 +66,7 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
             hint="choose another -o, or move the folder away",
         )
     if not overwrite and not unfinished:
-        exists = OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
-        exists.replaceable = True
-        raise exists
+        raise OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
 
 
 def refuse_planned(targets: Iterable[Path], *, overwrite: bool, planned: object) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import PushFailed, Unsupported, UsageError, install
+from ckpt_cli.files.remote.failures import ALLOW_NETWORK
 
 MAIN = "main"
 PLACEHOLDERS = ("step", "run")
@@ -83,7 +84,7 @@ def check_ready() -> None:
     """Raise Unsupported without huggingface_hub, PushFailed if it is offline by choice or has no token. Nothing is asked of the Hub."""
     hub = imported()
     if hub.constants.HF_HUB_OFFLINE:
-        raise PushFailed("nothing can be pushed while HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE (and TRANSFORMERS_OFFLINE)")
+        raise PushFailed("nothing can be pushed while HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set", hint=ALLOW_NETWORK)
     try:
         token = hub.get_token()
     except Exception as error:  # a token that is exchanged for another one (OIDC) needs the network

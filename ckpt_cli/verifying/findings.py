@@ -213,8 +213,11 @@ def unread(code: str, error: CkptError, file: str) -> Finding:
     return finding(code, f"{error.message}{expected}", tensor=error.tensor, file=file)
 
 
-def refuse_wrong(found: Sequence[Finding], output: Path, *, stands: bool = False) -> None:
-    """Raise CorruptFile for an output made of damaged files, FindingsError for one that is wrong otherwise; ``stands``: it has its name."""
+def refuse_wrong(found: Sequence[Finding], output: Path, asked: Sequence[str], *, stands: bool = False) -> None:
+    """Raise CorruptFile for an output made of damaged files, FindingsError for one that is wrong otherwise.
+
+    ``asked`` are the options that the check is for; ``stands``: the output has its name.
+    """
     errors = [item for item in found if item.severity == "error"]
     damaged = [item for item in errors if item.numbers.get("damaged") == "source"]
     details = [f"{item.code}: {': '.join(filter(None, (item.tensor, item.file, item.message)))}" for item in errors]
@@ -229,8 +232,8 @@ def refuse_wrong(found: Sequence[Finding], output: Path, *, stands: bool = False
         )
     if errors:
         raise FindingsError(
-            f"{plural(len(errors), 'thing')} about the output {'is' if len(errors) == 1 else 'are'} wrong: {after}",
+            f"the output has {plural(len(errors), 'error')}: {after}",
             path=output,
-            hint=None if stands else "leave out --verify to look at such an output, with ckpt verify",
+            hint=None if stands else f"leave out {' and '.join(asked)} to look at such an output, with ckpt verify",
             details=details,
         )

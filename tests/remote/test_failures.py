@@ -181,3 +181,5 @@ def test_without_a_network_the_error_says_so_whichever_library_asked(error: str,
     assert told.path == "hf://me/model"
     assert name not in str(told)
     assert told.hint or "time" in text
+    # Either variable puts huggingface_hub offline.
+    assert ("TRANSFORMERS_OFFLINE" in (told.hint or "")) == ("HF_HUB_OFFLINE" in (told.hint or "")) == (name == "OfflineModeIsEnabled")

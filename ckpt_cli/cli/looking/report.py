@@ -13,13 +13,13 @@ from ckpt_cli.cli.screens.widgets import (
     DIM,
     GAP,
     WARNING,
-    again,
     fitted,
     good,
     here,
     hidden,
     next_line,
     plain,
+    planned_merge,
     print_facts,
     print_notes,
 )
@@ -51,7 +51,7 @@ def report_result(result: ReportResult, session: Session) -> None:
     freed = f"{text.size(result.freeable)}: {FREED}" if result.freeable else ""
     facts: list[tuple[str, str | Text]] = [
         ("found", here(result.path, f"{result.framework} run")),
-        ("steps", f"{len(steps)}, {'all' if merged == len(steps) else merged} can be merged"),
+        ("steps", _counted(len(steps), merged)),
         ("size", text.size(sum(step.weights + step.optimizer + step.other for step in steps))),
         ("can be freed", freed),
         ("sample", "" if result.sample is None else f"about {100 * result.sample:g}% of the values were compared"),
@@ -67,13 +67,30 @@ def report_result(result: ReportResult, session: Session) -> None:
             console.print(line, soft_wrap=True)
     console.print()
     print_notes(session, result.notes)
-    path = text.argument(session.path or result.path)
+    again = f"ckpt detect {text.argument(session.path or result.path)}{session.again}"
     if result.drift is None and merged > 1:
-        next_line(session, f"ckpt detect {path}{session.again} --report --drift")
+        next_line(session, f"{again} --report --drift")
     elif result.written is None:
-        next_line(session, f"ckpt detect {path}{session.again} --report --drift --html {free_file('report.html')}")
+        drift = " --drift" if result.drift is not None or result.sample is not None else ""
+        drift += f" --sample {100 * result.sample:g}%" if result.sample is not None else ""
+        next_line(session, f"{again} --report{drift} --html {free_file('report.html')}")
+    elif result.newest is not None:
+        next_line(session, planned_merge(session, result.newest))
     else:
-        next_line(session, f"ckpt merge {path}{again(session, 'merge')} --dry-run")
+        next_line(session, again)
+
+
+def _counted(steps: int, merged: int) -> str:
+    """How many steps there are, and how many of them can be merged.
+
+    >>> _counted(3, 2), _counted(3, 3), _counted(3, 0)
+    ('3, of which 2 can be merged', '3, all can be merged', '3, none can be merged')
+    >>> _counted(1, 1), _counted(1, 0)
+    ('1, which can be merged', '1, which cannot be merged')
+    """
+    if steps == 1:
+        return f"1, which {'can' if merged else 'cannot'} be merged"
+    return f"{steps}, {'all' if merged == steps else f'of which {merged}' if merged else 'none'} can be merged"
 
 
 def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
@@ -93,7 +110,7 @@ def _rows(result: ReportResult, console: Console) -> Iterator[Text]:
     states = [_state(step, result) for step in steps]
     short = min(len(NEWEST), max(map(len, states), default=0))
     fit = fitted({head: cells for head, cells in columns.items() if any(cells)}, LEAST_NEEDED, width - GAP - short)
-    yield from fit.heading("every step" if len(steps) > 1 else "the step", width)
+    yield from fit.heading("every step" if len(steps) > 1 else "", width)
     wide = {head: max(len(head), *map(len, columns[head])) for head in fit.shown}
     room = width - sum(each + GAP for each in wide.values())
 

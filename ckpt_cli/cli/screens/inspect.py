@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.checkpoint import alias_text, checkpoint_facts
-from ckpt_cli.cli.screens.tensor_rows import TensorTable
+from ckpt_cli.cli.screens.tensor_rows import SAME, WHOLE, TensorTable
 from ckpt_cli.cli.screens.widgets import (
     BAD,
     DIM,
@@ -31,7 +31,7 @@ from ckpt_cli.cli.screens.widgets import (
 from ckpt_cli.formats.base import MEANINGS
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.names import few
-from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, TensorGroup
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ckpt_cli.cli.session import Session
+
+LAYOUTS = {
+    r"\bShard\(": "Shard(D) xN: cut along dimension D, counted from 0, into N parts",
+    r"\bdim [0-9]": "dim D xN: cut along dimension D, counted from 0, into N parts",
+    r"\bflat x": "flat xN: cut where the flat vectors of N ranks end",
+    r"\bReplicate\b": "Replicate xN: the same on N ranks",
+}
+"""What the words of layouts mean."""
 
 COMPLETE = "complete"
 UNKNOWN = "-"
@@ -78,20 +86,13 @@ def detect_result(result: DetectResult, session: Session) -> None:
         console.print()
         console.print(_step_table(checkpoint))
     console.print()
-    # On a terminal, what the table says of a step is not said below it again.
-    told = len(checkpoint.steps) > 1 and console.is_terminal
-    print_notes(session, [note for note in checkpoint.notes if not (told and _is_in_table(note, checkpoint))], everything=True)
+    print_notes(session, checkpoint.notes, everything=True)
     if result.problem is None:
         next_line(session, planned_merge(session, checkpoint.path))
     else:
         session.labelled("warning", "yellow", f"it cannot be merged: {result.problem}")
         if result.error is not None and result.error.hint is not None:
             session.labelled("hint", "dim", result.error.hint)
-
-
-def _is_in_table(note: NoteInfo, checkpoint: Checkpoint) -> bool:
-    """Whether a note is about a step that was passed over, for the reason that stands in its row."""
-    return note.code == "step-skipped" and any(step.problem and note.text.endswith(f": {step.problem}") for step in checkpoint.steps)
 
 
 def _verdict(result: DetectResult) -> Text:
@@ -143,8 +144,7 @@ def inspect_result(result: InspectResult, session: Session, *, show_all: bool = 
 def _layout_legend(info: ComponentInfo) -> str:
     """What the words of layouts mean; nothing if none occurs."""
     layouts = " ".join({tensor.layout for tensor in info.tensors or ()})
-    cut = ["Shard(D) xN: cut along dimension D, counted from 0, into N parts"] if re.search(r"\bShard\(", layouts) else []
-    return "; ".join([*cut, *(["Replicate xN: the same on N ranks"] if "Replicate" in layouts else [])])
+    return "; ".join(meaning for words, meaning in LAYOUTS.items() if re.search(words, layouts))
 
 
 def _single_rows(info: ComponentInfo) -> tuple[TensorGroup, ...]:
@@ -183,7 +183,7 @@ def _print_components(components: Sequence[ComponentInfo], framework: str, conso
     columns = {head: [row[head] for row in cells] for head in cells[0] if any(row[head].strip(UNKNOWN) for row in cells)}
     room = console.width - GAP - (max(map(len, states)) if console.is_terminal else 0)
     fit = fitted(columns, LEAST_NEEDED, room if room >= LEAST_ROOM else console.width - GAP - LEAST_ROOM)
-    for said in fit.heading("every component" if len(components) > 1 else "the component", console.width):
+    for said in fit.heading("every component" if len(components) > 1 else "", console.width):
         console.print(said, soft_wrap=True)
     table = new_table((*fit.shown, "state"), right=[i for i, head in enumerate(fit.shown) if head in NUMBERS])
     for info, row, state in zip(components, cells, states, strict=True):
@@ -230,6 +230,7 @@ def _tensor_table(rows: Sequence[TensorGroup], *, counted: bool) -> Table:
     unwanted |= {"layout"} if not any(row.layout for row in rows) else set()
     unwanted |= {""} if not any(row.odd for row in rows) else set()
     shown = [head for head in heads if head not in unwanted]
+    whole = WHOLE if any(row.layout and not row.layout.startswith(SAME) for row in rows) else ""
     table = new_table(shown, right=tuple(i for i, head in enumerate(shown) if head in ("count", "params")))
     for row in rows:
         cells = {
@@ -237,7 +238,7 @@ def _tensor_table(rows: Sequence[TensorGroup], *, counted: bool) -> Table:
             "count": text.exact(row.count),
             "shape": text.shape(row.shape),
             "dtype": row.dtype,
-            "layout": row.layout,
+            "layout": row.layout or whole,
             "params": text.params(row.elements),
             "": "<- differs from its group" if row.odd else "",
         }

@@ -50,10 +50,11 @@ def show_result(result: ShowResult, session: Session) -> None:
     where = f"{text.argument(session.path or result.path)} {text.argument(result.name)}{session.again}"
     all_of_it = f"ckpt inspect {text.argument(session.path or result.path)}{again(session, 'inspect')}"
     whole = len(result.values) == math.prod(result.shape)
-    next_line(session, all_of_it if whole else f"ckpt show {where} --slice {_next_slice(result)}")
+    last = _last_slice(result)
+    next_line(session, all_of_it if whole or result.index == last else f"ckpt show {where} --slice {last}")
 
 
-def _next_slice(result: ShowResult) -> str:
+def _last_slice(result: ShowResult) -> str:
     """The last rows and columns, which the first screen does not show."""
     outer = [str(length - 1) for length in result.shape[:-2]]
     return ",".join([*outer, *(f"{max(length - 4, 0)}:{length}" for length in result.shape[-2:])])

@@ -32,6 +32,8 @@ LEAST_NEEDED = ("params", "count", "dtype", "layout")
 
 SAME = "same storage as "
 ODD = "! "
+WHOLE = "whole"
+"""What stands for no layout where others have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class TensorTable:
             "count": text.exact(row.count),
             "shape": text.shape(row.shape),
             "dtype": row.dtype,
-            "layout": "" if row.layout.startswith(SAME) else printable(row.layout),
+            "layout": "" if row.layout.startswith(SAME) else printable(row.layout or WHOLE),
             "params": text.params(row.elements),
         }
 

@@ -126,9 +126,9 @@ class Fitted:
     dropped: tuple[str, ...]
 
     def heading(self, rows: str, width: int) -> list[Text]:
-        """The lines above the table that say what all ``rows`` share."""
-        said = f"{rows}: {', '.join(f'{head} {value}' for head, value in self.same.items())}"
-        return [plain(line) for line in text.wrapped(said, width, "  ")] if self.same else []
+        """The lines above the table that say what all ``rows`` share; without a name for them where there is one row."""
+        said = ", ".join(f"{head} {value}" for head, value in self.same.items())
+        return [plain(line) for line in text.wrapped(f"{rows}: {said}" if rows else said, width, "  ")] if self.same else []
 
 
 def fitted(columns: Mapping[str, Sequence[str]], least_needed: Sequence[str], width: int) -> Fitted:

@@ -38,15 +38,15 @@ def beside(checkpoint: str, again: str) -> str | None:
 
 
 def past(error: OutputExists, typed: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command whose output exists, so that it runs: with --overwrite where ckpt may replace it, else with another name."""
+    """The words of a command whose output exists, with another name for it: what is proposed is copied, so it replaces nothing."""
     from ckpt_cli.cli.options import OUTPUTS
 
     target, words, replaced = str(error.path), list(typed), False
     end = words.index("--") if "--" in words else len(words)
-    if error.replaceable:
-        return (*words[:end], "--overwrite", *words[end:])
     for at, word in enumerate(typed):
         name, equals, value = word.partition("=") if word.startswith("--") and "=" in word else ("", "", word)
         if name in OUTPUTS or (at and typed[at - 1] in OUTPUTS) or os.path.abspath(os.path.expanduser(value)) == target:
             words[at], replaced = f"{name}{equals}{free_name(value)}", True
-    return tuple(words) if replaced else (*words[:end], "-o", free_name(os.path.relpath(target)), *words[end:])
+    relative = os.path.relpath(target)
+    free = free_name(target if relative.startswith("..") else relative)
+    return tuple(words) if replaced else (*words[:end], "-o", free, *words[end:])

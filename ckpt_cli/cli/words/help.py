@@ -153,6 +153,11 @@ def metavar_of(parameter: Any) -> str:
     return str(parameter.metavar if parameter.metavar is not None else parameter.name.upper())
 
 
+def kind_of(parameter: Any) -> str | None:
+    """Whether the value of an option is a folder or a file, by what stands for it; None for values that are no path."""
+    return {"DIR": "folder", "FILE": "file"}.get(metavar_of(parameter))
+
+
 def label_of(parameter: Any) -> str:
     """An option as it is typed, the short name first, without synonyms."""
     names = [name for name in (*parameter.opts, *parameter.secondary_opts) if not is_synonym(name, None, parameter)]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.cli.words.help import label_of, metavar_of
+from ckpt_cli.cli.words.help import kind_of, label_of, metavar_of
 from ckpt_cli.cli.words.synonyms import COMMANDS
 from ckpt_cli.errors import CkptError, NotFound, UsageError
 from ckpt_cli.urls import URL
@@ -245,9 +245,8 @@ def _wrong_use(option: str, message: str, path: str, command: Any) -> CkptError:
         return UsageError(f"{option} takes no value", hint=f"write {option} alone")
     if parameter is None:
         return UsageError(message.rstrip("."), hint=f"{path} --help")
-    # The help of an option for a folder says what there is without it.
-    default = parameter.help.removeprefix("Default: ").rstrip(".") if parameter.help.startswith("Default: ") else None
-    expected = parameter.help if default is None else f"a folder; without {option} it is {default}"
+    kind, (_, says_default, default) = kind_of(parameter), parameter.help.partition("Default: ")
+    expected = f"a {kind}; without {option} it is {default.rstrip('.')}" if kind is not None and says_default else parameter.help
     return UsageError(f"{option} needs a value", expected=expected, hint=f"{option} {metavar_of(parameter)}")
 
 

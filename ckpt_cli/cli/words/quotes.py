@@ -50,15 +50,14 @@ def _quoted(word: str) -> str:
 
 def refuse_swallowed(words: Sequence[str], command: Any) -> None:
     """Raise UsageError for an option that stands where another needs its value: it would be taken for that value."""
-    from ckpt_cli.cli.words.help import metavar_of
+    from ckpt_cli.cli.words.help import kind_of, metavar_of
 
     names, taken = option_names(command), {name: each for each in command.params for name in each.opts if takes_value(each)}
     at = 0
     while at + 1 < len(words) and words[at] != "--":
         option, value = words[at], words[at + 1]
         if option in taken and value.partition("=")[0] in names:
-            expected = f"{option} {metavar_of(taken[option])}"
-            raise UsageError(
-                f"{option} needs a value, and {value} follows", expected=expected, hint=f"a name like that is {option} ./{value}"
-            )
+            expected, kind = f"{option} {metavar_of(taken[option])}", kind_of(taken[option])
+            hint = f"for a {kind} of that name, write {option} ./{value}" if kind is not None else None
+            raise UsageError(f"{option} needs a value, and {value} follows", expected=expected, hint=hint)
         at += 2 if option in taken else 1

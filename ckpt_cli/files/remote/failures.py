@@ -25,6 +25,9 @@ NO_ADDRESS = ("dns error", "failed to lookup", "Name or service not known", "nod
 OFFLINE = ("ConnectError", "ConnectionError", "ProxyError", "NetworkError", "ClientConnectorError", "OfflineModeIsEnabled")
 """Exceptions of httpx, requests, aiohttp and huggingface_hub, all without a base that Python knows."""
 
+ALLOW_NETWORK = "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, which forbid using the network"
+"""Either of the two puts huggingface_hub offline."""
+
 AUTHORITIES = ("//169.254.16", "//169.254.170.2", "/latest/api/token", "//metadata.google.internal", "//login.microsoftonline.com")
 """What is asked for credentials when the environment has none."""
 
@@ -56,19 +59,24 @@ def failure(error: BaseException, address: Address, what: str) -> CkptError:
         return Unreadable(f"{what}: the server answered {said}{again}", path=address.url, hint=hint)
     if "timed out" in text or "TimedOut" in text or isinstance(error, TimeoutError) or kind.endswith("Timeout"):
         return Unreadable(f"{what}: no answer in time{again}", path=address.url)
-    network = "check the name of the host, and the network"
-    if address.scheme == "hf":
-        network = "check the network; HF_ENDPOINT names another host than huggingface.co"
-        network = "unset HF_HUB_OFFLINE, which forbids to use the network" if kind == "OfflineModeIsEnabled" else network
     if any(sign in text for sign in NO_ADDRESS):
-        return Unreadable(f"{what}: its host has no address{again}", path=address.url, hint=network)
+        return Unreadable(f"{what}: its host has no address{again}", path=address.url, hint=_to_reach(address, kind))
     if "error sending request" in text or "ConnectError" in text or _is_offline(error):
-        return Unreadable(f"{what}: there is no connection{again}", path=address.url, hint=network)
+        return Unreadable(f"{what}: there is no connection{again}", path=address.url, hint=_to_reach(address, kind))
     if "error decoding response body" in text or "IncompleteBody" in text:
         return Unreadable(f"{what}: the connection was cut{again}", path=address.url, hint="try again later")
     if kind == "NotSupportedError":
         return Unreadable(f"{what}: the server cannot send parts of files", path=address.url, hint="download it first")
     return Unreadable(f"{what} ({kind})", path=address.url)
+
+
+def _to_reach(address: Address, kind: str) -> str:
+    """What to do about a host that was not reached; ``kind`` is the name of the exception."""
+    if address.scheme != "hf":
+        return "check the name of the host, and the network"
+    if kind == "OfflineModeIsEnabled":
+        return ALLOW_NETWORK
+    return "check the network; HF_ENDPOINT names another host than huggingface.co"
 
 
 def _is_offline(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, read_catalog
 from ckpt_cli.formats.dcp.state import is_optimizer, tensor_value
 from ckpt_cli.formats.optimizer_state import Group, NamedState, regrouped
-from ckpt_cli.names import check_name, few
+from ckpt_cli.names import check_name, few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Tensor
@@ -93,27 +93,32 @@ def step_notes(catalog: Catalog, reader: ItemReader) -> list[Note]:
 
     An item does not record its step, but the counters of parameters are spread over the files. In a store they are not looked at.
     """
-    counted: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    counted: dict[tuple[str, ...], dict[str, list[int]]] = {}
     for entry in catalog.tensors.values():
         split = _split(entry.path)
         if split is None or split[1] != "state" or math.prod(entry.shape) != 1 or _parameter(split[2])[1] != "step":
             continue
-        file = next(iter(entry.chunks.values()))[0].file
+        file = next((places[0].file for places in entry.chunks.values()), None)
+        if file is None:
+            continue  # the metadata says nowhere where it is
         steps = counted.setdefault(split[0], {}).setdefault(file, [])
         if is_remote(reader.path(file)):
             return []
         if len(steps) < LOOKED:
             # What is damaged or missing there is told by whoever needs it.
             with contextlib.suppress(CkptError):
-                steps.append(float(elements(assembled(entry.name, entry, reader))[0]))
+                count = float(elements(assembled(entry.name, entry, reader))[0])
+                steps += [int(count)] if count.is_integer() else []
     notes = []
     for by_file in counted.values():
         named = {file: set(steps) for file, steps in by_file.items() if steps}
-        usual = Counter(step for steps in named.values() for step in steps).most_common(1)
-        other = next((file for file, steps in named.items() if usual[0][0] not in steps), None)
-        alike = [file for file, steps in named.items() if other is not None and steps.isdisjoint(named[other])]
-        if other is not None and alike:
-            text = f"the optimizer has counted {usual[0][0]:g} steps in {alike[0]} and {max(named[other]):g} in {other}"
+        commonest = next((step for step, _ in Counter(step for steps in named.values() for step in steps).most_common(1)), None)
+        odd_file = next((file for file, steps in named.items() if commonest not in steps), None)
+        if commonest is None or odd_file is None:
+            continue
+        agreeing = next((file for file, steps in named.items() if commonest in steps and steps.isdisjoint(named[odd_file])), None)
+        if agreeing is not None:
+            text = f"the optimizer has counted {plural(commonest, 'step')} in {agreeing} and {max(named[odd_file]):,} in {odd_file}"
             notes.append(Note("warning", "step-differs", f"{text}: if the files are from different saves, the result mixes them"))
     return notes
 

@@ -40,4 +40,7 @@ def flat_of(name: str, shape: Shape, ranges: Sequence[FlatRange], ranks: int) ->
     if not ranges:
         raise MissingShard("no rank holds any of it", tensor=name)
     pieces = [piece for part in ranges for piece in range_pieces(part, shape)]
-    return tiled(name, ranges[0].stored.dtype, shape, pieces, "sharded" if len(ranges) > 1 else "whole", f"flat x{ranks}")
+    dtype = ranges[0].stored.dtype
+    if len(ranges) == 1:
+        return tiled(name, dtype, shape, pieces, "whole", "")
+    return tiled(name, dtype, shape, pieces, "sharded", f"flat x{ranks}")

@@ -25,7 +25,7 @@ from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.torch_files.groups import FileGroup, chosen_group, file_groups, notes_of_group, without_averages
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.torch_files.way_down import Way
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
@@ -137,6 +137,7 @@ def steps_of_optimizer(save: Save) -> list[Note]:
     step = next((ranks[0].step for ranks in save.optimizers.values()), None)
     steps, skipped = save.first.number("global_steps"), save.first.number("skipped_steps") or 0
     if step is not None and steps is not None and step != steps - skipped:
-        text = f"the optimizer has counted {step:g} steps, {save.first.path.name} says {steps - skipped}"
+        counted = plural(int(step), "step") if step.is_integer() else f"{step:g} steps"
+        text = f"the optimizer has counted {counted}, {save.first.path.name} says {steps - skipped}"
         return [Note("warning", "step-differs", f"{text}: they may be of different saves, or the optimizer was started anew")]
     return []

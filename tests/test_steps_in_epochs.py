@@ -252,7 +252,7 @@ def test_order_of_paths_for_a_method_that_needs_it(steps: tuple[str, ...], tmp_p
     ckpt_cli.average([older, newer], output=tmp_path / "out", method="ema", decay=0.5, dry_run=True)
     with pytest.raises(ckpt_cli.CkptError, match="from old to new"):
         ckpt_cli.average([newer, older], output=tmp_path / "out", method="ema", decay=0.5, dry_run=True)
-    with pytest.raises(ckpt_cli.CkptError, match="needs to know the step"):
+    with pytest.raises(ckpt_cli.CkptError, match="how far they are apart"):
         ckpt_cli.average([older, newer], output=tmp_path / "out", method="ema", half_life=10, dry_run=True)
 
 

@@ -93,6 +93,9 @@ def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) ->
         raise UsageError(
             f"the method {method} needs checkpoints ordered from old to new, but these are steps {listed}", hint="pass them in order"
         )
+    if snapshots.counted_anew and (method == "posthoc-ema" or (method == "ema" and options.half_life is not None)):
+        hint = "pass --decay in place of --half-life" if method == "ema" else None
+        raise UsageError("steps are counted anew in each epoch here, so their numbers do not say how far they are apart", hint=hint)
     return formula(
         method,
         len(snapshots.opened),

@@ -243,3 +243,22 @@ def test_steps_of_one_number_in_two_epochs_are_two(tmp_path: Path) -> None:
     numpy.testing.assert_allclose(written, (first + second) / 2, rtol=1e-6)
     with pytest.raises(ckpt_cli.CkptError, match="more than once"):
         ckpt_cli.average(run, output=tmp_path / "other", steps=(20,))
+
+
+@FORMS
+def test_order_of_paths_for_a_method_that_needs_it(steps: tuple[str, ...], tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps)
+    older, newer = run / steps[1], run / steps[2]
+    ckpt_cli.average([older, newer], output=tmp_path / "out", method="ema", decay=0.5, dry_run=True)
+    with pytest.raises(ckpt_cli.CkptError, match="from old to new"):
+        ckpt_cli.average([newer, older], output=tmp_path / "out", method="ema", decay=0.5, dry_run=True)
+    with pytest.raises(ckpt_cli.CkptError, match="how far they are apart"):
+        ckpt_cli.average([older, newer], output=tmp_path / "out", method="ema", half_life=10, dry_run=True)
+
+
+def test_the_newest_of_two_with_one_number_is_verified(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", ("epoch_1/step_20", "epoch_2/step_20"))
+    result = ckpt_cli.merge(run, tmp_path / "out", verify=True)
+    assert result.exit_code == 0
+    written = ckpt_cli.open(tmp_path / "out")["model.norm.weight"].numpy()
+    numpy.testing.assert_array_equal(written, tiny.weights(1)["model.norm.weight"].numpy())

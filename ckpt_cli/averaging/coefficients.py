@@ -158,10 +158,7 @@ def _wsm(count: int, steps: Sequence[int] | None, shape: Callable[[float], float
 
 def _known(steps: Sequence[int] | None, what: str) -> Sequence[int]:
     if steps is None:
-        raise UsageError(
-            f"{what} needs to know the step of every checkpoint",
-            hint="pass runs or step folders such as checkpoint-500, counted on through all epochs",
-        )
+        raise UsageError(f"{what} needs to know the step of every checkpoint", hint="pass runs or step folders such as checkpoint-500")
     return steps
 
 

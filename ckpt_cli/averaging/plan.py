@@ -16,6 +16,7 @@ from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.components import called_ema
+from ckpt_cli.discover.found import ages
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
@@ -85,11 +86,16 @@ class AverageJob(Job):
 
 def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) -> Formula:
     steps = snapshots.steps
-    if method in ORDERED and steps is not None and any(a >= b for a, b in itertools.pairwise(steps)):
-        listed = ", ".join(map(str, steps))
+    found = [opened.found for opened in snapshots.opened]
+    order = list(map(ages(found), found))
+    if method in ORDERED and all(each.step is not None for each in found) and any(a >= b for a, b in itertools.pairwise(order)):
+        listed = ", ".join(each.path.name if snapshots.counted_anew else str(each.step) for each in found)
         raise UsageError(
             f"the method {method} needs checkpoints ordered from old to new, but these are steps {listed}", hint="pass them in order"
         )
+    if snapshots.counted_anew and (method == "posthoc-ema" or (method == "ema" and options.half_life is not None)):
+        hint = "pass --decay in place of --half-life" if method == "ema" else None
+        raise UsageError("steps are counted anew in each epoch here, so their numbers do not say how far they are apart", hint=hint)
     return formula(
         method,
         len(snapshots.opened),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.components import why_none
-from ckpt_cli.discover.found import Blocked, Dated, Found, Target, are_counted_anew
+from ckpt_cli.discover.found import Age, Blocked, Dated, Found, Target, are_counted_anew
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_counter, newest_first, numbered_alike, told_counters
 from ckpt_cli.discover.nodes.also import also_notes, contradicts
@@ -247,11 +247,12 @@ def _steps_of(
 
 def _refuse_twins(target: Target, chosen: Sequence[Found]) -> None:
     """Raise AmbiguousStep if one step lies in two folders: it would count twice, or one of them is another training."""
-    age = target.age
-    for found in reversed(chosen):
-        twins = [other for other in chosen if age(other) == age(found)]
-        if found.step is not None and len(twins) > 1:
-            raise _twin_error(target, found.step, twins)
+    age, of_age = target.age, dict[Age, list[Found]]()
+    for found in chosen:
+        of_age.setdefault(age(found), []).append(found)
+    for twins in reversed(of_age.values()):
+        if len(twins) > 1 and twins[0].step is not None:
+            raise _twin_error(target, twins[0].step, twins)
 
 
 def _twin_error(target: Target, step: int, twins: Sequence[Dated]) -> CkptError:

@@ -103,7 +103,9 @@ def merge(
                 "base": lasting(home) if home is not None else None,
                 "also": tuple(map(lasting, nodes)),
             }
-            if opened.target.run is not None:
+            if opened.target.run is not None and not nodes and opened.target.option(opened.found) is None:
+                where[0] = lasting(opened.found.path)
+            elif opened.target.run is not None:
                 named["step"] = opened.found.step
             return part_call(merge, where, chosen, reads=(path, *nodes, home), **named)
 

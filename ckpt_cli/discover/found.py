@@ -126,7 +126,8 @@ def ages(steps: Iterable[Dated]) -> Callable[[Dated], Age]:
     Where all of these say their epoch, that comes first: steps may be counted anew in each. What does not say it may then be of the latest,
     and a folder of an epoch may hold any step of that.
     """
-    if not all(epoch_of(path_of(step)) is not None for step in steps):
+    listed = list(steps)
+    if not listed or any(epoch_of(path_of(step)) is None for step in listed):
         return lambda step: (0, number_of(step) or 0)
 
     def age(step: Dated) -> Age:

@@ -172,7 +172,7 @@ def _without_links(found: Sequence[Found]) -> tuple[Found, ...]:
     """The steps in their order; a link to the folder of the same step is not a second one."""
     kept: list[Found] = []
     for checkpoint in oldest_first(found):
-        alike = (other for other in reversed(kept) if same_step(other, checkpoint))
+        alike = (other for other in reversed(kept) if other.step == checkpoint.step and same_step(other, checkpoint))
         twin = next((other for other in alike if _is_same(other.path, checkpoint.path)), None)
         if twin is None:
             kept.append(checkpoint)

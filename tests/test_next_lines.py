@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from ckpt_cli.cli import _run
+from ckpt_cli.cli.text import options_again
 from tests.cli import ROOT
 
 HEAD = "next: "
@@ -169,3 +170,8 @@ def test_a_run_of_one_step_has_no_drift(place: Path, tmp_path: Path, capsys: pyt
     assert "steps  1, which can be merged" in told.out
     assert proposed(told.err) == "ckpt detect one --report --html report.html"
     follow("ckpt detect one --report --html report.html", capsys)
+
+
+def test_a_component_called_like_a_default_is_said_again() -> None:
+    assert options_again(type="auto", step=None, shard_order="auto") == " --type auto"
+    assert options_again(type=None, shard_order="tp-first", also=["a b", "c"]) == " --shard-order tp-first --also 'a b' --also c"

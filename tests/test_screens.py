@@ -262,6 +262,8 @@ def test_words_of_layouts_are_explained(layout: str, legend: str | None, width: 
     assert (legend in said) if legend is not None else ("xN" not in said)
     assert ("whole" in said) is bool(layout)
     assert any(group.odd for groups in result.groups.values() for group in groups) is layout.startswith("dim")
+    tensors = [tensor(f"model.layers.{i}.mlp.weight", 8, 8, layout=f"dim 0 x2{', flat x2' if i == 1 else ''}") for i in range(4)]
+    assert not any(group.odd for group in group_tensors(tensors))
 
 
 def test_a_single_component_is_not_named_above_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

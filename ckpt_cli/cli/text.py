@@ -14,6 +14,9 @@ from ckpt_cli.urls import shown
 
 size = size_text
 
+DEFAULTS = {"shard_order": "auto"}
+"""Options that need not be said again with these values."""
+
 LEAST_BEGIN = 4
 """Characters that the beginning of a shortened name keeps."""
 
@@ -102,6 +105,6 @@ def options_again(**given: object) -> str:
         (name, each)
         for name, value in given.items()
         for each in (value if isinstance(value, (list, tuple)) else [value])
-        if each is not None and each != "auto"
+        if each is not None and each != DEFAULTS.get(name)
     ]
     return "".join(f" --{name.replace('_', '-')} {argument(str(value))}" for name, value in said)

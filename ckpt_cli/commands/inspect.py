@@ -246,8 +246,7 @@ def _layout(tensor: TensorInfo) -> str:
 
 def _form(tensor: TensorInfo) -> str:
     """The layout as far as it tells a tensor from others: where a flat vector of many tensors is cut says nothing about one of them."""
-    layout = _layout(tensor)
-    return "" if layout.startswith("flat x") else layout
+    return _layout(tensor) if tensor.alias_of else tensor.layout.partition("flat x")[0].rstrip(", ")
 
 
 def _is_product(numbers: Sequence[tuple[int, ...]]) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.cli import options
 from ckpt_cli.cli.looking import options as own
 from ckpt_cli.cli.session import Session
-from ckpt_cli.cli.text import argument, options_again
+from ckpt_cli.cli.text import options_again
 from ckpt_cli.cli.words.declare import command
 from ckpt_cli.progress import Progress
 from ckpt_cli.verifying.options import DiffOptions
@@ -16,7 +17,7 @@ from ckpt_cli.verifying.options import DiffOptions
 if TYPE_CHECKING:
     from ckpt_cli.results.diff import DiffResult
 
-READING = ("names", "include", "exclude", "sample", "shard_order")
+COMPARING = ("names", "include", "exclude", "sample", "shard_order")
 """Options that say what is compared."""
 
 
@@ -39,7 +40,8 @@ def diff(
     def work(shown: Progress) -> DiffResult:
         return difference.diff(before, after, type=type, steps=steps, also=also or (), plot=plot, html=html, progress=shown, **given)
 
-    both = " ".join(argument(path) for path in (before, after) if path is not None)
-    read = {name: given.get(name) for name in READING}
-    session = replace(session, path=both, again=options_again(steps=steps, type=type, also=also, **read))
-    return session.run(work, diff_result, lambda result: int(exit_code and not result.identical))
+    read = {name: given.get(name) for name in COMPARING}
+    session = replace(session, path=before, again=options_again(steps=steps, type=type, also=also, **read))
+    return session.run(
+        work, partial(diff_result, other=after, typed=type is not None), lambda result: int(exit_code and not result.identical)
+    )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ckpt_cli.cli.session import Session
 
 
-def diff_result(result: DiffResult, session: Session) -> None:
-    """The whole screen of `ckpt diff`."""
+def diff_result(result: DiffResult, session: Session, *, other: str | None = None, typed: bool = False) -> None:
+    """The whole screen of `ckpt diff`. ``other`` is its second path, if it was given; ``typed``: components were asked for."""
     console, comparison = session.out(), result.comparison
     if session.quiet:
         console.print(plain("identical" if result.identical else "different"))
@@ -35,9 +35,10 @@ def diff_result(result: DiffResult, session: Session) -> None:
     console.print()
     print_notes(session, result.notes)
     if comparison.drifts and not result.written:
-        next_line(session, f"ckpt diff {session.path or text.argument(result.before.path)}{session.again} --html {free_file('drift.html')}")
+        both = " ".join(text.argument(path) for path in (session.path or result.before.path, other) if path is not None)
+        next_line(session, f"ckpt diff {both}{session.again} --html {free_file('drift.html')}")
     else:
-        chosen = f" --type {text.argument(result.after.component)}" if " --type " in session.again else ""
+        chosen = f" --type {text.argument(result.after.component)}" if typed else ""
         next_line(session, f"ckpt inspect {text.argument(result.after.path)}{chosen}")
 
 

@@ -188,12 +188,12 @@ def odd_argument(arguments: Arguments) -> str | None:
 
 
 def compare(config: Config, arguments: Arguments) -> list[Note]:
-    """Warnings about arguments that a config cannot be compared with; none without a config.
+    """Warnings about arguments that a config cannot be compared with. Without a config it is only looked for what no class has.
 
     Raises Inconsistent if the config says other numbers than the training had, and Unsupported for arguments with which weights mean
     something else than in the class of the config.
     """
-    if not arguments or not config:
+    if not arguments:
         return []
     _check_sizes(config, arguments)
     known = {*config, *rotary.rope_of(config), "rope_parameters"}
@@ -201,7 +201,7 @@ def compare(config: Config, arguments: Arguments) -> list[Note]:
     doubts: list[str] = []
     unread: list[str] = []
     for row in SETTINGS:
-        if row.seen or row.name not in arguments or not _concerns(row, arguments):
+        if row.seen or row.name not in arguments or not _concerns(row, arguments) or (not config and (row.said is not None or row.doubt)):
             continue
         allowed = row.plain if row.said is None else row.said(config)
         if allowed is not None and _fits(arguments, row, allowed):
@@ -214,9 +214,10 @@ def compare(config: Config, arguments: Arguments) -> list[Note]:
         if row.doubt or allowed is None or (row.name == "window_size" and arguments[row.name] is None):
             doubts.append(f"{row.name} {value}")
         elif row.key not in known:
+            which = "this class" if config else "any class"
             raise Unsupported(
-                f"the training had {row.name} {value}, with which its weights mean something else than in this class",
-                expected="weights as the class in config.json has them",
+                f"the training had {row.name} {value}, with which its weights mean something else than in {which}",
+                expected="weights as the class in config.json has them" if config else "weights as a class has them",
                 hint="--names native writes them as they are",
             )
         else:

@@ -14,6 +14,7 @@ import ckpt_cli
 from ckpt_cli.errors import CkptError, Inconsistent, Unsupported
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.settings import SETTINGS
+from ckpt_cli.hub.megatron.settings import YARN as YARN_NUMBERS
 from tests.megatron import arguments, write_legacy
 from tests.tensors import differences, load
 
@@ -53,6 +54,19 @@ SIGMOID = {**EXPERTS, "moe_router_score_function": "sigmoid", "moe_router_topk_s
 DEEP = {**SIGMOID, **LATENT, "moe_router_group_topk": 1}
 YARN = {**ROPE, "rope_type": "yarn", "factor": 40.0}
 LLAMA3 = {**ROPE, "rope_type": "llama3", "factor": 8.0}
+SCALED = {**YARN, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096}
+YARNED = {**DEEP, "rotary_scaling_factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.707}
+BY_POSITION = {
+    "position_embedding_type": "yarn",
+    "yarn_rotary_scaling_factor": 4.0,
+    "yarn_original_max_position_embeddings": 4096,
+    "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0,
+    "yarn_mscale": 1.0,
+    "yarn_mscale_all_dim": 0.0,
+    "yarn_correction_range_round_to_int": True,
+}
+LONG = {**CONFIG, "rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}}
 LINEAR = {**ROPE, "rope_type": "linear", "factor": 4.0}
 GLM = {**CONFIG, "model_type": "glm4"}
 
@@ -76,6 +90,14 @@ FITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**QWEN, "norm_topk_prob": True}, EXPERTS),
     (DEEPSEEK, DEEP),
     ({**DEEPSEEK, "rope_parameters": YARN}, {**DEEP, "rotary_scaling_factor": 40}),
+    ({**CONFIG, "rope_parameters": {**LLAMA3, "factor": 32.0}}, {"use_rope_scaling": True, "rope_scaling_factor": 32}),
+    (CONFIG, {"use_rope_scaling": False, "rope_scaling_factor": 8.0}),
+    (DEEPSEEK, {**DEEP, "rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0}),
+    (DEEPSEEK, {**DEEP, "rope_type": "rope", "rotary_scaling_factor": 40.0, "mscale_all_dim": 0.0, "beta_fast": 7}),
+    ({**DEEPSEEK, "rope_parameters": SCALED}, {**YARNED, "rope_type": "yarn", "beta_fast": 32.0, "original_max_position_embeddings": 4096}),
+    ({**DEEPSEEK, "rope_parameters": YARN}, {**YARNED, "rope_type": None, "mscale_all_dim": 0.0, "beta_slow": 1}),
+    (LONG, BY_POSITION),
+    (CONFIG, {"softmax_scale": 8**-0.5}),
     (
         {**DEEPSEEK, "routed_scaling_factor": 1, "n_group": 1},
         {**DEEP, "moe_router_topk_scaling_factor": None, "moe_router_num_groups": None, "moe_router_group_topk": None},
@@ -109,6 +131,20 @@ DIFFERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (DEEPSEEK, {**DEEP, "rotary_scaling_factor": 40}),
     ({**DEEPSEEK, "rope_parameters": YARN}, DEEP),
     (DEEPSEEK, {**DEEP, "num_attention_heads": 8}),
+    ({**CONFIG, "rope_parameters": LLAMA3}, {"use_rope_scaling": True, "rope_scaling_factor": 32.0}),
+    ({**CONFIG, "rope_parameters": {**LLAMA3, "factor": 32.0}}, {"use_rope_scaling": True}),
+    ({**CONFIG, "rope_parameters": {**LLAMA3, "high_freq_factor": 2.0}}, {"use_rope_scaling": True}),
+    ({**DEEPSEEK, "rope_parameters": SCALED}, {**YARNED, "rope_type": "rope"}),
+    (DEEPSEEK, {**YARNED, "rope_type": "yarn"}),
+    (DEEPSEEK, {**YARNED, "rope_type": "rope"}),
+    ({**DEEPSEEK, "rope_parameters": {**LINEAR}}, {**DEEP, "rope_type": "rope"}),
+    *(({**DEEPSEEK, "rope_parameters": SCALED}, {**YARNED, name: 0.5}) for name in YARN_NUMBERS),
+    *((LONG, {**BY_POSITION, f"yarn_{name}": 0.5}) for name in YARN_NUMBERS),
+    (LONG, {**BY_POSITION, "yarn_correction_range_round_to_int": False}),
+    (LONG, LLAMA),
+    (LONG, {"position_embedding_type": "rope"}),
+    (CONFIG, BY_POSITION),
+    (CONFIG, {"softmax_scale": 0.1}),
     ({**CONFIG, "vocab_size": 53}, {"vocab_size": 60}),
 ]
 UNKNOWN: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -119,6 +155,9 @@ UNKNOWN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**CONFIG, "sliding_window": 8}, {"window_size": None}),
     (MIXTRAL, {**EXPERTS, "moe_expert_capacity_factor": 1.0}),
     ({**DEEPSEEK, "norm_topk_prob": False}, DEEP),
+    ({**DEEPSEEK, "rope_parameters": YARN}, {**YARNED, "mscale_all_dim": 0.0, "original_max_position_embeddings": 4096}),
+    (LONG, {"position_embedding_type": "yarn"}),
+    (CONFIG, {"yaml_cfg": "model.yaml"}),
     ({**DEEPSEEK, "routed_scaling_factor": None}, DEEP),
 ]
 
@@ -225,7 +264,9 @@ def test_commands_refuse_other_ones(command: str, changes: dict[str, Any], folde
     with pytest.raises(CkptError) as caught:
         COMMANDS[command](run, run.parent / "base")
     assert caught.value.exit_code in (3, 4)
-    assert "the training had" in caught.value.message
+    # Without a config nothing but the arguments says what the weights are.
+    alone = f"the argument {next(iter(changes))} is" if command == "verify" else "the training had"
+    assert alone in caught.value.message or "the training had" in caught.value.message
     assert not (run.parent / "out").exists()
 
 

@@ -33,6 +33,7 @@ from ckpt_cli.formats.dcp.metadata import (
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes
 from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
 from ckpt_cli.formats.megatron.common import read_arguments
+from ckpt_cli.formats.megatron.run_config import with_settings
 from ckpt_cli.formats.megatron.signs import is_step
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.step_names import nearest_step
@@ -156,17 +157,17 @@ class Dcp(Format):
             notes=tuple(notes),
             writer=f"torch DCP ({catalog.writer})",
             ordered=catalog.ordered,
-            arguments=_arguments(catalog, tensors, reader),
+            arguments=_arguments(catalog, tensors, reader, match.root, files),
         )
 
 
-def _arguments(catalog: Catalog, tensors: Iterable[str], reader: ItemReader) -> dict[str, Any]:
+def _arguments(catalog: Catalog, tensors: Iterable[str], reader: ItemReader, root: Path, files: Files) -> dict[str, Any]:
     """The arguments of Megatron-FSDP, which saves an ordinary DCP folder (fsdp_dtensor); those of other trainers say nothing of weights."""
-    thing = catalog.objects.get("args")
-    if thing is None or thing.stored is None or not is_file(reader.path(thing.stored.file)) or not any(map(MEGATRON.search, tensors)):
+    if not any(map(MEGATRON.search, tensors)):
         return {}
-    item = reader.parsed(thing.stored)
-    return {} if item is None else read_arguments(item.root, ValueReader(item))
+    thing = catalog.objects.get("args")
+    held = None if thing is None or thing.stored is None or not is_file(reader.path(thing.stored.file)) else reader.parsed(thing.stored)
+    return with_settings({} if held is None else read_arguments(held.root, ValueReader(held)), root, files)
 
 
 def _items_of(match: Match) -> tuple[Path, ...]:

@@ -16,6 +16,7 @@ from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, CatalogTensor
 from ckpt_cli.formats.dcp.reader import Dcp, lost_metadata, notes_of_objects, notes_of_other_saves, origin_notes
 from ckpt_cli.formats.megatron.common import SHOWN, Common
 from ckpt_cli.formats.megatron.native import is_state
+from ckpt_cli.formats.megatron.run_config import with_settings
 from ckpt_cli.formats.megatron.signs import BACKEND, COMMON, TORCH_DIST, backend_of, is_step, trouble_of
 from ckpt_cli.formats.megatron.step import Step, data_files
 from ckpt_cli.formats.megatron.training import of_step, optimizer_of_step, steps_beside
@@ -109,7 +110,7 @@ class TorchDist(Dcp):
             leaves=(*leaves, *argument_leaves(step.common)),
             notes=(*notes, *_form_notes(step)),
             writer=self.display,
-            arguments=step.common.arguments,
+            arguments=with_settings(step.common.arguments, match.root, files),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
-from ckpt_cli.hub.megatron.settings import Arguments, compare, groups, odd_argument
+from ckpt_cli.hub.megatron.settings import RUN_CONFIG, Arguments, compare, groups, odd_argument
 from ckpt_cli.hub.megatron.sizes import size_of
 from ckpt_cli.tensors.component import Note
 
@@ -22,6 +22,8 @@ def config_from(arguments: Arguments) -> dict[str, Any] | str:
     """The config.json of the model that some arguments describe, or why there is none."""
     if not arguments:
         return "the checkpoint holds no arguments of its training"
+    if RUN_CONFIG in arguments:
+        return f"none is made of what {RUN_CONFIG} says"
     odd = odd_argument(arguments)
     if odd is not None:
         return f"the argument {odd} is {str(arguments[odd])[:40]}, which no config is written for"

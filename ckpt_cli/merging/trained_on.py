@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckpt_cli.base_model.opened import Base
+from ckpt_cli.discover.open import Opened
 from ckpt_cli.errors import CkptError, Inconsistent
-from ckpt_cli.files.folders import is_there, status_of
+from ckpt_cli.files.folders import is_folder, is_there, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.hub.assets import commit_of
 from ckpt_cli.hub.config import Config
-from ckpt_cli.lora.config import CONFIG
+from ckpt_cli.lora.config import CONFIG, adapter_facts
+from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.urls import full_name
@@ -69,6 +71,22 @@ def trained_on_notes(config: Config, base: Base) -> list[Note]:
     given = printable((telling or [str(base.folder)])[0])
     text = f"{CONFIG} says that the adapter was trained on {printable(named)}, but the base is {given}"
     return [Note("warning", "other-base", text)]
+
+
+def trained_snapshot(given: str, folder: Path, opened: Opened) -> Path:
+    """The ``folder`` of a base, or, of one ``given`` as a Hub ID, the snapshot that adapters alone record, where it is in the cache."""
+    if is_folder(given) or SNAPSHOT.fullmatch(os.path.realpath(folder)) is None:
+        return folder
+    for component in opened.components:
+        if not adapters_alone(component.component.tensors):
+            continue
+        config = adapter_facts(component.homes, None).config
+        revision = config.get("revision")
+        if config.get(NAME_OR_PATH) == given and isinstance(revision, str) and 0 < len(revision) <= MAX_NAME:
+            commit = commit_of(folder.parents[1], revision)
+            if commit is not None and is_folder(folder.with_name(commit)):
+                return folder.with_name(commit)
+    return folder
 
 
 def _revision_notes(named: str, revision: object, base: Base) -> list[Note]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli.errors import MissingTensors
@@ -108,3 +109,29 @@ def test_a_head_like_the_embedding_of_the_base_is_a_warning(tmp_path: Path) -> N
     base = tiny.folder(tmp_path / "base", weights, untied(**CUSTOM))
     run = tiny.folder(tmp_path / "run", without(HEAD), untied(**CUSTOM))
     assert "left-out-of-base" in codes(ckpt_cli.merge(run, tmp_path / "out", base=base).outputs[0].notes)
+
+
+@pytest.mark.parametrize("lost", ["language_model.model.layers.1.", "_moe_gen", "vit_model.", "pos_embed", "lm_head"])
+def test_bagel_lacks_nothing_that_its_base_has(lost: str, data: Path, tmp_path: Path) -> None:
+    runs = data / "layouts" / "bagel-runs"
+    home = tmp_path / "run" / "0000006"
+    home.mkdir(parents=True)
+    weights = load_file(runs / "official" / "0000006" / "ema.safetensors")
+    save_file({name: tensor for name, tensor in weights.items() if lost not in name}, home / "ema.safetensors")
+    with pytest.raises(MissingTensors, match="of the base"):
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="ema", base=runs / "base")
+    save_file(weights, home / "ema.safetensors")
+    ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="ema", base=runs / "base")
+
+
+def test_a_config_that_transformers_cannot_build_is_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    of = tiny.config(layer_types=["full_attention"] * 7)
+    note = {
+        each.code: each.text
+        for each in ckpt_cli.merge(tiny.folder(tmp_path / "run", tiny.weights(), of), tmp_path / "out").outputs[0].notes
+    }
+    assert "layer_types" in note["unbuildable-config"]
+    assert "unbuildable-config" in codes(ckpt_cli.verify(tmp_path / "out").findings)
+    strange = tiny.folder(tmp_path / "strange", tiny.weights(), tiny.unknown())
+    assert "unbuildable-config" not in codes(ckpt_cli.verify(strange).findings)

@@ -92,13 +92,14 @@ class CkptError(Exception):
         hint: str | None = None,
         details: Sequence[str] = (),
     ) -> None:
-        self.message = shown(message)
+        self.message, self.path = message, None if path is None else str(path)
         super().__init__(self.message)
-        self.path = None if path is None else shown(str(path))
-        self.tensor = tensor
-        self.expected = None if expected is None else shown(expected)
-        self.hint = None if hint is None else shown(hint)
+        self.tensor, self.expected, self.hint = tensor, expected, hint
         self.details = tuple(map(shown, details))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Addresses in place of the paths that stand for them, also in what is added later."""
+        super().__setattr__(name, shown(value) if isinstance(value, str) else value)
 
     def __str__(self) -> str:
         """Everything known, one line each, with options as Python calls them: shown in tracebacks and logs of Python callers."""

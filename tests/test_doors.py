@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli import given
-from ckpt_cli.errors import Inconsistent, SourceChanged, UsageError
+from ckpt_cli.errors import Inconsistent, NotFound, SourceChanged, UsageError
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes import transformers_child
@@ -204,6 +204,26 @@ class TestFoldersOfTheEnvironment:
         (cache / "refs" / "main").write_text("0" * 40)
         (cache / "snapshots" / ("0" * 40)).mkdir(parents=True)
         assert resolve_base("org/name") == cache / "snapshots" / ("0" * 40)
+
+    def test_a_base_without_refs_main_is_the_only_snapshot(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        cache = tmp_path / "models--org--name"
+        (tmp_path / "models--org--names").mkdir()
+        (cache / "refs").mkdir(parents=True)
+        (cache / "refs" / "v1").write_text("0" * 40)
+        with pytest.raises(NotFound) as caught:
+            resolve_base("org/name")
+        assert caught.value.hint == "did you mean org/names?"
+        (cache / "snapshots" / ("0" * 40)).mkdir(parents=True)
+        assert resolve_base("org/name") == cache / "snapshots" / ("0" * 40)
+        (cache / "snapshots" / ("1" * 40)).mkdir(parents=True)
+        with pytest.raises(NotFound, match="2 snapshots of org/name") as caught:
+            resolve_base("org/name")
+        assert caught.value.hint == f"pass the path of one of them, such as --base {cache / 'snapshots' / ('0' * 40)}"
+        (cache / "refs" / "main").write_text("2" * 40)
+        with pytest.raises(NotFound) as caught:
+            resolve_base("org/name")
+        assert caught.value.hint == "download it first, ckpt never does: hf download org/name"
 
 
 ADDRESSES = [

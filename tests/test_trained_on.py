@@ -99,6 +99,54 @@ class TestAnotherBase:
     def test_is_a_warning_with_both_names(self, named: str, base: str, config: dict[str, Any], tmp_path: Path) -> None:
         assert named in self.merged(tmp_path, named, base, **config)["other-base"]
 
+    @pytest.mark.parametrize(
+        ("revision", "named", "warned"),
+        [
+            ("v9", "org/m", True),
+            ("2" * 40, "org/m", True),
+            (None, f"/hub/models--org--m/snapshots/{'1' * 40}", True),
+            ("0" * 40, "org/m", False),
+            ("main", "org/m", False),
+            (None, "org/m", False),
+            ("../../x", "other/m", True),
+        ],
+    )
+    def test_of_another_revision_is_a_warning(
+        self, revision: str | None, named: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        cache = tmp_path / "models--org--m"
+        for number in "01":
+            tiny.folder(cache / "snapshots" / (number * 40), tiny.weights())
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text("0" * 40)
+        (cache / "refs" / "v1").write_text("1" * 40)
+        adapter = tiny.adapter(tmp_path / "adapter", tiny.factors(), named)
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "revision": revision}))
+        told = notes(ckpt_cli.merge(adapter, tmp_path / "out", base="org/m")).get("other-base", "")
+        assert bool(told) is warned
+        if warned and revision is None:
+            assert f"pass --base {cache / 'snapshots' / ('1' * 40)}" in told
+
+    @pytest.mark.parametrize("revision", ["1" * 40, "v1"])
+    def test_by_its_hub_id_is_the_revision_that_was_trained_on(
+        self, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        cache = tmp_path / "models--org--m"
+        main, trained = (tiny.folder(cache / "snapshots" / (str(at) * 40), tiny.weights(at)) for at in (0, 1))
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text("0" * 40)
+        (cache / "refs" / "v1").write_text("1" * 40)
+        adapter = tiny.adapter(tmp_path / "adapter", tiny.factors(), "org/m")
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "revision": revision}))
+        assert "other-base" not in notes(ckpt_cli.merge(adapter, tmp_path / "out", base="org/m"))
+        ckpt_cli.merge(adapter, tmp_path / "wanted", base=trained)
+        assert differences(load(tmp_path / "out"), load(tmp_path / "wanted")) == []
+        assert f"pass --base {trained}" in notes(ckpt_cli.merge(adapter, tmp_path / "main", base=main))["other-base"]
+
     def test_that_is_here_is_a_warning(self, tmp_path: Path) -> None:
         other = tiny.folder(tmp_path / "other", tiny.weights())
         assert f"trained on {other}, but the base is {tmp_path / 'base'}" in self.merged(tmp_path, str(other))["other-base"]

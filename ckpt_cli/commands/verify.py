@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -50,6 +49,7 @@ from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
+from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import check_folder
@@ -214,7 +214,7 @@ def _verified(
             levels.append("base")
             comparison, other, said = _against_base(subject, configs[0], reference, files, chosen, progress)
             notes += said
-            found += [*other, *_not_numbers(comparison)]
+            found += [*other, *not_numbers(comparison)]
             if picture is not None and comparison is not None:
                 draw(comparison, picture, name=str(subject.path))
         files.check_unchanged()
@@ -381,19 +381,14 @@ def _against_base(
         comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
     except DamagedRecord as error:
         return None, [finding("wrong-checksum", error.expected or "", tensor=error.tensor, file=error.path)], opened.notes
-    settings = different_settings(config.config, opened.components[0].assets.config)
+    its = opened.components[0].assets.config
+    settings = different_settings(config.config, its)
     said = [finding("base-settings", settings_text(settings, "base"), file=CONFIG)] if settings else []
-    alike = resemblance(subject.tensors, reference, config.config, opened.components[0].assets.config)
+    alike = resemblance(subject.tensors, reference, config.config, its)
     numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
     if alike.renamed:
         return comparison, [finding("other-names", alike.numbers, file=name, **numbers), *said], opened.notes
-    return comparison, said if alike.same_model else [finding("other-base", alike.why, file=name, **numbers)], opened.notes
-
-
-def _not_numbers(comparison: BaseComparison | None) -> list[Finding]:
-    """Tensors whose distance to the base is not a number."""
-    return [
-        finding("not-a-number", f"the largest difference is {drift.max_abs}", tensor=drift.name)
-        for drift in (comparison.drifts if comparison is not None else ())
-        if drift.max_abs is not None and not math.isfinite(drift.max_abs)
-    ]
+    if not alike.same_model:
+        return comparison, [finding("other-base", alike.why, file=name, **numbers)], opened.notes
+    said += lacking_findings(subject.tensors, reference, config, its, subject.manifest, options.include, options.exclude)
+    return comparison, said, opened.notes

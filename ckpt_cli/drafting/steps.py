@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
+from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
 from ckpt_cli.base_model.opened import named_alike
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.drafting.draft import Draft, Options, Setting
@@ -21,7 +22,7 @@ from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.names import DDP, few
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE
-from ckpt_cli.output.select import compare_copies
+from ckpt_cli.output.select import compare_copies, is_wanted
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
@@ -100,11 +101,26 @@ def _claimed(draft: Draft, setting: Setting[Options]) -> Draft:
         return replace(draft, claim=Claim("PEFT's, as they are", None, (), {}))
     claim = compared_claim(draft)
     if not draft.by_base:
+        claim = _with_lacks_of_base(claim, draft, setting)
         return replace(draft, claim=without_allowed(claim, setting.options.allow_missing))
     # The base decides what belongs to the model, also where its config has a place for more.
     text = f"{len(claim.lacking)} of the tensors of {claim.named} are also missing in the base: {few(list(claim.lacking), 3)}"
     notes = (*claim.notes, Note("warning", "missing-in-base", text)) if claim.lacking else claim.notes
     return replace(draft, claim=replace(claim, lacking={}, notes=notes))
+
+
+def _with_lacks_of_base(claim: Claim, draft: Draft, setting: Setting[Options]) -> Claim:
+    """With what only the base has, where no class says which tensors there must be."""
+    held, base, options, selection = setting.of_base, setting.base, setting.options, draft.selection
+    if held is None or base is None or (claim.fit is not None and claim.fit.expected is not None):
+        return claim
+    config = draft.assets.config
+    alike = named_alike(held, selection.kind, selection.naming, config)
+    wanted = {name: tensor for name, tensor in alike.items() if is_wanted(name, options.include, options.exclude)}
+    together = tied_together({*alike, *draft.tensors}, config, selection.kind, selection.naming)
+    if not wanted.keys() - draft.tensors.keys() or not may_lack(draft.stored, held, config, base.config):
+        return claim
+    return with_lacks(claim, lacks_of_base(draft.tensors, wanted, config, base.config, together, draft.on_purpose))
 
 
 def compared_claim(draft: Draft) -> Claim:

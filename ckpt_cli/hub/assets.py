@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import CkptError, CorruptFile, NotFound
+from ckpt_cli.errors import CkptError, NotFound
 from ckpt_cli.files.folders import files_in, folders_in, is_file, is_folder, is_there, similar_hint
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
@@ -238,17 +238,44 @@ def resolve_base(base: str) -> Path:
     )
     if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and ".." not in base:
         repository = hub_cache() / f"models--{base.replace('/', '--')}"
-        try:
-            commit = read_small(repository / "refs" / "main", 1 << 10).decode("ascii", "replace").strip()
-        except (NotFound, CorruptFile):
-            commit = ""
-        if re.fullmatch(r"[0-9a-f]{40}", commit) and is_folder(repository / "snapshots" / commit):
-            return repository / "snapshots" / commit
+        snapshots = _snapshots(repository)
+        main = commit_of(repository, "main")
+        found = [snapshot for snapshot in snapshots if main in (None, snapshot.name)]
+        if len(found) == 1:
+            return found[0]
+        if len(found) > 1:
+            raise NotFound(
+                f"the Hub cache has {len(found)} snapshots of {base}, and no refs/main says which is meant",
+                path=repository,
+                expected="one snapshot, or refs/main",
+                hint=f"pass the path of one of them, such as --base {shlex.quote(str(found[0]))}",
+                details=[str(snapshot) for snapshot in found],
+            )
         if not is_there(folder.parent):
-            cached = {name.lower(): name for name in _cached_models(repository.parent)}
-            near = difflib.get_close_matches(base.lower(), cached, n=1)
+            cached = {name.lower(): name for name in _cached_models(repository.parent) if name != base}
+            near = difflib.get_close_matches(base.lower(), cached, n=1) if not snapshots else []
             hint = f"did you mean {cached[near[0]]}?" if near else f"download it first, ckpt never does: hf download {base}"
     raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint=hint)
+
+
+def commit_of(repository: Path, revision: str) -> str | None:
+    """The commit that a revision of a model in the local Hub cache is: a commit itself, or what a branch or tag points to there."""
+    if re.fullmatch(r"[0-9a-f]{40}", revision):
+        return revision
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", revision, re.ASCII) or ".." in revision:
+        return None
+    try:
+        commit = read_small(repository / "refs" / revision, 1 << 10).decode("ascii", "replace").strip()
+    except CkptError:
+        return None
+    return commit if re.fullmatch(r"[0-9a-f]{40}", commit) else None
+
+
+def _snapshots(repository: Path) -> list[Path]:
+    try:
+        return folders_in(repository / "snapshots", lambda name: re.fullmatch(r"[0-9a-f]{40}", name) is not None)
+    except CkptError:
+        return []
 
 
 def _cached_models(cache: Path) -> list[str]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from ckpt_cli.base_model.opened import Base
+from ckpt_cli.discover.open import Opened
 from ckpt_cli.errors import CkptError, Inconsistent
-from ckpt_cli.files.folders import is_there, status_of
+from ckpt_cli.files.folders import is_folder, is_there, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
+from ckpt_cli.hub.assets import commit_of
 from ckpt_cli.hub.config import Config
-from ckpt_cli.lora.config import CONFIG
+from ckpt_cli.lora.config import CONFIG, adapter_facts
+from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.urls import full_name
@@ -25,6 +30,7 @@ SIZED = re.compile(r"(?<![a-z0-9])[0-9]+([.][0-9]+)?[bm](?![a-z0-9])")
 """The number of parameters, which names of models have and those of other folders have not."""
 
 CACHED = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
+SNAPSHOT = re.compile(r"(?P<repository>(?:.*/)?models--(?P<owner>[^/]+?)--(?P<name>[^/]+))/snapshots/(?P<commit>[0-9a-f]{40})/*")
 QUANTISED = re.compile(r"([-_](unsloth|bnb|nf4|4bit|8bit|int4|int8|gptq|awq|fp8|hf|dynamic))+$")
 """Endings of the names of one model in other forms: adapters are trained on a quantised one and fused into the original."""
 
@@ -57,14 +63,58 @@ def trained_on_notes(config: Config, base: Base) -> list[Note]:
     if there is not None and here is not None and os.path.samestat(there, here):
         return []
     known = list(_names(base))
-    if _short(named) in map(_short, known):
-        return []
+    if _short(_model_of(named)) in map(_short, known):
+        return _revision_notes(named, config.get("revision"), base)
     telling = [name for name in known if HUB_ID.fullmatch(name) or SIZED.search(_short(name))]
     if there is None and not (telling and (HUB_ID.fullmatch(named) or SIZED.search(_short(named)))):
         return []
     given = printable((telling or [str(base.folder)])[0])
     text = f"{CONFIG} says that the adapter was trained on {printable(named)}, but the base is {given}"
     return [Note("warning", "other-base", text)]
+
+
+def trained_snapshot(given: str, folder: Path, opened: Opened) -> Path:
+    """The ``folder`` of a base, or, of one ``given`` as a Hub ID, the snapshot that adapters alone record, where it is in the cache."""
+    if is_folder(given) or SNAPSHOT.fullmatch(os.path.realpath(folder)) is None:
+        return folder
+    for component in opened.components:
+        if not adapters_alone(component.component.tensors):
+            continue
+        config = adapter_facts(component.homes, None).config
+        revision = config.get("revision")
+        if config.get(NAME_OR_PATH) == given and isinstance(revision, str) and 0 < len(revision) <= MAX_NAME:
+            commit = commit_of(folder.parents[1], revision)
+            if commit is not None and is_folder(folder.with_name(commit)):
+                return folder.with_name(commit)
+    return folder
+
+
+def _revision_notes(named: str, revision: object, base: Base) -> list[Note]:
+    """A warning about a base that is another revision of the model than the one that an adapter was trained on."""
+    here, there = SNAPSHOT.fullmatch(os.path.realpath(base.folder)), SNAPSHOT.fullmatch(named)
+    if there is not None:
+        revision = there["commit"]
+    if here is None or not isinstance(revision, str) or not 0 < len(revision) <= MAX_NAME:
+        return []
+    repository = Path(here["repository"])
+    wanted = commit_of(repository, revision)
+    if wanted == here["commit"] or (wanted is None and revision == "main"):
+        return []
+    model = f"{here['owner']}/{here['name']}"
+    text = f"{CONFIG} says that the adapter was trained on revision {printable(revision)} of {model}, but the base is {here['commit']}"
+    snapshot = repository / "snapshots" / (wanted or "")
+    cure = (
+        f"pass --base {shlex.quote(str(snapshot))}"
+        if wanted is not None and is_there(snapshot)
+        else "that revision is not in the Hub cache"
+    )
+    return [Note("warning", "other-base", f"{text}: {cure}")]
+
+
+def _model_of(named: str) -> str:
+    """The Hub ID of a snapshot's path, or the name as it is."""
+    found = SNAPSHOT.fullmatch(named)
+    return f"{found['owner']}/{found['name']}" if found is not None else named
 
 
 def _names(base: Base) -> Iterator[str]:

@@ -15,6 +15,7 @@ from ckpt_cli.formats.safetensors.names import stem_of
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
+from ckpt_cli.hub.classes.expected_tensors import Unbuildable
 from ckpt_cli.hub.classes.fit import (
     NAMINGS,
     VALUE_HEAD,
@@ -79,6 +80,9 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
     for item in mismatches(config, shapes, known=known, namings=namings):
         found += [finding(item.code, item.text, tensor=glob) for glob in item.lacking or (None,)]
+    unknown = kind.unknown if isinstance(kind, KnownClass) else kind
+    if isinstance(unknown, Unbuildable):
+        found.append(finding("unbuildable-config", unknown, file=CONFIG))
     if not isinstance(kind, KnownClass):
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)

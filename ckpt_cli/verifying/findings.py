@@ -95,6 +95,9 @@ KINDS: dict[str, Kind] = {
     "odd-count": Kind(
         "error", "headers", "a count in config.json (layers, heads, experts, sizes) is no whole number: loaders fail", "correct config.json"
     ),
+    "unbuildable-config": Kind(
+        "warning", "headers", "transformers has the class, but cannot build it from config.json: loading fails too", "correct config.json"
+    ),
     "other-model-type": Kind("warning", "headers", "config.json names a class of another model_type: loaders choose by the type"),
     "no-scales": Kind("warning", "headers", "config.json says that weights are quantised, but there are no scales"),
     "odd-dtype": Kind("warning", "headers", "weights that are integers, complex numbers or 8-bit codes where a model has floats"),
@@ -189,7 +192,7 @@ KINDS: dict[str, Kind] = {
     "unproved-tensor": Kind(
         "error", "against", "the source has no such tensor, so nothing proves it", "ask for what the source has, or leave it out"
     ),
-    # -- base: differences are no findings, but for those that are no numbers, and a base of another model
+    # -- base: differences are no findings, but for those that are no numbers, a base of another model, and what only the base has
     "other-base": Kind(
         "error", "base", "the base is another model: its names and shapes differ", "pass the model that training started from"
     ),
@@ -197,6 +200,12 @@ KINDS: dict[str, Kind] = {
         "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"
     ),
     "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
+    "missing-of-base": Kind(
+        "error", "base", "the base has this tensor, which is missing, and no class was compared that could do without it", AGAIN
+    ),
+    "left-out-of-base": Kind(
+        "warning", "base", "only the base has this tensor, and something says that a model may do without: the message says what"
+    ),
     "not-a-number": Kind("warning", "base", "a difference is NaN or infinite: one side holds such values", "pass --full, which finds them"),
 }
 

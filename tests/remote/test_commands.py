@@ -143,6 +143,26 @@ def test_on_the_command_line_nothing_secret_is_said(model: Path, tmp_path: Path,
     assert f"ckpt detect {address}" in outcome.err
 
 
+def test_no_message_has_a_path_of_its_own_for_a_store(model: Path, tmp_path: Path, store: Proxy, bucket: Bucket) -> None:
+    """Hints are joined and changed after an error was made, so every command is asked about what it cannot do."""
+    for step in (1, 2):
+        bucket.fill(model, f"run/checkpoint-{step}")
+    weights = (model / "model.safetensors").read_bytes()
+    bucket.put("run/checkpoint-2/model.safetensors", weights[: len(weights) // 2])
+    run, there = f"s3://{bucket.name}/run", f"s3://{bucket.name}/run/checkpoint-2"
+    lines = [
+        ["detect", there], ["inspect", there], ["merge", there, "out"], ["merge", run, "o2", "--step", "2"], ["verify", there],
+        ["average", run, "--last", "2", "-o", "mean"], ["extract-state", there], ["diff", there, f"{run}/checkpoint-1"],
+        ["show", there, "x"], ["merge", f"{run}/checkpoint-3", "o3"], ["merge", run, "o4", "--base", there],
+    ]  # fmt: skip
+    outcomes = [(words, ckpt(*words, cwd=tmp_path)) for words in lines]
+    assert [words for words, outcome in outcomes if "/dev/null" in outcome.out + outcome.err] == []
+    assert f"{run}/checkpoint-1" in outcomes[2][1].err
+    error = CkptError("x")
+    error.hint = f"use {Path('/dev/null/s3:/b/run')}"
+    assert error.hint == "use s3://b/run"
+
+
 def test_what_a_process_sees_is_not_kept_for_the_next_call(model: Path, store: Proxy, bucket: Bucket) -> None:
     """A notebook that asks again sees the step that was written in between."""
     bucket.fill(model, "run/checkpoint-1")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.config_counts import mismatches
+from ckpt_cli.hub.classes.expected_tensors import Unbuildable
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, needs
 from ckpt_cli.hub.config import Config
 from ckpt_cli.moved_names import moved_names, renaming_rules
@@ -33,6 +34,7 @@ ADVICE = {
     "extra-experts": "restore config.json from the run",
     "vocabulary-rows": "set vocab_size in config.json, or pad or cut the embedding",
     "no-prediction-layers": "speculative decoding needs them: --carry-from-base takes them from the base",
+    "unbuildable-config": "loading fails in the same way: correct config.json",
     "tied-alone": "loaders that skip what is tied find neither: rename it with",
     "no-tower": "--carry-from-base takes them from the base",
 }
@@ -87,6 +89,9 @@ def claim_for(
     by_config = {glob: item.text for item in odd for glob in item.lacking}
     counted = dict(by_config)
     notes = [Note("warning", item.code, f"{item.text}; {ADVICE[item.code]}") for item in odd if not item.lacking]
+    unknown = kind.unknown if isinstance(kind, KnownClass) else kind
+    if isinstance(unknown, Unbuildable):
+        notes.append(Note("warning", "unbuildable-config", f"{unknown}; {ADVICE['unbuildable-config']}"))
     absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
@@ -207,6 +212,8 @@ def refuse_lacking(
         message, (hint, are_all) = _counted(made, absent), _under_other_names(made, names, trained)
         if there and len(there) == len(made.lacking):
             more = f"the base has them: pass {_flags('--carry-from-base', globs)} to take them from there"
+            if not _of_class(made):
+                more = f"{more}; {_flags('--allow-missing', globs)} writes the folder without them"
         else:
             more = f"{_flags('--allow-missing', globs)} writes the folder without them"
             if base is None:

@@ -14,6 +14,10 @@ SCHEMA = 4
 """Version of the tensors that are cached; those of another version are not used."""
 
 
+class Unbuildable(str):
+    """Why the tensors of a class are unknown: transformers knows its name, and fails to build it from this config, as loading would."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Shapes by name, as in memory (``native``) and as saved (``hub``).
@@ -56,7 +60,8 @@ def expected_tensors(config: Config) -> Expected | str:
         return f"transformers {version} could not be asked about {printable(kind)}: its process failed"
     if not answer.get("native"):
         reason = f": {printable(answer['reason'])}" if answer.get("reason") else ""
-        return f"transformers {version} cannot build {printable(kind)} from this config{reason}"
+        why = f"transformers {version} cannot build {printable(kind)} from this config{reason}"
+        return Unbuildable(why) if _is_known(config, answer.get("reason")) else why
     return Expected(
         f"transformers {answer['transformers']}",
         str(answer.get("prefix") or ""),
@@ -67,6 +72,13 @@ def expected_tensors(config: Config) -> Expected | str:
         tuple(answer["optional"]),
         tuple(answer["ignored"]),
     )
+
+
+def _is_known(config: Config, reason: object) -> bool:
+    """Whether transformers has the class and the model_type, by the reason for which it cannot build it."""
+    if not isinstance(reason, str):
+        return False
+    return reason != f"KeyError: {config['model_type']!r}" and not reason.startswith("AttributeError: module transformers has no attribute")
 
 
 def _shapes(listed: Mapping[str, list[int]]) -> dict[str, Shape]:

@@ -1,0 +1,49 @@
+"""What a comparison with a base finds: distances that are no numbers, and what only the base has where no class was compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ckpt_cli.base_model.lacking import lacks_of_base
+from ckpt_cli.files.manifest import Manifest
+from ckpt_cli.hub.classes.fit import known_class
+from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.ties import tied_together
+from ckpt_cli.results.drift import BaseComparison
+from ckpt_cli.results.verify import Finding
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.verifying.config import ConfigCheck
+from ckpt_cli.verifying.findings import finding
+from ckpt_cli.verifying.left_out import left_out
+
+
+def lacking_findings(
+    mine: Mapping[str, Tensor],
+    base: Mapping[str, Tensor],
+    config: ConfigCheck,
+    base_config: Config,
+    manifest: Manifest | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+) -> list[Finding]:
+    """Findings about tensors that only the base has, of a model whose class is not known; both have the names of the output."""
+    if config.expected is not None or not base.keys() - mine.keys():
+        return []
+    kind = known_class(config.config, {name: tensor.shape for name, tensor in mine.items()})
+    together = tied_together({*base, *mine}, config.config, kind, "hub")
+    lacks = lacks_of_base(mine, base, config.config, base_config, together)
+    told = {item.tensor for item in config.findings}
+    found = [finding("missing-of-base", what, tensor=name) for name, what in lacks.surely.items() if name not in told]
+    found += [finding("left-out-of-base", lacks.why, tensor=name) for name in lacks.perhaps]
+    return left_out(manifest, replace(config, findings=tuple(found)), include, exclude)
+
+
+def not_numbers(comparison: BaseComparison | None) -> list[Finding]:
+    """Tensors whose distance to the base is not a number."""
+    return [
+        finding("not-a-number", f"the largest difference is {drift.max_abs}", tensor=drift.name)
+        for drift in (comparison.drifts if comparison is not None else ())
+        if drift.max_abs is not None and not math.isfinite(drift.max_abs)
+    ]

@@ -123,7 +123,7 @@ FAIL = {
     "average run --all --weights 1/3,2/3 -o out": "did you mean --weights 1,2?",
     "average run --all --weights 30%,70% -o out": "did you mean --weights 30,70?",
     "average run --all --weights 1,2,3 -o out": "--dry-run lists them",
-    "average run --last -o out": "a whole number",
+    "average run --last -o out": "--last N",
     "merge run --jobs 50%": "a whole number, or auto",
     "merge run --jobs 0": "leave --jobs out",
     "merge run --max-shard-size 5gigs": "did you mean 5GB?",

@@ -781,7 +781,7 @@ class TestRefusals:
 
     def test_a_config_that_nobody_builds(self, out: Path) -> None:
         in_config(out, num_hidden_layers=10**9)
-        assert "config.json says 1000000000 layers" in str(ckpt_cli.verify(out).findings)
+        assert "config.json says 1,000,000,000 layers" in str(ckpt_cli.verify(out).findings)
         in_config(out, architectures=["SomethingNew"])
         assert "num_hidden_layers 1000000000, more than any model has" in str(ckpt_cli.verify(out).findings)
 

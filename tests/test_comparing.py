@@ -22,7 +22,7 @@ import ckpt_cli
 from ckpt_cli.boxes import Box, contiguous_strides
 from ckpt_cli.discover.open import open_checkpoint
 from ckpt_cli.dtypes import BY_CODE
-from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported, UsageError
+from ckpt_cli.errors import Inconsistent, SourceChanged, Unsupported, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.results.drift import TensorDrift
 from ckpt_cli.tensors.tensor import Piece, Tensor
@@ -412,7 +412,7 @@ class TestStreaming:
         sides = [described(files, tmp_path / side, np.ones(100), "F64") for side in ("a", "b")]
         with (tmp_path / "a-0").open("r+b") as file:
             file.truncate(80)
-        with pytest.raises(CorruptFile) as caught:
+        with pytest.raises(SourceChanged) as caught:
             compare_tensors({"w": sides[0]}, {"w": sides[1]}, "base")
         assert caught.value.tensor == "w"
 

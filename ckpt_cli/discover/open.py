@@ -220,15 +220,18 @@ def steps_of(target: Target, problems: Mapping[Path, str]) -> tuple[StepInfo, ..
     """One line about every step of a run, also about those that could not be looked at; nothing for a single checkpoint."""
     if target.run is None:
         return ()
-    listed = [step_info(found, problems.get(found.path)) for found in target.checkpoints]
-    age = target.age
+    # By the paths of what was found: those of results are addresses, in a store.
+    of = {found.path: trainer for trainer, steps in by_trainer(target).items() for found in steps}
+    age, listed = target.age, []
     there: list[Found | Blocked] = [*target.checkpoints, *target.blocked]
-    ages = {str(step.path): age(step) for step in there}
-    of = {str(found.path): trainer for trainer, steps in by_trainer(target).items() for found in steps}
-    listed = [info.model_copy(update={"trainer": of[info.path]}) for info in listed] if of else listed
-    listed += [StepInfo(step=b.step, path=str(b.path), components=(), problem=b.error.message) for b in target.blocked]
-    listed = [info.model_copy(update={"label": target.label(Path(info.path))}) for info in listed] if target.counted_anew else listed
-    return tuple(sorted(listed, key=lambda info: (ages[info.path], info.path)))
+    for each in sorted(there, key=lambda each: (age(each), each.path)):
+        if isinstance(each, Found):
+            info = step_info(each, problems.get(each.path))
+        else:
+            info = StepInfo(step=each.step, path=str(each.path), components=(), problem=each.error.message)
+        label = target.label(each.path) if target.counted_anew else None
+        listed.append(info.model_copy(update={"trainer": of.get(each.path), "label": label}))
+    return tuple(listed)
 
 
 def newer_infos(target: Target, taken: Found, others: Iterable[tuple[Found, str | None]]) -> tuple[StepInfo, ...]:

@@ -104,8 +104,16 @@ def test_a_resized_embedding_replaces_that_of_the_base(tmp_path: Path) -> None:
     tensors[copy] = torch.cat([tensors[copy], torch.ones(8, 16)])
     tensors[factor] = torch.cat([tensors[factor], torch.zeros(4, 8)], dim=1)
     save_file(tensors, path, metadata={"format": "pt"})
+    # Its head has the rows of the base: no vocab_size fits both.
+    with pytest.raises(Inconsistent, match="unlike the others") as caught:
+        ckpt_cli.merge(adapter, tmp_path / "out", base=base)
+    assert "cut or resized alone" in (caught.value.hint or "")
+    # PEFT saves the head too where tokens were added.
+    tensors["base_model.model.lm_head.weight"] = torch.cat([load(base)["lm_head.weight"], torch.full((8, 16), 2.0)])
+    save_file(tensors, path, metadata={"format": "pt"})
     ckpt_cli.merge(adapter, tmp_path / "out", base=base)
     assert torch.equal(load(tmp_path / "out")["model.embed_tokens.weight"][64:], torch.ones(8, 16))
+    assert torch.equal(load(tmp_path / "out")["lm_head.weight"][64:], torch.full((8, 16), 2.0))
 
 
 def test_a_checkpoint_with_a_lost_weight_is_no_adapter(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ REMOVING = ("unlink", "rmdir", "read-open")
 """Calls that tidy up: whether these can fail is not up to ckpt, so something may stay until the next run."""
 
 TIMES = re.compile(rb', "(time|seconds)": ("[^"]*"|[0-9.e-]+)')
+CHANGED = re.compile(rb'"ctime_ns": [0-9]+')
 AGAIN = "run the same command again"
 JOURNAL = "watch.jsonl"
 MANIFEST = "ckpt-manifest.json"
@@ -127,7 +128,12 @@ def tree(place: Path) -> Tree:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file; of a journal its whole lines in any order, without failures, and when and how fast it was."""
+    """The bytes of a file; of a manifest without when its sources changed, which differs from copy to copy.
+
+    Of a journal its whole lines in any order, without failures, and without when and how fast it was.
+    """
+    if path.name == MANIFEST:
+        return CHANGED.sub(b"", path.read_bytes())
     if path.name != JOURNAL:
         return path.read_bytes()
     lines = (line for line in path.read_bytes().splitlines() if _is_whole(line) and b'"failed"' not in line)

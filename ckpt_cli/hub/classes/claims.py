@@ -344,11 +344,16 @@ def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tens
     more = any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in names if name not in there)
     flags = _flags("--exclude", there if more else globs)
     shape = "another shape" if len(cut) == 1 else "other shapes"
+    grown = any(own > asked for name in cut for asked, own in zip(*fit.reshaped[name], strict=False))
+    what = "unlike the others" if grown else "not whole"
+    hint = "get it whole: it may have been cut, or be the part of one rank"
+    if grown:
+        hint = "it may be of another model, or have been cut or resized alone"
     raise Inconsistent(
-        f"{plural(len(cut), 'tensor is', 'tensors are')} not whole: other tensors fit config.json, which asks for {shape} of "
+        f"{plural(len(cut), 'tensor is', 'tensors are')} {what}: other tensors fit config.json, which asks for {shape} of "
         f"{few(grouped(cut), 3)}",
         tensor=there[0],
         expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",
-        hint=f"get it whole: it may have been cut, or be the part of one rank; {flags} leaves it out",
+        hint=f"{hint}; {flags} leaves it out",
         details=lines if len(lines) > 1 else (),
     )

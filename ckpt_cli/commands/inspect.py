@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import Counter
@@ -55,7 +56,9 @@ def detect(
         target = locate(path, step, nodes)
         with Files(progress=progress, values=False) as files:
             found = expanded(target.checkpoints[-1], files)
-        names = component_names(found, component)
+        names: list[str] = []
+        with contextlib.suppress(IncompleteError):
+            names = component_names(found, component)
         components = [listed_component(place) for place in found.places]
         # Which of several folders is meant is no trouble of the files in them.
         problem = None if isinstance(error, AmbiguousStep) else error.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import shlex
@@ -10,17 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place, Target
-from ckpt_cli.errors import CkptError, NoComponent
+from ckpt_cli.discover.places import MAIN
+from ckpt_cli.discover.steps import steps_of_run
+from ckpt_cli.errors import CkptError, IncompleteError, NoComponent
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, groups
+from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.names import few, numbered
+from ckpt_cli.formats.trainers import ROLES
+from ckpt_cli.names import few, numbered, unnumbered
 from ckpt_cli.tensors.component import Note
 
 OPTIMIZERS = ("optim", "optimizer", "optimizers", "optimizer_state")
 """What people call what is no component: `extract-state` writes it."""
 
 SYNONYMS = {"regular": "model", "main": "model"}
+NUMBER = re.compile(r"[0-9]+", re.ASCII)
+
 MAIN_MEANT = ("model", *SYNONYMS)
 """What ``--type`` calls the main component, also where that has another name."""
 
@@ -52,7 +60,7 @@ def expanded(found: Found, files: Files) -> Found:
 def with_ema_of_model(found: Found) -> Found:
     """The checkpoint with its main component under the name "ema" as well, if it has no EMA of its own."""
     model = found.places[0]
-    if called_ema(found) is not None:
+    if called_ema(found) is not None or found.lost:
         return found
     return replace(found, places=(*found.places, replace(model, name="ema")))
 
@@ -64,9 +72,64 @@ def called_ema(found: Found) -> str | None:
     return averages[0] if len(averages) == 1 else None
 
 
+def with_lost(target: Target, there: Folders) -> Target:
+    """The target, with the checkpoints marked as such that lost their main component: where they hold a critic or an average alone.
+
+    Its folder tells, if that is still there without weights, or the other steps of the run, which have one. Nothing is lost of a component
+    that was passed itself, and of runs that save nothing else.
+    """
+    alone = [found for found in target.checkpoints if found.given in (None, found.path) and _main_of(found) is None]
+    if not alone:
+        return target
+    marked = {found.path: replace(found, lost=_empty_main(found, there) or _main_of_others(found, target, there)) for found in alone}
+    return replace(target, checkpoints=tuple(marked.get(found.path, found) for found in target.checkpoints))
+
+
+def _main_of(found: Found) -> str | None:
+    """The main component, by names; None if there are only such as are saved beside one."""
+    names = (place.name for each in (found, *found.more) for place in each.places)
+    return next((name for name in names if unnumbered(name)[0] in MAIN), None)
+
+
+def _empty_main(found: Found, there: Folders) -> str:
+    """What shows that a folder of the main component holds no weights any more."""
+    if step_of(found.path) is None or not there.is_folder(found.path):
+        return ""
+    empty = there.folders(found.path, lambda name: name in ROLES and name in MAIN)
+    return _lost(empty[0].name, "whose folder holds no weights") if empty else ""
+
+
+def _main_of_others(found: Found, target: Target, there: Folders) -> str:
+    """What shows that the steps beside this one, of names like its own, have a main component."""
+    if found.step is None:
+        return ""
+    others = target.checkpoints if target.run is not None else ()
+    if len(others) < 2:
+        with contextlib.suppress(CkptError):
+            others = steps_of_run(found.path.parent, there).found
+    form = NUMBER.sub("N", found.path.name)
+    having = [(other.path.name, main) for other in others if NUMBER.sub("N", other.path.name) == form and (main := _main_of(other))]
+    if not having:
+        return ""
+    return _lost(having[-1][1], f"which {few([name for name, _ in reversed(having)], 1)} {'has' if len(having) == 1 else 'have'}")
+
+
+def _lost(name: str, shown: str) -> str:
+    return f"the main component is missing: {name}, {shown}"
+
+
 def component_names(found: Found, wanted: str | None) -> list[str]:
-    """The components that ``--type`` selects. Raises NoComponent with the list of existing ones."""
+    """The components that ``--type`` selects.
+
+    Raises NoComponent with the list of existing ones, IncompleteError where the main one is meant and lost.
+    """
     there = [place.name for place in found.places]
+    if found.lost and wanted in (None, "all", "both", *MAIN_MEANT):
+        raise IncompleteError(
+            found.lost,
+            path=found.path,
+            hint=f"--type {there[0]} takes what is here" if len(there) == 1 else f"pass one of these to --type: {', '.join(there)}",
+        )
     main, ema = there[0], called_ema(found) or "ema"
     if wanted is None:
         return [main]

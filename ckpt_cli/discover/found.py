@@ -45,7 +45,8 @@ class Found:
     """A checkpoint, by names: its step (None if the folder does not say) and its components, the main one first.
 
     ``given``: what was passed, a folder in it or a file of it; None where it was found as a step of a run. ``more`` is the same
-    checkpoint in the folders of ``--also``, as far as they hold anything of it.
+    checkpoint in the folders of ``--also``, as far as they hold anything of it. ``lost`` says what shows that its main component is gone:
+    what is there was saved beside that, and is not what the step is about.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Found:
     places: tuple[Place, ...]
     given: Path | None = None
     more: tuple[Found, ...] = ()
+    lost: str = ""
 
     def place(self, name: str) -> Place | None:
         return next((place for place in self.places if place.name == name), None)

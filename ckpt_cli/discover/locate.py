@@ -16,6 +16,7 @@ from pathlib import Path
 from ckpt_cli.discover.beside.final_model import stray_files
 from ckpt_cli.discover.beside.optimizer import optimizer_error
 from ckpt_cli.discover.between import is_chosen
+from ckpt_cli.discover.components import with_lost
 from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.hub_cache import repository_in, snapshot_of
 from ckpt_cli.discover.nodes.also import with_also
@@ -65,7 +66,7 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
             raise UsageError(f"--also names {what}: {other}", hint="leave it out")
         parts.append(_locate_other(other, step, steps, there))
         target = with_also(target, parts[-1])
-    return mark_partial_steps(target, parts) if target.run is not None else target
+    return with_lost(mark_partial_steps(target, parts) if target.run is not None else target, there)
 
 
 def _locate_first(path: Path, step: int | None, also: Sequence[Path], steps: bool, there: Folders) -> Target:

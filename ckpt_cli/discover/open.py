@@ -244,7 +244,7 @@ def newer_infos(target: Target, taken: Found, others: Iterable[tuple[Found, str 
 def step_info(found: Found, problem: str | None = None) -> StepInfo:
     """One line about a step, from names, or with the problem that was found in its content; which components have it, if not all."""
     faults = {place.name: listed_component(place).problem for place in found.places}
-    problem = problem or next(filter(None, faults.values()), None)
+    problem = problem or next(filter(None, faults.values()), None) or found.lost or None
     having = [name for name, fault in faults.items() if fault == problem]
     said = f"{few(having)}: {problem}" if problem and 0 < len(having) < len(faults) else problem
     return StepInfo(step=found.step, path=str(found.path), components=tuple(faults), problem=said)

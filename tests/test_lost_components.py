@@ -1,0 +1,178 @@
+"""A step that lost its model, and holds what was saved beside that: a critic, a reward model, an average."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckpt_cli
+from ckpt_cli.errors import IncompleteError
+from tests import tiny
+
+STEPS = (100, 200, 300)
+
+
+def actors(run: Path) -> None:
+    """verl: actor/ and critic/ in each step, with the state of the training beside the actor's weights."""
+    for step in STEPS:
+        home = tiny.verl(run, tiny.weights(step), step=step)
+        torch.save({"lr_scheduler": {"last_epoch": step}}, home / "extra_state_world_size_1_rank_0.pt")
+        home = tiny.verl(run, tiny.weights(step + 1), step=step, role="critic")
+        torch.save({"lr_scheduler": {"last_epoch": -step}}, home / "extra_state_world_size_1_rank_0.pt")
+
+
+def averages(run: Path) -> None:
+    """BAGEL: a model and its EMA as two files."""
+    for step in STEPS:
+        folder = tiny.folder(run / f"{step:07}", None)
+        save_file(tiny.weights(step), folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(tiny.weights(step + 1), folder / "ema.safetensors", metadata={"format": "pt"})
+
+
+def folders(run: Path) -> None:
+    """A folder of a trainer for each of model and EMA."""
+    for step in STEPS:
+        for name, more in (("pytorch_model_fsdp_0", 0), ("pytorch_ema_model_fsdp_0", 1)):
+            home = run / f"checkpoint-{step}" / name
+            home.mkdir(parents=True)
+            torch.save(tiny.weights(step + more), home / "model_world_size_1_rank_0.pt")
+        tiny.folder(run / f"checkpoint-{step}", None)
+
+
+def without_folder(step: Path) -> None:
+    shutil.rmtree(step / "actor")
+
+
+def without_weights(step: Path) -> None:
+    for path in (step / "actor").glob("model_*"):
+        path.unlink()
+
+
+def without_file(step: Path) -> None:
+    (step / "model.safetensors").unlink()
+
+
+def without_ranks(step: Path) -> None:
+    shutil.rmtree(step / "pytorch_model_fsdp_0")
+    (step / "pytorch_model_fsdp_0").mkdir()
+
+
+@pytest.fixture(params=[(actors, without_folder), (actors, without_weights), (averages, without_file), (folders, without_ranks)])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run whose newest step lost its model."""
+    make, lose = request.param
+    make(tmp_path / "run")
+    lose(max((tmp_path / "run").iterdir(), key=lambda path: path.name))
+    return tmp_path / "run"
+
+
+def newest(run: Path) -> Path:
+    return max(run.iterdir(), key=lambda path: path.name)
+
+
+def skipped(notes: Any) -> list[str]:
+    return [note.text for note in notes if note.code == "step-skipped"]
+
+
+def is_step(out: Path, step: int) -> bool:
+    held, expected = load_file(next(out.glob("*.safetensors"))), tiny.weights(step)
+    return held.keys() == expected.keys() and all(torch.equal(held[name], expected[name]) for name in held)
+
+
+@pytest.mark.parametrize("type", [None, "model", "regular"])
+def test_merge_takes_the_newest_step_that_has_one(run: Path, tmp_path: Path, type: str | None) -> None:
+    done = ckpt_cli.merge(run, tmp_path / "out", type=type)
+    (text,) = skipped(done.checkpoint.notes)
+    assert newest(run).name in text
+    assert is_step(tmp_path / "out", 200)
+
+
+def test_the_step_itself_is_refused(run: Path, tmp_path: Path) -> None:
+    """By its folder and by its number: what lies beside it shows what it lacks."""
+    for ask in (lambda: ckpt_cli.merge(newest(run), tmp_path / "out"), lambda: ckpt_cli.merge(run, tmp_path / "out", step=300)):
+        with pytest.raises(IncompleteError, match="the main component is missing") as caught:
+            ask()
+        assert "--type " in (caught.value.hint or "") or "type=" in (caught.value.hint or "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_is_taken_if_asked_for(run: Path, tmp_path: Path) -> None:
+    name = "critic" if (newest(run) / "critic").is_dir() else "ema"
+    ckpt_cli.merge(run, tmp_path / "out", type=name)
+    assert is_step(tmp_path / "out", 301)
+    if name == "critic":
+        ckpt_cli.merge(newest(run) / "critic", tmp_path / "by-folder")
+        assert is_step(tmp_path / "by-folder", 301)
+
+
+@pytest.mark.parametrize("type", ["all", "both"])
+def test_neither_are_all_of_its_components(run: Path, tmp_path: Path, type: str) -> None:
+    if type == "both" and (newest(run) / "critic").is_dir():
+        pytest.skip("there is no EMA")
+    done = ckpt_cli.merge(run, tmp_path / "out", type=type)
+    assert skipped(done.checkpoint.notes)
+    assert "+".join(output.component for output in done.outputs) in ("actor+critic", "model+ema")
+
+
+def test_an_average_leaves_it_out(run: Path, tmp_path: Path) -> None:
+    done = ckpt_cli.average(run, tmp_path / "out", everything=True)
+    assert [newest(run).name in text for text in skipped((*done.notes, *done.checkpoint.notes))] == [True]
+    assert {each.step for each in done.outputs[0].sources} == {100, 200}
+    with pytest.raises(IncompleteError, match="the main component is missing"):
+        ckpt_cli.average(run, tmp_path / "other", steps=[200, 300])
+
+
+def test_the_other_commands_say_so(run: Path, tmp_path: Path) -> None:
+    found = ckpt_cli.detect(run).checkpoint
+    assert found.step == 200
+    assert skipped(found.notes)
+    assert found.steps[-1].problem
+    alone = ckpt_cli.detect(newest(run))
+    assert (alone.exit_code, alone.problem is None) == (4, False)
+    with pytest.raises(IncompleteError):
+        ckpt_cli.inspect(newest(run))
+
+
+def test_the_state_is_that_of_the_step_whose_model_is_there(tmp_path: Path) -> None:
+    actors(tmp_path / "run")
+    without_folder(tmp_path / "run" / "global_step_300")
+    done = ckpt_cli.extract_state(tmp_path / "run", tmp_path / "state")
+    assert (done.component, done.step) == ("actor", 200)
+    assert skipped(done.notes)
+
+
+@pytest.mark.parametrize("lose", [without_folder, without_weights])
+def test_runs_that_save_nothing_else_lost_nothing(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    """A critic alone, without a folder of the actor in any step."""
+    actors(tmp_path / "run")
+    for step in STEPS:
+        without_folder(tmp_path / "run" / f"global_step_{step}")
+    done = ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+    assert not skipped(done.checkpoint.notes)
+    assert is_step(tmp_path / "out", 301)
+
+
+def test_a_single_step_with_an_empty_folder_of_its_actor(tmp_path: Path) -> None:
+    actors(tmp_path / "run")
+    for step in STEPS[:2]:
+        shutil.rmtree(tmp_path / "run" / f"global_step_{step}")
+    without_weights(tmp_path / "run" / "global_step_300")
+    with pytest.raises(IncompleteError, match="the main component is missing: actor, whose folder holds no weights"):
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+
+
+def test_another_training_beside_it_is_no_sign(tmp_path: Path) -> None:
+    """Steps of other names are those of another run."""
+    averages(tmp_path / "run")
+    for step in STEPS:
+        without_file(tmp_path / "run" / f"{step:07}")
+    tiny.verl(tmp_path / "run", tiny.weights(1), step=50)
+    done = ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+    assert is_step(tmp_path / "out", 301)
+    assert not skipped(done.checkpoint.notes)

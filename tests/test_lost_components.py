@@ -176,3 +176,13 @@ def test_another_training_beside_it_is_no_sign(tmp_path: Path) -> None:
     done = ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
     assert is_step(tmp_path / "out", 301)
     assert not skipped(done.checkpoint.notes)
+
+
+def test_all_components_are_fewer_than_those_of_the_step_before(tmp_path: Path) -> None:
+    """A critic may be saved less often; that it is not among all is told."""
+    actors(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "global_step_300" / "critic")
+    done = ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="all")
+    (text,) = [note.text for note in done.checkpoint.notes if note.code == "fewer-components"]
+    assert text == "global_step_300 has no critic, which global_step_200 has"
+    assert not [note for note in ckpt_cli.merge(tmp_path / "run", tmp_path / "other").checkpoint.notes if note.code == "fewer-components"]

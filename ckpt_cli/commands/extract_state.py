@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
-from ckpt_cli.discover.components import component_names, expanded, numbered_notes, why_none
+from ckpt_cli.discover.components import component_names, expanded, several_notes, why_none
 from ckpt_cli.discover.default_output import default_output
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
@@ -192,7 +192,7 @@ def choose(
             option = target.option(found) if problem is None else None
             target.check_readable(target.since(found), None if option is None else f"pass {option}")
         newer = bare_notes(target, target.since(found)) if step is None and target.run is not None else []
-        notes += numbered_notes(target, found, type) if problem is None or not candidates else []
+        notes += several_notes(target, found, type) if problem is None or not candidates else []
         if problem is None:
             if step is None and target.run is not None:
                 newer += _notes_of_twins(found, target)

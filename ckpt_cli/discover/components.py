@@ -107,8 +107,7 @@ def _main_of_others(found: Found, target: Target, there: Folders) -> str:
     if len(others) < 2:
         with contextlib.suppress(CkptError):
             others = steps_of_run(found.path.parent, there).found
-    form = NUMBER.sub("N", found.path.name)
-    having = [(other.path.name, main) for other in others if NUMBER.sub("N", other.path.name) == form and (main := _main_of(other))]
+    having = [(other.path.name, main) for other in others if _is_alike(other, found) and (main := _main_of(other))]
     if not having:
         return ""
     return _lost(having[-1][1], f"which {few([name for name, _ in reversed(having)], 1)} {'has' if len(having) == 1 else 'have'}")
@@ -193,9 +192,9 @@ def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> 
     )
 
 
-def numbered_notes(target: Target, found: Found, wanted: str | None) -> list[Note]:
-    """What is said where accelerate saved several models: of those that nobody asked for, and of a number 0 that is not there."""
-    main, notes = found.places[0], []
+def several_notes(target: Target, found: Found, wanted: str | None) -> list[Note]:
+    """What is said of components: of models that nobody asked for, of a number 0 that is not there, and of what all steps but this have."""
+    main, notes = found.places[0], _fewer_notes(target, found) if wanted == "all" else []
     others = [place.name for place in found.places if _is_other_model(place, main)]
     if others and wanted is None:
         which = "is another model" if len(others) == 1 else "are other models"
@@ -205,6 +204,23 @@ def numbered_notes(target: Target, found: Found, wanted: str | None) -> list[Not
         text = f"{_told(main)} is number {main.match.number} of several models, and number 0 is not here"
         notes.append(Note("warning", "no-first-model", f"{text}: taken as {main.name}"))
     return notes
+
+
+def _fewer_notes(target: Target, found: Found) -> list[Note]:
+    """A warning if the step before has components that this one lacks, where all of them are meant."""
+    age = target.age
+    older = [other for other in target.checkpoints if age(other) < age(found) and _is_alike(other, found)]
+    there = {place.name for place in found.places}
+    lacking = [place.name for place in older[-1].places if place.name not in there and place.match.group is None] if older else []
+    if not lacking:
+        return []
+    text = f"{target.label(found.path)} has no {few(lacking)}, which {target.label(older[-1].path)} has"
+    return [Note("warning", "fewer-components", text)]
+
+
+def _is_alike(one: Found, other: Found) -> bool:
+    """Whether two steps are named in one way, as those of one training are."""
+    return NUMBER.sub("N", one.path.name) == NUMBER.sub("N", other.path.name)
 
 
 def _is_other_model(place: Place, main: Place) -> bool:

@@ -45,6 +45,16 @@ def folders(run: Path) -> None:
         tiny.folder(run / f"checkpoint-{step}", None)
 
 
+def several(run: Path) -> None:
+    """accelerate: two models, of which the first is the main one."""
+    for step in STEPS:
+        for number in (0, 1):
+            home = run / f"checkpoint-{step}" / f"pytorch_model_fsdp_{number}"
+            home.mkdir(parents=True)
+            torch.save(tiny.weights(step + number), home / "model_world_size_1_rank_0.pt")
+        tiny.folder(run / f"checkpoint-{step}", None)
+
+
 def without_folder(step: Path) -> None:
     shutil.rmtree(step / "actor")
 
@@ -63,7 +73,16 @@ def without_ranks(step: Path) -> None:
     (step / "pytorch_model_fsdp_0").mkdir()
 
 
-@pytest.fixture(params=[(actors, without_folder), (actors, without_weights), (averages, without_file), (folders, without_ranks)])
+LOST = [
+    (actors, without_folder),
+    (actors, without_weights),
+    (averages, without_file),
+    (folders, without_ranks),
+    (several, without_ranks),
+]
+
+
+@pytest.fixture(params=LOST, ids=lambda pair: f"{pair[0].__name__} {pair[1].__name__}")
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A run whose newest step lost its model."""
     make, lose = request.param
@@ -74,6 +93,12 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def newest(run: Path) -> Path:
     return max(run.iterdir(), key=lambda path: path.name)
+
+
+def second(run: Path) -> str:
+    """The component that is left."""
+    (name,) = (info.name for info in ckpt_cli.detect(newest(run)).checkpoint.components)
+    return name
 
 
 def skipped(notes: Any) -> list[str]:
@@ -103,7 +128,7 @@ def test_the_step_itself_is_refused(run: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_taken_if_asked_for(run: Path, tmp_path: Path) -> None:
-    name = "critic" if (newest(run) / "critic").is_dir() else "ema"
+    name = second(run)
     ckpt_cli.merge(run, tmp_path / "out", type=name)
     assert is_step(tmp_path / "out", 301)
     if name == "critic":
@@ -113,11 +138,11 @@ def test_what_is_there_is_taken_if_asked_for(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("type", ["all", "both"])
 def test_neither_are_all_of_its_components(run: Path, tmp_path: Path, type: str) -> None:
-    if type == "both" and (newest(run) / "critic").is_dir():
+    if type == "both" and second(run) != "ema":
         pytest.skip("there is no EMA")
     done = ckpt_cli.merge(run, tmp_path / "out", type=type)
     assert skipped(done.checkpoint.notes)
-    assert "+".join(output.component for output in done.outputs) in ("actor+critic", "model+ema")
+    assert "+".join(output.component for output in done.outputs) in ("actor+critic", "model+ema", "model+model_1")
 
 
 def test_an_average_leaves_it_out(run: Path, tmp_path: Path) -> None:

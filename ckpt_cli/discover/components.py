@@ -20,7 +20,7 @@ from ckpt_cli.formats.registry import format_of, groups
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.trainers import ROLES
-from ckpt_cli.names import few, numbered, unnumbered
+from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Note
 
 OPTIMIZERS = ("optim", "optimizer", "optimizers", "optimizer_state")
@@ -86,9 +86,9 @@ def with_lost(target: Target, there: Folders) -> Target:
 
 
 def _main_of(found: Found) -> str | None:
-    """The main component, by names; None if there are only such as are saved beside one."""
+    """The main component, by names; None if there are only such as are saved beside one, or others of several models."""
     names = (place.name for each in (found, *found.more) for place in each.places)
-    return next((name for name in names if unnumbered(name)[0] in MAIN), None)
+    return next((name for name in names if name in MAIN), None)
 
 
 def _empty_main(found: Found, there: Folders) -> str:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ckpt_cli
-from ckpt_cli.errors import NotFound, OutputInsideSource, Unreadable, UsageError
+from ckpt_cli.errors import CkptError, NotFound, OutputInsideSource, Unreadable, UsageError
 from tests.test_steps import model, of_all_commands, ranks, told, value_of
 
 Told = list[tuple[str, str]]
@@ -279,3 +280,44 @@ class TestAnOutputAmongTheSteps:
             with pytest.raises(OutputInsideSource):
                 ckpt_cli.merge(run / "global_step_10" / "actor", run / name)
         ckpt_cli.merge(run / "global_step_10" / "actor", run / "merged")
+
+
+class TestStepsThatAreFiles:
+    """Lightning writes a file for each step, and one more under the name with a version where that is taken."""
+
+    @staticmethod
+    def save(path: Path, value: float) -> None:
+        path.parent.mkdir(exist_ok=True)
+        torch.save({"state_dict": {"model.a.weight": torch.full((4, 4), value)}, "pytorch-lightning_version": "2.6.0"}, path)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            "epoch=0-step=100-v1.ckpt",
+            "epoch=1-step=200-v1.ckpt",
+            "epoch=1-step=200-val_loss=0.50.ckpt",
+            "epoch=1-step=200.ckpt.tmp",
+            "final.ckpt",
+        ],
+    )
+    def test_a_file_that_is_not_named_like_a_step_is_named(self, tmp_path: Path, other: str) -> None:
+        for name, value in (("epoch=0-step=50.ckpt", 1.0), ("epoch=0-step=100.ckpt", 2.0), (other, 3.0)):
+            self.save(tmp_path / "run" / name, value)
+        for command, notes in of_every_command(tmp_path / "run", tmp_path / "out", "uncounted").items():
+            assert [level for level, _ in notes] == ["warning"], command
+            assert notes[0][1].startswith(f"{other} beside the steps"), command
+
+    def test_what_is_no_save_of_its_own_is_not(self, tmp_path: Path) -> None:
+        for name, value in (("epoch=0-step=50.ckpt", 1.0), ("epoch=0-step=100.ckpt", 2.0)):
+            self.save(tmp_path / "run" / name, value)
+        (tmp_path / "run" / "latest.ckpt").symlink_to("epoch=0-step=100.ckpt")
+        (tmp_path / "run" / "metrics.csv").write_text("step,loss\n")
+        (tmp_path / "run" / "rng_state.pth").write_bytes(b"")
+        assert told(ckpt_cli.detect(tmp_path / "run", step=50).checkpoint.notes, "uncounted") == []
+        assert told(ckpt_cli.detect(tmp_path / "run").checkpoint.notes, "uncounted") == []
+
+    def test_names_with_metrics_alone_are_no_steps(self, tmp_path: Path) -> None:
+        for step in (100, 200):
+            self.save(tmp_path / "run" / f"epoch=0-step={step}-val_loss=0.50.ckpt", step)
+        with pytest.raises(CkptError):
+            ckpt_cli.merge(tmp_path / "run", tmp_path / "out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.base_model.opened import Base, open_base
@@ -21,6 +22,7 @@ from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone, check_adapter_files, check_factors, with_adapters_fused
 from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapters, lora_mode
 from ckpt_cli.merging.adapters_fit import check_adapters_fit
+from ckpt_cli.merging.kept_config import kept_config_notes
 from ckpt_cli.merging.match_base import matched_with_base
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.names import plural
@@ -118,7 +120,11 @@ def _model_job(opened: Opened, group: Group, target: Path, setting: Setting[Merg
         raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
     if not options.in_place:
         check_output(target, [opened.found.path], group, setting, whole)
-    return Job.of(drafts, target, whole, setting, _facts(opened, drafts, setting))
+    job = Job.of(drafts, target, whole, setting, _facts(opened, drafts, setting))
+    # Under a name of its own nothing loads the weights by the config.
+    if not options.in_place or options.weights_name is not None:
+        return job
+    return replace(job, notes=(*job.notes, *kept_config_notes(target, job.side_files)))
 
 
 def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, setting: Setting[MergeOptions]) -> Job:

@@ -14,6 +14,7 @@ from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders, broken_link
 from ckpt_cli.formats.step_names import is_like_step, step_of
 from ckpt_cli.formats.trainers import PARTIAL, has_form
+from ckpt_cli.formats.weight_names import may_hold_weights
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -55,16 +56,21 @@ def _with_weights(target: Target) -> Iterator[tuple[Path, str]]:
     there = Folders()
     steps = {os.path.realpath(found.path) for found in target.checkpoints}
     folders = {target.path, *target.folders, *(found.path.parent for found in target.checkpoints)}
-    tracked = {tracker.name for tracker in target.trackers}
+    of_files = {found.path.parent for found in target.checkpoints if there.is_file(found.path)}
+    tracked = {*(tracker.name for tracker in target.trackers), *(target.stray or ())[:1]}
     entries = [entry for folder in sorted(folders) for entry in there.entries(folder) if _counts(entry.name) and entry not in folders]
     for entry in sorted(entries, key=lambda entry: not is_like_step(entry.name))[:MAX_LOOKED]:
         try:
             if entry.name in tracked and not there.is_folder(entry):
-                continue  # what it says is compared
+                continue  # what it says, or holds, is compared
             if there.is_broken(entry):
                 raise broken_link(entry)
-            if there.is_folder(entry) and not _is_of_step(entry, steps) and _holds_weights(entry, there):
+            if _is_of_step(entry, steps):
+                continue
+            if there.is_folder(entry) and _holds_weights(entry, there):
                 yield entry, f"{target.label(entry)}/"
+            elif entry.parent in of_files and may_hold_weights(entry.name) and there.is_file(entry):
+                yield entry, target.label(entry)
         except Unreadable as error:
             if is_like_step(entry.name):
                 yield entry, f"{target.label(entry)} ({error.message})"

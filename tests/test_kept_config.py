@@ -44,7 +44,7 @@ def test_another_dtype(tmp_path: Path, said: str, dtype: str) -> None:
 def test_the_same_dtype_under_either_name(tmp_path: Path, key: str) -> None:
     run = run_of(tmp_path / "run", **{"dtype": None, "torch_dtype": None, key: "float32"})
     assert kept(run) == []
-    assert ckpt_cli.verify(run / "checkpoint-10").ok
+    assert ckpt_cli.verify(run / "checkpoint-10").exit_code == 0
 
 
 def test_no_dtype_at_all(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_a_file_under_two_names_is_doubted_in_the_other_step_too(run: Path) -> N
     os.link(run / "global_step_10" / "actor" / name, run / "global_step_20" / "actor" / name)
     ((level, text),) = told(ckpt_cli.detect(run / "global_step_10").checkpoint.notes, "other-step")
     assert level == "warning"
-    assert text.endswith(f"{name} is that of global_step_20")
+    assert text.endswith(f"{name} is also in global_step_20")
 
 
 class TestAWholeStepThatIsAnother:
@@ -112,7 +113,7 @@ class TestAWholeStepThatIsAnother:
         seen |= {"extract-state": told(ckpt_cli.extract_state(run, tmp_path / "state").notes, "other-step")}
         seen |= {"the step": told(ckpt_cli.detect(run / "global_step_30").checkpoint.notes, "other-step")}
         for command, notes in seen.items():
-            wanted = [("warning", "global_step_30 is global_step_20 under another name: the files of actor are the same")]
+            wanted = [("warning", "the files of actor in global_step_30 are those of global_step_20")]
             assert notes == wanted, command
 
     def test_by_second_names_of_its_files_is_named(self, run: Path) -> None:
@@ -159,3 +160,52 @@ class TestLinksThatLeadToNoOtherStep:
         model(tmp_path / "run" / "step_300", 1.0)
         (tmp_path / "run" / "epoch_3").symlink_to("step_300")
         assert told(ckpt_cli.detect(tmp_path / "run" / "epoch_3").checkpoint.notes, "other-step") == []
+
+
+def moment(path: Path, seconds: int) -> None:
+    for each in path.rglob("*"):
+        os.utime(each, (NOW + seconds, NOW + seconds))
+
+
+class TestACopyFromAnotherStep:
+    """What is put in the place of a lost file or folder has the size of that, and any loader takes it."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        for number in (10, 20):
+            step(tmp_path / "run" / f"global_step_{number}" / "actor", float(number))
+            moment(tmp_path / "run" / f"global_step_{number}", 60 * number)
+        return tmp_path / "run"
+
+    def test_of_one_rank_with_its_time_is_refused(self, run: Path, tmp_path: Path) -> None:
+        name = "actor/model_world_size_2_rank_1.pt"
+        shutil.copy2(run / "global_step_10" / name, run / "global_step_20" / name)
+        with pytest.raises(Inconsistent, match=r"model_world_size_2_rank_1\.pt is that of global_step_10"):
+            ckpt_cli.merge(run / "global_step_20", tmp_path / "out")
+        assert told(ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes, "step-skipped")
+        assert value_of(tmp_path / "out") == 10.0
+
+    @pytest.mark.parametrize("copy", [shutil.copy2, shutil.copy], ids=["with times", "without"])
+    def test_of_a_whole_component_is_told(self, run: Path, tmp_path: Path, copy: Callable[[Path, Path], object]) -> None:
+        shutil.copytree(run / "global_step_10" / "actor", run / "global_step_20" / "actor", copy_function=copy, dirs_exist_ok=True)
+        ((level, text),) = told(ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes, "other-step")
+        assert level == "warning"
+        assert text == "the files of actor in global_step_20 are those of global_step_10"
+
+    @pytest.mark.parametrize("names", [("ema.safetensors",), ("model.safetensors", "ema.safetensors")])
+    def test_of_a_component_of_one_file(self, tmp_path: Path, names: tuple[str, ...]) -> None:
+        run = tmp_path / "run"
+        for number in (10, 20):
+            (run / f"{number:07}").mkdir(parents=True)
+            for name in ("model.safetensors", "ema.safetensors"):
+                save_file({"w": torch.full((400, 400), float(number))}, run / f"{number:07}" / name)
+            moment(run / f"{number:07}", 60 * number)
+        for name in names:
+            shutil.copy2(run / "0000010" / name, run / "0000020" / name)
+        for name in ("model", "ema"):
+            notes = ckpt_cli.merge(run, tmp_path / name, type=name).checkpoint.notes
+            assert bool(told(notes, "other-step")) == (f"{name}.safetensors" in names)
+
+    def test_of_the_same_size_and_time_with_another_content_is_none(self, run: Path, tmp_path: Path) -> None:
+        moment(run, 0)
+        assert told(ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes, "other-step") == []

@@ -1,4 +1,4 @@
-"""Weights of a step that are files of another step of its run: a link to save space, or one that was set by mistake."""
+"""Weights of a step that are files of another step of its run: a link to save space, or a link or copy that was made by mistake."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counter_of, step_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.urls import is_remote
 
 MAX_SIBLINGS = 64
 """In how many steps, the nearest ones, a second name of a file is looked for. Only files with several names are."""
 
+END = 1 << 16
+"""Bytes at each end of two files that are compared. The checksums of some hundred records of torch fit into the last ones."""
+
+ZIP = b"PK"
+
 
 def other_step_notes(found: Found, place: Place, files: Iterable[Path]) -> list[Note]:
-    """A warning if ``files`` of a step are those of another step of its run, through links or as the same files under two names.
+    """A warning if ``files`` of a step are those of another step of its run, through links, as the same files under two names, or copies.
 
     Raises Inconsistent if some are, and others its own, where each rank wrote one: no save was ever like that. Parts of a model may be
-    shared on purpose, if they were not trained. A file under two names is taken for that of the lower step.
+    shared on purpose, if they were not trained. A file under two names, or there twice, is taken for that of the lower step.
     """
     if found.step is None or step_of(found.path) != found.step:
         return []
@@ -31,15 +37,20 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path]) -> list[
     paths = list(dict.fromkeys(files))
     linked = {path: other for path in paths if (other := steps.led_to(path)) is not None}
     held = linked | {path: other for path in paths if path not in linked and (other := steps.shared_with(path)) is not None}
+    for path in paths if not held else ():
+        # By its checksums alone a file is looked for as long as all before it are copies.
+        other = steps.copied_from(path, of_any_time=len(held) == paths.index(path))
+        held |= {path: other} if other is not None else {}
     if not held:
         return []
     step, others = found.path.name, set(held.values())
     if len(held) == len(paths) and len(others) == 1:
-        text = f"{step} is {others.pop()} under another name: the files of {place.name} are the same"
+        text = f"the files of {place.name} in {step} are those of {others.pop()}"
         return [Note("warning", "other-step", text)]
-    told = few([f"{path.name} is that of {other}" for path, other in held.items()], 3)
+    older = {path for path, other in held.items() if path in linked or _is_older(Path(other), found.path)}
+    told = few([f"{path.name} {'is that of' if path in older else 'is also in'} {other}" for path, other in held.items()], 3)
     text = f"the files of {place.name} are not all of {step}: {told}"
-    foreign = [path for path, other in held.items() if path in linked or _is_older(Path(other), found.path)]
+    foreign = [path for path in held if path in older]
     if format_of(place.match).is_sharded and foreign:
         hint = f"put the file of {step} in place of {foreign[0]}"
         raise Inconsistent(text, path=foreign[0], expected=f"files of {step} only", hint=hint)
@@ -51,6 +62,21 @@ def _is_older(other: Path, step: Path) -> bool:
     return age(other) < age(step)
 
 
+def _number(step: Path) -> int:
+    return step_of(step) or 0
+
+
+def _ends(path: Path) -> tuple[bytes, bytes] | None:
+    """The first and last bytes of a file; None if it cannot be read, of which others tell."""
+    try:
+        with open(path, "rb") as file:
+            first = file.read(END)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - END))
+            return first, file.read(END)
+    except OSError:
+        return None
+
+
 class _Steps:
     """The other steps of the run that a step is one of, and which files of the step lie in them. Folders are looked at once."""
 
@@ -59,6 +85,7 @@ class _Steps:
         self._there = Folders()
         self._real: dict[Path, Path] = {}
         self._twins: dict[Path, dict[int, Path]] = {}
+        self._near: dict[Path, list[Path]] = {}
 
     def led_to(self, path: Path) -> str | None:
         """The name of the other step of the same run in whose folder a file lies, behind links."""
@@ -78,6 +105,34 @@ class _Steps:
         twin = self._of_siblings(path.parent, step).get(status.st_ino)
         also = status_of(twin) if twin is not None else None
         return twin.relative_to(step.parent).parts[0] if twin is not None and also is not None and os.path.samestat(status, also) else None
+
+    def copied_from(self, path: Path, *, of_any_time: bool) -> str | None:
+        """The name of the step before or after in which a file has a copy, in the same place.
+
+        Its size and time show one that keeps times (``cp -p``, rsync), and both ends of the files confirm it: small saves may be as old.
+        What torch saved ends with the checksums of all its records, so that a copy shows ``of_any_time``.
+        """
+        step, status = self._step_above(path), status_of(path)
+        if step is None or status is None or is_remote(path):
+            return None
+        for sibling in self._neighbours(step):
+            twin = sibling / path.relative_to(step)
+            also = status_of(twin)
+            if also is None or also.st_size != status.st_size or os.path.samestat(also, status):
+                continue
+            ends = _ends(path) if also.st_mtime_ns == status.st_mtime_ns or of_any_time else None
+            if ends and ends == _ends(twin) and (also.st_mtime_ns == status.st_mtime_ns or ends[0].startswith(ZIP)):
+                return sibling.name
+        return None
+
+    def _neighbours(self, step: Path) -> list[Path]:
+        """The step before and the one after, named alike."""
+        if step not in self._near:
+            number, others = self._found.step or 0, [each for each in self._there.entries(step.parent) if self._is_other(each)]
+            lower = [each for each in others if (step_of(each) or 0) < number]
+            higher = [each for each in others if (step_of(each) or 0) > number]
+            self._near[step] = [*sorted(lower, key=_number)[-1:], *sorted(higher, key=_number)[:1]]
+        return self._near[step]
 
     def _step_above(self, path: Path) -> Path | None:
         """The folder of the step, which has the same name on each node."""

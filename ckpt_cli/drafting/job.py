@@ -163,7 +163,7 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
     for draft in drafts:
         shapes = {name: tensor.shape for name, tensor in draft.tensors.items()}
         # A key map replaces what is done about names without one, and is not combined with another.
-        plain = not setting.rules and draft.selection.change == ("", "")
+        plain = not setting.rules and not draft.selection.change
         trained = set(stripped_names(draft.stored).values()) if plain else ()
         try:
             refuse_lacking(draft.claim, shapes, setting.of_base, setting.options.names, draft.uncommon, trained)

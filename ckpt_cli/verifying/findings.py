@@ -84,9 +84,11 @@ KINDS: dict[str, Kind] = {
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
     ),
-    "prefixed-names": Kind("error", "headers", "all names begin with a prefix that the class does not have: loaders find no tensor", AGAIN),
+    "prefixed-names": Kind(
+        "error", "headers", "the model's names begin with a prefix that the class does not have: loaders find no tensor", AGAIN
+    ),
     "unknown-names": Kind("error", "headers", "no tensor has a name that the model class knows", "rename them: ckpt merge --key-map"),
-    "doubled-prefix": Kind("warning", "headers", "all names have the prefix of the base model one time too many", AGAIN),
+    "doubled-prefix": Kind("warning", "headers", "names have the prefix of the base model one time too many", AGAIN),
     "not-proved": Kind(
         "warning", "headers", "a tensor that the class usually has is not there; with transformers installed, verify can tell"
     ),

@@ -16,7 +16,7 @@ from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
-from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, needs
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, needs
 from ckpt_cli.hub.config import Config
 from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped, pattern_of
@@ -36,6 +36,7 @@ ADVICE = {
     "no-prediction-layers": "speculative decoding needs them: --carry-from-base takes them from the base",
     "unbuildable-config": "loading fails in the same way: correct config.json",
     "tied-alone": "loaders that skip what is tied find neither: rename it with",
+    "doubled-prefix": "--key-map renames them",
     "no-tower": "--carry-from-base takes them from the base",
 }
 """What can be done about what is odd; what is carried needs a base with such tensors."""
@@ -73,13 +74,13 @@ def claim_for(
     config: Config,
     *,
     on_purpose: Collection[str] = (),
-    change: tuple[str, str] = ("", ""),
+    change: str = "",
     beside: Collection[str] = (),
     uncommon: Collection[str] = (),
 ) -> Claim:
     """Compare a planned output with the class (``kind``) and with the counts in its config.
 
-    ``change`` is the prefix that was removed from all names for this, and the one that was added. ``on_purpose`` are names that
+    ``change`` says which prefix was removed from names for this, or added to them. ``on_purpose`` are names that
     filters or a key map left out: they are not lacking. ``uncommon`` are those that --intersect left out, which proves nothing: they are
     lacking where the class has them. ``beside`` are names that the model has of which these are an
     average: they are lacking too, unless the tensors of the class are known.
@@ -115,6 +116,8 @@ def claim_for(
     else:
         lacking = {name: shape_text(shape) for name, shape in absent.items()} | by_config
     notes += _different_shapes(fit, kind)
+    if fit.doubles:
+        notes.append(Note("warning", "doubled-prefix", f"{doubled(fit, shapes)}; {ADVICE['doubled-prefix']}"))
     for name, owner in fit.stand_ins.items():
         text = f"{printable(name)} and {printable(owner)} are tied, and only the first is there: transformers takes it for both"
         notes.append(Note("warning", "tied-alone", f"{text}; {ADVICE['tied-alone']} --key-map '{printable(name)}={printable(owner)}'"))
@@ -137,8 +140,7 @@ def claim_for(
             said = plural(len(foreign), "tensor has", "tensors have")
             text = f"{said} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
             notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
-    old, new = map(printable, change)
-    done = f", {old} was removed from every name" if old else f", {new} was prepended to every name" if new else ""
+    done = f", {change}" if change else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
     fit = replace(fit, extra=(*fit.extra, *mixed, *beyond))
     return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, "" if kind.has_shapes else shortage)

@@ -216,6 +216,21 @@ class TestAPrefix:
         )
 
 
+class TestOneTensorAlone:
+    def test_has_its_name_also_with_another_shape(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        save_file({"lm_head.weight": tensors["lm_head.weight"][:3].contiguous()}, saved / "model.safetensors")
+        found = {item.code for item in ckpt_cli.verify(saved).findings if item.severity != "info"}
+        assert "wrong-shape" in found
+        assert "unknown-names" not in found
+
+    def test_that_is_tied_is_one_of_the_model(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path, "llama, tied")
+        save_file({"lm_head.weight": tensors["lm_head.weight"].contiguous()}, saved / "model.safetensors")
+        with pytest.raises(MissingTensors, match=r"[0-9]+ of the [0-9]+ tensors of LlamaForCausalLM are missing"):
+            ckpt_cli.merge(saved, tmp_path / "out")
+
+
 class TestNamesOfNobody:
     @pytest.mark.parametrize("installed", [True, False])
     def test_are_refused(self, tmp_path: Path, request: pytest.FixtureRequest, installed: bool) -> None:

@@ -132,7 +132,7 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         whole = f"without it {fit.fitting} of {fit.expected or len(shapes)} fit {printable(kind.kind)}"
         return fit, [finding("prefixed-names", f"{which} with {change.removed}, which the class does not have; {whole}")]
     fit = compared(shapes, kind)
-    if not fit.fitting:
+    if fit.is_foreign:
         return fit, [finding("unknown-names", f"none of {len(shapes)} names is one of {printable(kind.kind)} ({kind.origin})")]
     found = []
     if not kind.has_shapes:

@@ -104,15 +104,15 @@ def claim_for(
             notes.append(Note("warning", "left-out-unproved", text))
         return Claim(f"as the training named them, not compared: {kind}", None, tuple(notes), counted, shortage=shortage)
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
-    if not fit.fitting and naming == "native":
+    if fit.is_foreign and naming == "native":
         text = f"as the training named them: none of them is one of {printable(kind.kind)} ({kind.origin})"
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
     if not kind.has_shapes:
         left_out = [name for name in uncommon if name not in shapes and needs(kind, name)]
         counted |= dict.fromkeys(left_out, "--intersect leaves it out, and the class has it")
-        notes += _unproved(absent, kind) if fit.fitting else ()
-        lacking = counted if fit.fitting else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
+        notes += () if fit.is_foreign else _unproved(absent, kind)
+        lacking = counted if not fit.is_foreign else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
     else:
         lacking = {name: shape_text(shape) for name, shape in absent.items()} | by_config
     notes += _different_shapes(fit, kind)
@@ -130,7 +130,7 @@ def claim_for(
         )
         notes.append(Note("warning", "extra-layers", f"{text}; {ADVICE['extra-layers']}"))
     fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond}))
-    foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
+    foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or not fit.is_foreign else ()
     if foreign:
         kinds = few(grouped(foreign))
         if not kind.has_shapes:
@@ -202,7 +202,7 @@ def refuse_lacking(
     there = [name for name in made.lacking if base is not None and _in(base, name)]
     said = "" if _of_class(made) else _counted(made, absent)
     details = [name if what == said else f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
-    if made.fit is not None and not made.fit.fitting:
+    if made.fit is not None and made.fit.is_foreign:
         own = f"these are {foreign}'s own names: " if foreign else ""
         hint = f"{own}rename them with --key-map, or pass --names native to keep them as they are"
         message = f"no tensor has a name of {made.named}"

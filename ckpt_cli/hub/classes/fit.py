@@ -120,6 +120,11 @@ class Fit:
         return other if other in names else name
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether no tensor has a name of the class; one of another shape, and one that is tied to another, has."""
+        return not (self.fitting or self.reshaped or self.stand_ins or self.tied)
+
+    @property
     def faults(self) -> int:
         return len(self.missing) + len(self.reshaped) + len(self.extra)
 

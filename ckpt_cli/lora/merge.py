@@ -32,6 +32,7 @@ from ckpt_cli.lora.fit import (
 )
 from ckpt_cli.lora.settings import changed_base
 from ckpt_cli.lora.whole import check_whole
+from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -137,7 +138,15 @@ def with_adapters_fused(
     notes += check_whole(state, facts, saved, opened.assets.config, state.tensors, held)
     state = replace(state, tensors=with_ties(state.tensors, opened.assets.config, state.adapters))
     notes += _tie_notes(state, opened.assets.config)
-    result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
+    result = fuse_adapters(state, facts, wide=cast, allow_overflow=allow_overflow)
+    if result.once:
+        text = f"{few(result.once)} and what it is tied to have the same factors, which are added once, as in training"
+        notes.append(Note("info", "lora-tied", f"{text} (PEFT's merge_and_unload adds them twice)"))
+    if result.summed:
+        text = (
+            f"the adapter of {few(result.summed)} changes a tensor that another adapter changes too: in training each was in one use of it"
+        )
+        notes.append(Note("warning", "lora-tied", f"{text} alone, and a merged model has the sum in both"))
     notes += _layout_notes(state, facts)
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
     return replace(component, tensors=result.tensors), info, tuple(notes)

@@ -186,3 +186,28 @@ class TestWeightsThatPeftTies:
         self.trained(tmp_path / "adapter", base_of(tmp_path / "base", tied=True), ["embed_tokens"], ensure_weight_tying=True)
         (tmp_path / "base").rename(tmp_path / "moved")
         assert ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out").outputs[0].lora.outcome == "exported"  # type: ignore[union-attr]
+
+    def test_with_a_head_that_was_trained_as_a_whole_is_not_said_to_change_it(self, tmp_path: Path) -> None:
+        base = base_of(tmp_path / "base", tied=True)
+        self.trained(tmp_path / "adapter", base, ["embed_tokens"], modules_to_save=["lm_head"])
+        tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+        head = "base_model.model.lm_head.weight"
+        save_file({**tensors, head: tensors[head] + 1}, tmp_path / "adapter" / "adapter_model.safetensors")
+        codes = {note.code for note in ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base).outputs[0].notes}
+        assert "tied-heads-differ" in codes
+        assert "lora-tied" not in codes
+
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["norm"]}, {"bias": "all"}], ids=["alone", "beside a norm", "biases"])
+    @pytest.mark.parametrize("modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids=["embedding", "head", "both"])
+    def test_are_on_their_base_where_the_file_has_a_copy_of_each(
+        self, modules: list[str], options: dict[str, Any], tied: bool, tmp_path: Path
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        base = base_of(tmp_path / "base", tied=tied)
+        wanted = self.trained(tmp_path / "adapter", base, modules, **options)
+        ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+        assert load(tmp_path / "out").keys() == load(base).keys()
+        if not tied:
+            assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)

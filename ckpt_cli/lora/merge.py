@@ -15,7 +15,7 @@ from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
-from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
+from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
 from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.lora.copies import with_ties, without_copies
@@ -158,7 +158,9 @@ def _tie_notes(state: PeftState, config: Config) -> list[Note]:
         return []
     adapted = [name for adapter in state.adapters if (name := adapted_name(adapter, state.tensors)) is not None]
     embeddings, heads = ([name for name in adapted if last_two(name) in known] for known in (EMBEDDINGS, HEADS))
-    if bool(embeddings) == bool(heads):
+    pair = tied_pair(list(state.tensors))
+    apart = pair is not None and not any(state.tensors[name].alias_of for name in pair)
+    if bool(embeddings) == bool(heads) or apart:
         return []
     other = "the output head" if embeddings else "the embedding"
     text = (

@@ -94,6 +94,9 @@ KINDS: dict[str, Kind] = {
     ),
     "mixed-names": Kind("error", "headers", "names of two kinds in one model, such as fused and single experts: loaders fail", AGAIN),
     "uneven-layers": Kind("warning", "headers", "a layer lacks tensors that most layers of its stack have"),
+    "unusual-count": Kind(
+        "warning", "headers", "a count in config.json is no whole number, and the class is not one of transformers: most loaders fail"
+    ),
     "odd-count": Kind(
         "error", "headers", "a count in config.json (layers, heads, experts, sizes) is no whole number: loaders fail", "correct config.json"
     ),

@@ -27,6 +27,7 @@ from ckpt_cli.tensors.tensor import Tensor
 ADVICE = {
     "uneven-layers": "ckpt verify with --base shows whether the base has it",
     "odd-count": "correct config.json",
+    "unusual-count": "most loaders fail: correct config.json, unless the model's own code accepts it",
     "other-model-type": "loaders choose by model_type: correct config.json",
     "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",
     "extra-tensors": "--exclude leaves them out, --key-map renames them",
@@ -49,7 +50,7 @@ class Claim:
     """``text`` is the report about names.
 
     ``lacking``: missing tensors (or globs) that a loader needs, and what is known about them; ``shortage`` says so in one sentence, where
-    no class says how many there are. ``let_go`` are those that may be missing.
+    no class says how many there are. ``let_go`` are those that may be missing. ``odd_counts`` of config.json make loaders fail.
     """
 
     text: str
@@ -60,6 +61,7 @@ class Claim:
     mixed: tuple[str, ...] = ()
     shortage: str = ""
     let_go: tuple[str, ...] = ()
+    odd_counts: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -89,6 +91,7 @@ def claim_for(
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=known, namings=namings)
     by_config = {glob: item.text for item in odd for glob in item.lacking}
     counted = dict(by_config)
+    counts = tuple(item.text for item in odd if item.code == "odd-count")
     notes = [Note("warning", item.code, f"{item.text}; {ADVICE[item.code]}") for item in odd if not item.lacking]
     unknown = kind.unknown if isinstance(kind, KnownClass) else kind
     if isinstance(unknown, Unbuildable):
@@ -102,11 +105,11 @@ def claim_for(
             them = "it" if len(left_out) == 1 else "them"
             text = f"--intersect leaves out {few(grouped(left_out), 3)}, and nothing tells whether the model needs {them}: {kind}"
             notes.append(Note("warning", "left-out-unproved", text))
-        return Claim(f"as the training named them, not compared: {kind}", None, tuple(notes), counted, shortage=shortage)
+        return Claim(f"as the training named them, not compared: {kind}", None, tuple(notes), counted, shortage=shortage, odd_counts=counts)
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
     if fit.is_foreign and naming == "native":
         text = f"as the training named them: none of them is one of {printable(kind.kind)} ({kind.origin})"
-        return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))
+        return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind), odd_counts=counts)
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
     if not kind.has_shapes:
         left_out = [name for name in uncommon if name not in shapes and needs(kind, name)]
@@ -143,7 +146,7 @@ def claim_for(
     done = f", {change}" if change else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
     fit = replace(fit, extra=(*fit.extra, *mixed, *beyond))
-    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, "" if kind.has_shapes else shortage)
+    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, "" if kind.has_shapes else shortage, odd_counts=counts)
 
 
 def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:

@@ -107,6 +107,45 @@ class TestAPrefix:
         ckpt_cli.merge(trained(tmp_path / "run", saved, {f"net.{n}": t for n, t in tensors.items()}), tmp_path / "out")
         assert differences(load(tmp_path / "out"), load(saved)) == []
 
+    @pytest.mark.parametrize(
+        "beside", [["ema_model.n_averaged"], ["disc.conv.weight", "scale"], ["model_old.model.norm.weight", "loss.weight"]]
+    )
+    @pytest.mark.parametrize("prefix", ["model.", "net.", "policy.actor."])
+    def test_of_the_model_goes_also_beside_others(self, tmp_path: Path, prefix: str, beside: list[str]) -> None:
+        saved, tensors = saved_by(tmp_path)
+        others = {name: torch.ones(4) for name in beside}
+        run = trained(tmp_path / "run", saved, {**{prefix + name: tensor for name, tensor in tensors.items()}, **others})
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        written = load(tmp_path / "out")
+        assert {name for name in written if name not in load(saved)} == set(beside)
+        assert differences({name: tensor for name, tensor in written.items() if name not in beside}, load(saved)) == []
+        assert f", {prefix} was removed from 27 of the names" in result.outputs[0].naming
+        assert "doubled-prefix" not in notes(result)
+
+    def test_of_one_of_two_models_is_not_chosen(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        two = {f"{who}.{name}": tensor for who in ("student", "teacher") for name, tensor in tensors.items()}
+        with pytest.raises(MissingTensors, match="no tensor has a name of Qwen2ForCausalLM"):
+            ckpt_cli.merge(trained(tmp_path / "run", saved, two), tmp_path / "out")
+
+    def test_that_lacks_is_added_to_the_model_alone(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path, "llama, tied")
+        bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+        run = trained(tmp_path / "run", saved, {**bare, "ema.num_updates": torch.tensor(3)})
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert load(tmp_path / "out").keys() == {*load(saved), "ema.num_updates"}
+        assert f", model. was prepended to {len(bare)} of the names" in result.outputs[0].naming
+
+    def test_that_stays_is_warned_of(self, tmp_path: Path) -> None:
+        """A head without the prefix is a name of the class as well, so not all of the model have it."""
+        saved, tensors = saved_by(tmp_path)
+        mixed = {name if name == "lm_head.weight" else f"model.{name}": tensor for name, tensor in tensors.items()}
+        result = ckpt_cli.merge(trained(tmp_path / "run", saved, mixed), tmp_path / "out")
+        said = "26 of 27 names begin with model. once too often"
+        assert said in notes(result)["doubled-prefix"]
+        (found,) = (item for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "doubled-prefix")
+        assert said in found.message
+
     def test_stays_if_names_are_kept_as_trained(self, tmp_path: Path) -> None:
         saved, tensors = saved_by(tmp_path)
         run = trained(tmp_path / "run", saved, {f"net.{name}": tensor for name, tensor in tensors.items()})
@@ -128,6 +167,12 @@ class TestAPrefix:
         save_file({prefix + name: tensor for name, tensor in tensors.items()}, saved / "model.safetensors")
         found = {item.code: item for item in ckpt_cli.verify(saved).findings if item.severity != "info"}
         assert {name: item.severity for name, item in found.items()} == {code: severity}
+
+    def test_beside_others_is_found_by_verify(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        save_file({**{f"net.{name}": tensor for name, tensor in tensors.items()}, "ema.decay": torch.ones(1)}, saved / "model.safetensors")
+        (found,) = (item for item in ckpt_cli.verify(saved).findings if item.severity == "error")
+        assert (found.code, found.message.split(",")[0]) == ("prefixed-names", "27 of 28 names begin with net.")
 
     @pytest.mark.parametrize("prefix", ["model.", "pretrained_model."])
     def test_hides_no_shape_of_extra_tensors(self, tmp_path: Path, prefix: str) -> None:
@@ -169,6 +214,21 @@ class TestAPrefix:
             "those of the hub: 27 of 27 are known names of Qwen2ForCausalLM (transformers 5.24.0); neither shapes "
             "nor counts were compared: transformers is not installed, net. was removed from every name"
         )
+
+
+class TestOneTensorAlone:
+    def test_has_its_name_also_with_another_shape(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path)
+        save_file({"lm_head.weight": tensors["lm_head.weight"][:3].contiguous()}, saved / "model.safetensors")
+        found = {item.code for item in ckpt_cli.verify(saved).findings if item.severity != "info"}
+        assert "wrong-shape" in found
+        assert "unknown-names" not in found
+
+    def test_that_is_tied_is_one_of_the_model(self, tmp_path: Path) -> None:
+        saved, tensors = saved_by(tmp_path, "llama, tied")
+        save_file({"lm_head.weight": tensors["lm_head.weight"].contiguous()}, saved / "model.safetensors")
+        with pytest.raises(MissingTensors, match=r"[0-9]+ of the [0-9]+ tensors of LlamaForCausalLM are missing"):
+            ckpt_cli.merge(saved, tmp_path / "out")
 
 
 class TestNamesOfNobody:

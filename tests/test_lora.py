@@ -897,9 +897,9 @@ def test_a_cast_rounds_the_sum_once(tmp_path: Path, update: float, expected: flo
 )
 def test_an_adapter_on_one_of_two_tied_tensors_is_a_warning(tmp_path: Path, adapted: str, other: str | None) -> None:
     """Training used the other one without it, and a model that ties them cannot."""
-    tensors = {f"{name}.weight": torch.randn(4, 4) for name in ("model.embed_tokens", "lm_head", "model.norm") if name != adapted}
+    tensors = {f"{name}.weight": torch.ones(4, 4) for name in ("model.embed_tokens", "lm_head", "model.norm") if name != adapted}
     factors = {"base_layer.weight": (4, 4), "lora_A.default.weight": (2, 4), "lora_B.default.weight": (4, 2)}
-    folder = plain(tmp_path, tensors | {f"{adapted}.{name}": torch.randn(shape) for name, shape in factors.items()})
+    folder = plain(tmp_path, tensors | {f"{adapted}.{name}": torch.ones(shape) for name, shape in factors.items()})
     (folder / "config.json").write_text('{"tie_word_embeddings": true}')
     notes = ckpt_cli.merge(folder, tmp_path / "out", lora_alpha=1).outputs[0].notes
     told = [note.text for note in notes if note.code == "lora-tied"]

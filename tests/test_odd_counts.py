@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import ckpt_cli
+from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.classes.config_counts import mismatches
+from tests import tiny
 from tests.architectures import MODELS, answered_here, build
 
 
@@ -67,11 +69,24 @@ def test_a_count_that_is_no_whole_number(tmp_path: Path, anyhow: str, name: str,
     assert result.exit_code == 1
 
 
-@pytest.mark.parametrize("value", ["2", 2.0, True, None], ids=str)
-def test_is_told_by_merge(tmp_path: Path, anyhow: str, value: object) -> None:
+@pytest.mark.parametrize("value", ["2", 2.0, True, -2, None], ids=str)
+def test_is_refused_by_merge(tmp_path: Path, anyhow: str, value: object) -> None:
+    """No loader makes the trained model of it: `verify` calls it an error."""
     run = saved(tmp_path / "run", "qwen2", ("num_hidden_layers",), value)
-    told = [note.text for note in ckpt_cli.merge(run, tmp_path / "out").outputs[0].notes if note.code == "odd-count"]
-    assert told == [f"config.json says num_hidden_layers {json.dumps(value)}, where a whole number is needed; correct config.json"]
+    with pytest.raises(Inconsistent) as caught:
+        ckpt_cli.merge(run, tmp_path / "out")
+    assert caught.value.message == f"config.json says num_hidden_layers {json.dumps(value)}, where a whole number is needed"
+    assert (caught.value.path, caught.value.hint) == (str(run / "config.json"), "correct config.json")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("of", [tiny.unknown(num_hidden_layers=2.0), tiny.config(num_hidden_layers=2.0, auto_map={"AutoModel": "m.M"})])
+def test_of_a_class_of_its_own_is_a_warning_of_both(tmp_path: Path, of: dict[str, Any]) -> None:
+    """What its code makes of the count is not known."""
+    run = tiny.folder(tmp_path / "run", tiny.weights(), of)
+    told = [note.level for note in ckpt_cli.merge(run, tmp_path / "out").outputs[0].notes if note.code == "unusual-count"]
+    found = [item.severity for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "unusual-count"]
+    assert told == found == ["warning"]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +106,7 @@ def test_is_told_by_merge(tmp_path: Path, anyhow: str, value: object) -> None:
     ids=str,
 )
 def test_what_may_be_open_or_no_count(config: dict[str, Any]) -> None:
-    assert "odd-count" not in {item.code for item in mismatches(config, {}, known=False)}
+    assert not {"odd-count", "unusual-count"} & {item.code for item in mismatches(config, {}, known=False)}
 
 
 def test_no_default_config_of_transformers_has_one() -> None:
@@ -103,5 +118,5 @@ def test_no_default_config_of_transformers_has_one() -> None:
             content = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
         except Exception:  # noqa: BLE001 - some have no defaults
             continue
-        told += [(model_type, item.text) for item in mismatches(content, {}, known=False) if item.code == "odd-count"]
+        told += [(model_type, item.text) for item in mismatches(content, {}, known=False) if item.code.endswith("-count")]
     assert told == []

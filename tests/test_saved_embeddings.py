@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, Inconsistent
+from ckpt_cli.errors import CkptError, Inconsistent, Unsupported
 from tests import tiny
 from tests.tensors import differences, load
 
@@ -125,3 +125,89 @@ def test_a_checkpoint_with_a_lost_weight_is_no_adapter(tmp_path: Path) -> None:
     (home / "lora_train_meta.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
     with pytest.raises(CkptError, match="weight that this adapter belongs to"):
         ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+
+
+class TestWeightsThatPeftTies:
+    """With ``ensure_weight_tying`` a head has its embedding's factors, turned: training had their product once in each."""
+
+    def trained(self, folder: Path, base: Path, modules: list[str], **options: Any) -> torch.Tensor:
+        """Saves an adapter; the logits of the model with it, before anything is merged."""
+        from transformers import AutoModelForCausalLM
+
+        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=modules, task_type="CAUSAL_LM", **options)
+        wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        torch.manual_seed(0)
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.data.copy_(torch.randn_like(parameter) * 0.3)
+        wrapped.save_pretrained(folder)
+        return self.logits(wrapped)
+
+    @staticmethod
+    def logits(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = model.eval()(torch.arange(10)[None]).logits
+        return found
+
+    @pytest.mark.parametrize("modules", [["embed_tokens"], ["embed_tokens", "q_proj"], ["lm_head", "q_proj"], ["embed_tokens", "lm_head"]])
+    @pytest.mark.parametrize("stored", [False, True])
+    def test_are_fused_once_as_trained(self, modules: list[str], stored: bool, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        base = base_of(tmp_path / "base", tied=True, stored=stored)
+        wanted = self.trained(tmp_path / "adapter", base, modules, ensure_weight_tying=True)
+        result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base, verify=True)
+        assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+        (told,) = (note for note in result.outputs[0].notes if note.code == "lora-tied")
+        assert (told.level, "the same factors, which are added once" in told.text) == ("info", True)
+        assert not [item for item in result.outputs[0].verified[0].findings if item.severity == "error"]
+
+    def test_with_factors_of_their_own_are_warned_of(self, tmp_path: Path) -> None:
+        base = base_of(tmp_path / "base", tied=True)
+        self.trained(tmp_path / "adapter", base, ["embed_tokens", "lm_head"])
+        (told,) = (n for n in ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base).outputs[0].notes if n.code == "lora-tied")
+        assert (told.level, "a merged model has the sum in both" in told.text) == ("warning", True)
+
+    def test_with_magnitudes_are_refused(self, tmp_path: Path) -> None:
+        base = base_of(tmp_path / "base", tied=True)
+        self.trained(tmp_path / "adapter", base, ["embed_tokens"], ensure_weight_tying=True, use_dora=True)
+        with pytest.raises(Unsupported, match="two DoRA adapters change one tensor"):
+            ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+
+    def test_of_an_untied_model_are_fused_each(self, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        base = base_of(tmp_path / "base", tied=False)
+        wanted = self.trained(tmp_path / "adapter", base, ["embed_tokens", "lm_head"])
+        ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+        assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+
+    def test_without_a_base_are_told_to_lack_it(self, tmp_path: Path) -> None:
+        self.trained(tmp_path / "adapter", base_of(tmp_path / "base", tied=True), ["embed_tokens"], ensure_weight_tying=True)
+        (tmp_path / "base").rename(tmp_path / "moved")
+        assert ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out").outputs[0].lora.outcome == "exported"  # type: ignore[union-attr]
+
+    def test_with_a_head_that_was_trained_as_a_whole_is_not_said_to_change_it(self, tmp_path: Path) -> None:
+        base = base_of(tmp_path / "base", tied=True)
+        self.trained(tmp_path / "adapter", base, ["embed_tokens"], modules_to_save=["lm_head"])
+        tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+        head = "base_model.model.lm_head.weight"
+        save_file({**tensors, head: tensors[head] + 1}, tmp_path / "adapter" / "adapter_model.safetensors")
+        codes = {note.code for note in ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base).outputs[0].notes}
+        assert "tied-heads-differ" in codes
+        assert "lora-tied" not in codes
+
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["norm"]}, {"bias": "all"}], ids=["alone", "beside a norm", "biases"])
+    @pytest.mark.parametrize("modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids=["embedding", "head", "both"])
+    def test_are_on_their_base_where_the_file_has_a_copy_of_each(
+        self, modules: list[str], options: dict[str, Any], tied: bool, tmp_path: Path
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        base = base_of(tmp_path / "base", tied=tied)
+        wanted = self.trained(tmp_path / "adapter", base, modules, **options)
+        ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+        assert load(tmp_path / "out").keys() == load(base).keys()
+        if not tied:
+            assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
 import random
 import struct
@@ -471,6 +472,34 @@ TRICKS: dict[str, Callable[[bytearray, int, int], None]] = {
     "a size beyond the file": lambda raw, local, central: put(raw, central + 20, b"\xf0\xff\xff\xff" * 2),
     "a name that is no text": lambda raw, local, central: put(raw, central + 46, b"\xff\xfe"),
 }
+
+
+class Runs:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch marker",)
+
+
+class TestPicklesWithoutAHeader:
+    """torch.load reads five pickles of a file in its older format; protocols 0 and 1 give none of them a header."""
+
+    @pytest.mark.parametrize("protocol", range(6))
+    def test_in_a_file_of_torch(self, protocol: int, tmp_path: Path) -> None:
+        torch.save({"a": Runs()}, tmp_path / "a.pt", _use_new_zipfile_serialization=False, pickle_protocol=protocol)
+        result = ckpt_cli.scan(tmp_path / "a.pt")
+        assert SYSTEM in [(item.severity, item.name) for item in result.findings]
+        assert result.pickles == 5
+
+    @pytest.mark.parametrize("before", [b"", b"N0" * 300, b"(dp0\n0", b"(VkI1\nVkI2\nd0"], ids=["plain", "padded", "memo", "twice"])
+    def test_whose_first_is_padded(self, before: bytes, tmp_path: Path) -> None:
+        """The first one is a number, however it comes about."""
+        first = b"%sI119547037146038801333356\n." % before
+        assert pickle.loads(first) == torch.serialization.MAGIC_NUMBER
+        data = first + b"I1001\n." + b"(d." + b"cposix\nsystem\n(Vtouch marker\ntR." + b"(l."
+        assert SYSTEM in found(tmp_path / "a", data)
+
+    def test_that_are_weights_of_a_harmless_file(self, tmp_path: Path) -> None:
+        torch.save({"a": torch.ones(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False, pickle_protocol=1)
+        assert ckpt_cli.scan(tmp_path / "a.pt").exit_code == 0
 
 
 class TestArchives:

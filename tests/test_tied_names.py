@@ -75,6 +75,15 @@ class TestAClassThatTies:
         found = ckpt_cli.verify(tmp_path / "out", full=True).findings
         assert [item.tensor for item in found if item.code == "tied-alone"] == [head]
 
+    def test_has_a_name_for_a_tied_tensor_alone(self, tmp_path: Path, name: str) -> None:
+        folder, tied = saved(tmp_path / "saved", name)
+        held = load(folder)
+        head, owner = next(iter(tied.items()))
+        rewritten(folder, {**held, head: held[owner] + 1})
+        ckpt_cli.merge(folder, tmp_path / "out", include=head)
+        assert load(tmp_path / "out").keys() == {head}
+        assert {item.code for item in ckpt_cli.verify(tmp_path / "out").findings if item.severity != "info"} == {"tied-alone"}
+
     def test_follows_the_rule_of_the_hint(self, tmp_path: Path, name: str) -> None:
         trained, tied = saved(tmp_path / "trained", name)
         held = load(trained)

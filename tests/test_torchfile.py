@@ -21,6 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ckpt_cli
 from ckpt_cli.boxes import whole
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError, CorruptFile, Unsupported
@@ -349,6 +350,29 @@ class TestTensorsWithoutPlainBytes:
         file = TorchFile(files.source(save(tmp_path / "a.pt", {"odd": make()})))
         with pytest.raises(Unsupported, match=r"sparse|qtensor|meta|nested"):
             file.tensor(file.root["odd"])
+
+
+class TestProtocols:
+    @pytest.mark.parametrize("protocol", range(1, 6))
+    @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+    def test_of_pickle_are_read_in_both_containers(self, protocol: int, zipped: bool, tmp_path: Path, files: Files) -> None:
+        base = torch.arange(20.0)
+        state = {"a": base, "b": base[5:9], "c": base.reshape(4, 5).t(), "d": torch.ones(3).half(), "e": torch.nn.Parameter(torch.ones(2))}
+        torch.save(state, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+        check(tmp_path / "a.pt", files)
+
+    @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+    def test_0_loses_the_storages(self, zipped: bool, tmp_path: Path) -> None:
+        torch.save({"a": torch.ones(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped, pickle_protocol=0)
+        with pytest.raises(AssertionError):
+            torch.load(tmp_path / "a.pt", weights_only=False)
+        with pytest.raises(Unsupported, match="protocol 0"):
+            ckpt_cli.merge(tmp_path / "a.pt", tmp_path / "out")
+
+    @pytest.mark.parametrize("start", [b"L119547037146038801333357L\n.", b"\x80\x04\x8a\x01\x05.", b"L1\n", b"\x80\x04N."])
+    def test_that_begin_with_another_value_are_of_something_else(self, start: bytes, tmp_path: Path, files: Files) -> None:
+        with pytest.raises(CorruptFile, match=r"not a file of torch.save"):
+            TorchFile(written(tmp_path / "a.pt", start + bytes(100), files))
 
 
 class TestLegacyFiles:

@@ -11,11 +11,11 @@ from typing_extensions import Self
 
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
-from ckpt_cli.errors import MissingTensors
+from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.manifest import BESIDE, FUSED, LEFT_OUT
 from ckpt_cli.files.source import Files, Watched
-from ckpt_cli.hub.assets import lacking_notes
+from ckpt_cli.hub.assets import CONFIG, lacking_notes
 from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
@@ -161,15 +161,29 @@ class Job:
 def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
     """Raise MissingTensors or Inconsistent for a draft that a loader of its model would not accept."""
     for draft in drafts:
+        _refuse_odd_counts(draft)
         shapes = {name: tensor.shape for name, tensor in draft.tensors.items()}
         # A key map replaces what is done about names without one, and is not combined with another.
-        plain = not setting.rules and draft.selection.change == ("", "")
+        plain = not setting.rules and not draft.selection.change
         trained = set(stripped_names(draft.stored).values()) if plain else ()
         try:
             refuse_lacking(draft.claim, shapes, setting.of_base, setting.options.names, draft.uncommon, trained)
         except MissingTensors as error:
             _tell_what_is_there(error, draft)
             raise
+
+
+def _refuse_odd_counts(draft: Draft) -> None:
+    """Raise Inconsistent for a config.json from which loaders build nothing, or another model."""
+    counts = draft.claim.odd_counts
+    if counts:
+        raise Inconsistent(
+            counts[0],
+            path=draft.assets.files.get(CONFIG),
+            expected=f"a config.json from which {draft.claim.named} can be built",
+            hint="correct config.json",
+            details=counts if len(counts) > 1 else (),
+        )
 
 
 def _tell_what_is_there(error: MissingTensors, draft: Draft) -> None:

@@ -132,7 +132,7 @@ def compared_claim(draft: Draft) -> Claim:
         selection.naming,
         draft.assets.config,
         on_purpose=draft.on_purpose - selection.tied.keys(),  # a class that needs what is tied is told
-        change=selection.change,
+        change=selection.change.told,
         beside=selection.lacking,
         uncommon=draft.uncommon,
     )

@@ -25,14 +25,28 @@ MAX_PICKLE = 256 << 20
 MAX_RANK = 64
 MAX_WRAPPERS = 8
 PLAIN_TYPES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
-LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
-"""The first pickle of a file of torch < 1.6: MAGIC_NUMBER of torch/serialization.py as a protocol 2 integer."""
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+"""The first pickle of a file of torch < 1.6: MAGIC_NUMBER of torch/serialization.py, in any protocol."""
+
+LEGACY_HEAD = 64
+"""Bytes in which that pickle ends."""
 
 OTHER_FORMATS: tuple[tuple[bytes, str, str], ...] = (
     (b"<", "an HTML or XML page, not a checkpoint", "if it was downloaded, the server sent a page instead: download it again"),
     (b"\x1f\x8b", "a gzip file", "unpack it first"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
 )
+
+
+def is_legacy(head: bytes) -> bool:
+    """Whether a file that begins like this has the format of torch < 1.6, with which torch.save still writes if it is asked to."""
+    if not head.startswith((b"\x80", b"L")):
+        return False
+    try:
+        value, _ = load_pickle(head[:LEGACY_HEAD])
+    except CorruptFile:
+        return False
+    return type(value) is int and value == LEGACY_MAGIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +175,8 @@ class TorchFile:
 
     def _read(self) -> Any:
         size = self._window.size
-        start = self._window.read(0, min(size, 64))
-        if start.startswith(LEGACY_START):
+        start = self._window.read(0, min(size, LEGACY_HEAD))
+        if is_legacy(start):
             return self._read_legacy()
         for magic, what, hint in OTHER_FORMATS:
             if start.startswith(magic):
@@ -323,6 +337,11 @@ def _rebuilt(node: Call) -> TensorHeader:
 def storage_id(node: Persistent) -> tuple[Dtype | None, str, int]:
     """Dtype (None: counted in bytes), key and number of elements of ("storage", type, key, location, numel, ...)."""
     pid = node.pid
+    if isinstance(pid, str) and pid.startswith("('storage',"):
+        raise Unsupported(
+            "this was pickled with protocol 0, which keeps of a storage no more than a text: torch.load fails too",
+            hint="save it again with the usual pickle_protocol of torch.save",
+        )
     if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or not isinstance(pid[1], Global):
         raise CorruptFile("a persistent id is not a storage")
     kind, key = pid[1], pid[2]

@@ -5,18 +5,20 @@ Placements decide, never values. Two ranks whose parts are the same box hold rep
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckpt_cli.boxes import Box, Overlapping, Shape, Split, boxes_of, check_tiling, contiguous_strides, nested_order, split_dimension, whole
+from ckpt_cli.boxes import Box, Overlapping, Shape, boxes_of, check_tiling, contiguous_strides, split_dimension, whole
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import CorruptFile, Gap, Inconsistent, MissingShard, Overlap, Undecidable
 from ckpt_cli.files.safetensors_file import Entry
 from ckpt_cli.files.source import Source
 from ckpt_cli.files.torch_file import Storage, StoredTensor
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.rank_files.cuts import splits_of
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, Local, ShardedLocal
 from ckpt_cli.formats.rank_files.experts import expert_blocks
 from ckpt_cli.tensors.component import Leaf, Note
@@ -220,8 +222,20 @@ def _distributed_parts(name: str, held: Mapping[int, DistributedLocal], order: S
     if strided and isinstance(found, Inconsistent):
         found = _parts_by(name, held, False, order, notes)
     if isinstance(found, Inconsistent):
-        raise found
+        raise _by_another_order(found, name, held, order)
     return found
+
+
+def _by_another_order(error: Inconsistent, name: str, held: Mapping[int, DistributedLocal], order: ShardOrder) -> Inconsistent:
+    """The error, with the order named with which the local shapes fit, if there is one."""
+    others: tuple[ShardOrder, ...] = ("auto", "left-to-right")
+    with contextlib.suppress(Undecidable):
+        for other in others:
+            if other != order and not isinstance(_parts_by(name, held, False, other, {}), Inconsistent):
+                said = f"leave out --shard-order {order}" if other == "auto" else f"pass --shard-order {other}"
+                error.hint = f"{said}: cut in that order, this tensor has the parts that the files hold"
+                return error
+    return error
 
 
 def _parts_by(
@@ -230,7 +244,7 @@ def _parts_by(
     """The boxes of every rank by one rule, or the error that contradicts it."""
     parts: list[RankPart] = []
     for rank, local in held.items():
-        intervals = [split_dimension(length, _splits(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)]
+        intervals = [split_dimension(length, splits_of(name, local, dim, nested, order, notes)) for dim, length in enumerate(local.shape)]
         extent = tuple(sum(size for _, size in axis) for axis in intervals)
         if extent != local.stored.shape:
             return Inconsistent(
@@ -242,33 +256,6 @@ def _parts_by(
             raise CorruptFile("its placements cut the tensor into too many blocks", expected=f"at most {MAX_BOXES}")
         parts += [RankPart(rank, local.stored, box, place) for box, place in boxes_of(intervals) if box.numel]
     return parts
-
-
-def _splits(name: str, local: DistributedLocal, dim: int, nested: bool, order: ShardOrder, notes: dict[str, Note]) -> list[Split]:
-    """How mesh dimensions cut tensor dimension ``dim``, outermost cut first."""
-    mesh = local.mesh
-    cutting = [i for i, p in enumerate(local.placements) if p.dim == dim and p.kind != "Replicate" and mesh.shape[i] > 1]
-    splits = {i: Split(mesh.shape[i], mesh.coordinate[i], local.placements[i].factor) for i in cutting}
-    in_order = list(splits.values())
-    if any(split.factor > 1 for split in in_order):
-        return (nested_order(in_order) or in_order) if nested else in_order
-    recorded = local.order.get(dim) if local.order else None
-    if recorded is not None and set(recorded) >= set(cutting):
-        return [splits[i] for i in recorded if i in splits]
-    if len(cutting) < 2 or order == "left-to-right" or (order == "auto" and not local.old):
-        return in_order
-    tp = [i for i in cutting if mesh.names[i] == "tp"]
-    if not tp:
-        raise Undecidable(
-            f"torch <= 2.4 cut dimension {dim} twice and did not record the order (mesh {', '.join(mesh.names)})",
-            tensor=name,
-            expected="a mesh dimension named tp, which is cut first",
-            hint="pass --shard-order left-to-right if the first mesh dimension was cut first",
-        )
-    notes["tp-first"] = Note(
-        "info", "tp-first", "torch <= 2.4 cut these tensors by tp first, then by fsdp (not recorded in its placements)"
-    )
-    return [splits[i] for i in (*tp, *(i for i in cutting if i not in tp))]
 
 
 def _check_same(name: str, values: Mapping[int, object]) -> None:

@@ -1,4 +1,4 @@
-"""LoRA in a component: the model with its adapters fused in, or the adapters alone. No values are read for this."""
+"""LoRA in a component: the model with its adapters fused in, or the adapters alone. Values are only read of adapters for one tensor."""
 
 from __future__ import annotations
 
@@ -22,26 +22,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A model whose adapters are fused in; ``scales`` maps modules to the scale of their update."""
+    """A model whose adapters are fused in; ``scales`` maps modules to the scale of their update.
+
+    Of modules whose weights are one tensor: ``once`` are those whose update is that of another one, ``summed`` those with their own.
+    """
 
     tensors: dict[str, Tensor]
     ranks: dict[str, int]
     scales: dict[str, float]
     dora: bool
     transposed: bool
+    once: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
 
 
-def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool, allow_overflow: bool = False) -> Fused:
+def fuse_adapters(state: PeftState, facts: AdapterFacts, *, wide: bool, allow_overflow: bool = False) -> Fused:
     """The tensors of a model with every adapter in its weight.
 
-    ``once``: they will be cast, so the sum is kept in float32 (or float64) until then; otherwise it has the dtype of the weight.
+    ``wide``: they will be cast, so the sum is kept in float32 (or float64) until then; otherwise it has the dtype of the weight.
     Raises Undecidable for adapters without the weights that they are for, or without alpha; Inconsistent for factors that do not
     fit; Unsupported for weights that are no numbers.
     """
     tensors, kept = dict(state.tensors), Kept(allow_overflow=allow_overflow)
+    owners = {name: tensor.alias_of or tensor.name for name, tensor in tensors.items()}
     shared: dict[str, list[str]] = {}
-    for name, tensor in tensors.items():
-        shared.setdefault(tensor.alias_of or tensor.name, []).append(name)
+    for name, owner in owners.items():
+        shared.setdefault(owner, []).append(name)
+    updates: dict[str, list[Update]] = {}
+    once: list[str] = []
+    summed: list[str] = []
     ranks: dict[str, int] = {}
     scales: dict[str, float] = {}
     transposed: set[bool] = set()
@@ -52,13 +61,34 @@ def fuse_adapters(state: PeftState, facts: AdapterFacts, *, once: bool, allow_ov
         transposed.add(update.layout.startswith("in x out"))
         ranks[adapter.path] = rank_of(adapter, update.groups)
         scales[adapter.path] = update.scale
-        dtype = BY_CODE["F64"] if once else weight.dtype
-        for other in {name, *shared.get(weight.alias_of or weight.name, ())}:
+        dtype = BY_CODE["F64"] if wide else weight.dtype
+        others = updates.setdefault(owners[name], [])
+        # Training had the update of tied modules that share their factors once in each, so once in their weight.
+        again = any(_is_same(update, other) for other in others)
+        if others and not again and any(each.magnitude is not None for each in (update, *others)):
+            raise Unsupported(
+                "two DoRA adapters change one tensor, each by its own magnitudes: no merged model is what was trained",
+                tensor=name,
+                hint="pass --lora export, and load it with PEFT without merging",
+            )
+        if others:
+            (once if again else summed).append(name)
+        for other in () if again else shared[owners[name]]:
             tensors[other] = fused(update, other, dtype, kept)
+        others.append(update)
         if adapter.bias is not None:
-            _add_bias(adapter, tensors, update.scale, dtype if once else None, kept)
+            _add_bias(adapter, tensors, update.scale, dtype if wide else None, kept)
     dora = any(adapter.magnitude is not None for adapter in state.adapters)
-    return Fused(tensors, ranks, scales, dora, transposed == {True})
+    return Fused(tensors, ranks, scales, dora, transposed == {True}, tuple(once), tuple(summed))
+
+
+def _is_same(first: Update, second: Update) -> bool:
+    """Whether two updates of one weight add the same: a head's factors are its embedding's, turned, where PEFT ties them."""
+    import numpy
+
+    if first.magnitude is not None or second.magnitude is not None or first.scale != second.scale:
+        return False
+    return all(numpy.array_equal(one(), other()) for one, other in ((first.left, second.left), (first.right, second.right)))
 
 
 def rank_of(adapter: Adapter, groups: int = 1) -> int:
@@ -135,7 +165,7 @@ def lacks_base(state: PeftState) -> bool:
     """
     without = [adapter for adapter in state.adapters if not _candidates(adapter, state.tensors)]
     copies = {name for name in state.wrapped if last_two(name) in (*EMBEDDINGS, *HEADS)}
-    if not without or len(without) == len(state.adapters):
+    if len(without) == len(state.adapters):
         return bool(without)
     others = [name for name in state.tensors if name not in copies and name not in state.saved and not name.endswith(".bias")]
     # Trained modules have no mark in PEFT's files, but none of these holds a weight under its factors other than those copies.

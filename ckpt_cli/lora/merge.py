@@ -15,7 +15,7 @@ from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
-from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
+from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
 from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.lora.copies import with_ties, without_copies
@@ -32,6 +32,7 @@ from ckpt_cli.lora.fit import (
 )
 from ckpt_cli.lora.settings import changed_base
 from ckpt_cli.lora.whole import check_whole
+from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -137,7 +138,15 @@ def with_adapters_fused(
     notes += check_whole(state, facts, saved, opened.assets.config, state.tensors, held)
     state = replace(state, tensors=with_ties(state.tensors, opened.assets.config, state.adapters))
     notes += _tie_notes(state, opened.assets.config)
-    result = fuse_adapters(state, facts, once=cast, allow_overflow=allow_overflow)
+    result = fuse_adapters(state, facts, wide=cast, allow_overflow=allow_overflow)
+    if result.once:
+        text = f"{few(result.once)} and what it is tied to have the same factors, which are added once, as in training"
+        notes.append(Note("info", "lora-tied", f"{text} (PEFT's merge_and_unload adds them twice)"))
+    if result.summed:
+        text = (
+            f"the adapter of {few(result.summed)} changes a tensor that another adapter changes too: in training each was in one use of it"
+        )
+        notes.append(Note("warning", "lora-tied", f"{text} alone, and a merged model has the sum in both"))
     notes += _layout_notes(state, facts)
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
     return replace(component, tensors=result.tensors), info, tuple(notes)
@@ -149,7 +158,9 @@ def _tie_notes(state: PeftState, config: Config) -> list[Note]:
         return []
     adapted = [name for adapter in state.adapters if (name := adapted_name(adapter, state.tensors)) is not None]
     embeddings, heads = ([name for name in adapted if last_two(name) in known] for known in (EMBEDDINGS, HEADS))
-    if bool(embeddings) == bool(heads):
+    pair = tied_pair(list(state.tensors))
+    apart = pair is not None and not any(state.tensors[name].alias_of for name in pair)
+    if bool(embeddings) == bool(heads) or apart:
         return []
     other = "the output head" if embeddings else "the embedding"
     text = (

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
-from ckpt_cli.hub.classes.fit import KnownClass, changed_prefix, common_prefix, known_class
+from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
+from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
@@ -38,7 +39,7 @@ class Selection:
 
     ``tied`` maps tensors that were left out to those that they are tied to; ``filtered`` names those that filters left out, under
     the names that they would have. ``kind`` is the class whose tensors these should be, with names of ``naming``, or why there is
-    nothing to compare with; ``change`` the prefix of all names that was taken away for that, and the one that was added.
+    nothing to compare with; ``change`` the prefix of the model's names that was taken away, or added, for that.
     ``differing`` maps tensors to those that the config ties them to, where the values differ. A key map sees names as trained, and
     ``dropped`` has what it leaves out under these: ``mapped_out``; ``unmapped`` are the names that they would have in the output.
     ``lacking`` are names of the output that a second component does not have, and the model beside it has. ``unwrapped`` counts names from
@@ -53,7 +54,7 @@ class Selection:
     tied: Mapping[str, str]
     kind: KnownClass | str
     naming: Naming = "hub"
-    change: tuple[str, str] = ("", "")
+    change: PrefixChange = UNCHANGED
     differing: Mapping[str, str] = field(default_factory=dict)
     mapped_out: frozenset[str] = frozenset()
     unmapped: frozenset[str] = frozenset()
@@ -117,7 +118,7 @@ def select_tensors(
         why = config_from(component.arguments) if not config else ""
         native = hub_tensors_of_megatron(native, config, str(why))
     kept_adapters = adapters and has_adapters(native)
-    change, unwrapped = ("", ""), 0
+    change, unwrapped = UNCHANGED, 0
     kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})
     if isinstance(kind, KnownClass):
         config = kind.config
@@ -238,11 +239,10 @@ def _unmapped(mapped_out: Mapping[str, Tensor], rules: tuple[Rule, ...], hub: Hu
         return frozenset(renamed_for_hub({name: tensor.shape for name, tensor in kept.items()}, hub))
 
 
-def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], tuple[str, str]]:
-    """The tensors with the prefix that their class has, where all of them begin otherwise, and what was changed for it."""
+def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], PrefixChange]:
+    """The tensors with the prefix that their class has, where the model's begin otherwise, and what was changed for it."""
     change = common_prefix(kind, {name: tensor.shape for name, tensor in native.items()})
-    renamed = {changed_prefix(name, change): tensor for name, tensor in native.items()}
-    return (renamed, change) if len(renamed) == len(native) else (native, ("", ""))
+    return ({change.of(name): tensor for name, tensor in native.items()} if change else native), change
 
 
 def _without_stray_wrappers(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], int]:

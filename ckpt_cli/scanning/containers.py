@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ckpt_cli.files.torch_file import LEGACY_START
+from ckpt_cli.files.torch_file import is_legacy
 from ckpt_cli.scanning.blobs import Blob, Held, Part, Unseen, inflate
 from ckpt_cli.scanning.severity import is_plausible, severity
 from ckpt_cli.scanning.trace import Trace, trace
@@ -74,7 +74,7 @@ def _in(blob: Blob, entry: str, depth: int) -> Iterator[Found | NotSeen]:
         # An array of objects: a pickle behind the header (numpy/lib/format.py).
         wide = head[6:7] >= b"\x02"
         start = (12 if wide else 10) + int.from_bytes(head[8 : 12 if wide else 10], "little")
-    yield from _one_after_the_other(blob, start, entry, depth, legacy=head.startswith(LEGACY_START))
+    yield from _one_after_the_other(blob, start, entry, depth, legacy=is_legacy(head))
     for magic, what in UNREAD:
         if head.startswith(magic):
             yield NotSeen(entry, f"{what} are not looked into")
@@ -95,23 +95,33 @@ def _below(entry: str, name: str) -> str:
 
 
 def _one_after_the_other(blob: Blob, start: int, entry: str, depth: int, *, legacy: bool) -> Iterator[Found | NotSeen]:
+    # What protocols 0 and 1 make of plain values has no header: what follows tells whether a loader would read on.
+    plain: list[Found] = []
     for number in range(MAX_PICKLES):
         if start >= blob.size or (legacy and number == LEGACY_PICKLES):
             return
         found = trace(blob, start)
         if found.unseen:
             yield NotSeen(entry, found.problem or f"more than can be followed at byte {blob.base + start}")
-        if not _is_pickle(found, blob, number):
+        plain.append(Found(entry, blob.base, blob.at, found))
+        if _is_pickle(found, blob, number) or (legacy and found.complete):
+            for each in plain:
+                yield each
+                yield from _nested(each.trace, blob, entry, depth)
+            plain = []
+        elif number >= LEGACY_PICKLES:
             return
-        yield Found(entry, blob.base, blob.at, found)
-        for begin, length, encoding in found.nested:
-            base, at = blob.base + begin, _at(blob, begin)
-            inner = _latin(blob.read(begin, min(length, SEARCHED)), encoding, base) if encoding else Part(blob, begin, length, base, at)
-            yield from pickles_in(inner, entry, depth + 1)
         if not found.complete:
             return
         start = found.end
     yield NotSeen(entry, f"more than {MAX_PICKLES} pickles follow each other")
+
+
+def _nested(found: Trace, blob: Blob, entry: str, depth: int) -> Iterator[Found | NotSeen]:
+    for begin, length, encoding in found.nested:
+        base, at = blob.base + begin, _at(blob, begin)
+        inner = _latin(blob.read(begin, min(length, SEARCHED)), encoding, base) if encoding else Part(blob, begin, length, base, at)
+        yield from pickles_in(inner, entry, depth + 1)
 
 
 def _at(blob: Blob, offset: int) -> int | None:

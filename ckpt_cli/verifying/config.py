@@ -21,13 +21,13 @@ from ckpt_cli.hub.classes.fit import (
     VALUE_HEAD,
     Fit,
     KnownClass,
-    changed_prefix,
     claim,
-    common_prefix,
     compared,
+    doubled,
     known_class,
     usual_but_absent,
 )
+from ckpt_cli.hub.classes.prefixes import common_prefix
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
@@ -126,12 +126,13 @@ def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
 def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[Finding]]:
     """Differences to the tensors of the model class, under those of its names that fit best: of the hub, as in memory, or older ones."""
     change = common_prefix(kind, shapes)
-    if change[0] and change[0] != f"{kind.known.prefix}.":
-        fit = compared({changed_prefix(name, change): shape for name, shape in shapes.items()}, kind)
+    if change.removed and change.removed != f"{kind.known.prefix}.":
+        fit = compared({change.of(name): shape for name, shape in shapes.items()}, kind)
+        which = "every name begins" if change.whole else f"{len(change.names)} of {len(shapes)} names begin"
         whole = f"without it {fit.fitting} of {fit.expected or len(shapes)} fit {printable(kind.kind)}"
-        return fit, [finding("prefixed-names", f"every name begins with {change[0]}, which the class does not have; {whole}")]
+        return fit, [finding("prefixed-names", f"{which} with {change.removed}, which the class does not have; {whole}")]
     fit = compared(shapes, kind)
-    if not fit.fitting:
+    if fit.is_foreign:
         return fit, [finding("unknown-names", f"none of {len(shapes)} names is one of {printable(kind.kind)} ({kind.origin})")]
     found = []
     if not kind.has_shapes:
@@ -167,8 +168,7 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
             for name, owner in ((fit.name_in(shapes, name), fit.name_in(shapes, owner)) for name, owner in pairs.items()):
                 found.append(finding(code, f"the config ties it to {owner}{ending}", tensor=name, partner=owner))
     if fit.doubles:
-        text = f"all begin with {fit.doubles} once too often: transformers corrects that, engines that take names literally do not"
-        found.append(finding("doubled-prefix", text))
+        found.append(finding("doubled-prefix", doubled(fit, shapes)))
     return fit, found
 
 

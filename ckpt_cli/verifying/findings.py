@@ -84,14 +84,19 @@ KINDS: dict[str, Kind] = {
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
     ),
-    "prefixed-names": Kind("error", "headers", "all names begin with a prefix that the class does not have: loaders find no tensor", AGAIN),
+    "prefixed-names": Kind(
+        "error", "headers", "the model's names begin with a prefix that the class does not have: loaders find no tensor", AGAIN
+    ),
     "unknown-names": Kind("error", "headers", "no tensor has a name that the model class knows", "rename them: ckpt merge --key-map"),
-    "doubled-prefix": Kind("warning", "headers", "all names have the prefix of the base model one time too many", AGAIN),
+    "doubled-prefix": Kind("warning", "headers", "names have the prefix of the base model one time too many", AGAIN),
     "not-proved": Kind(
         "warning", "headers", "a tensor that the class usually has is not there; with transformers installed, verify can tell"
     ),
     "mixed-names": Kind("error", "headers", "names of two kinds in one model, such as fused and single experts: loaders fail", AGAIN),
     "uneven-layers": Kind("warning", "headers", "a layer lacks tensors that most layers of its stack have"),
+    "unusual-count": Kind(
+        "warning", "headers", "a count in config.json is no whole number, and the class is not one of transformers: most loaders fail"
+    ),
     "odd-count": Kind(
         "error", "headers", "a count in config.json (layers, heads, experts, sizes) is no whole number: loaders fail", "correct config.json"
     ),

@@ -21,6 +21,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.rank_files.reader import RankShards
+from ckpt_cli.names import ShardOrder
 from ckpt_cli.results.written import MergeResult
 from tests.conftest import Copy
 from tests.formats.conformance import Example, FormatConformance
@@ -281,15 +282,30 @@ class TestOldTensorParallelism:
 
     def test_shard_order_overrides_the_name(self, data: Path, tmp_path: Path) -> None:
         folder = data / "torch-2.3.1" / "fsdp2_tp_even"
-        ckpt_cli.merge(folder, tmp_path / "left", shard_order="left-to-right")
-        ckpt_cli.merge(folder, tmp_path / "tp", shard_order="tp-first")
+        result = ckpt_cli.merge(folder, tmp_path / "left", shard_order="left-to-right")
+        told = {note.code: (note.level, note.text) for note in result.checkpoint.notes}
+        assert told["order-contradicted"][0] == "warning"
+        assert "cuts by fsdp first, but the files name a mesh dimension tp (of fsdp, tp)" in told["order-contradicted"][1]
+        result = ckpt_cli.merge(folder, tmp_path / "tp", shard_order="tp-first")
+        assert "order-contradicted" not in {note.code for note in result.checkpoint.notes}
         assert differences(load(tmp_path / "left"), self.left_to_right(data)) == []
         assert differences(load(tmp_path / "tp"), load(folder / "expected.safetensors")) == []
 
-    def test_shard_order_changes_nothing_where_the_order_is_recorded(self, data: Path, tmp_path: Path) -> None:
+    def test_shard_order_of_a_mesh_without_a_name_is_believed(self, unnamed: Path) -> None:
+        codes = {note.code for note in ckpt_cli.inspect(unnamed, shard_order="left-to-right").checkpoint.notes}
+        assert not {"order-contradicted", "shard-order"} & codes
+
+    @pytest.mark.parametrize("order", ["left-to-right", "tp-first"])
+    def test_shard_order_changes_nothing_where_the_order_is_recorded(self, data: Path, tmp_path: Path, order: ShardOrder) -> None:
         folder = data / "torch-2.13.0" / "fsdp2_tp"
-        ckpt_cli.merge(folder, tmp_path / "out", shard_order="left-to-right")
+        result = ckpt_cli.merge(folder, tmp_path / "out", shard_order=order)
         assert differences(load(tmp_path / "out"), load(folder / "expected.safetensors")) == []
+        assert f"--shard-order {order} has no effect" in next(note.text for note in result.checkpoint.notes if note.code == "shard-order")
+
+    def test_shard_order_that_local_shapes_contradict_is_refused_with_what_fits(self, data: Path) -> None:
+        with pytest.raises(Inconsistent) as caught:
+            ckpt_cli.inspect(data / "torch-2.3.1" / "fsdp2_tp", shard_order="left-to-right")
+        assert (caught.value.hint or "").startswith("leave out --shard-order left-to-right")
 
 
 class TestExpertsCutByHand:

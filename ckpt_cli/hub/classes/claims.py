@@ -16,7 +16,7 @@ from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
-from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, needs
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, needs
 from ckpt_cli.hub.config import Config
 from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped, pattern_of
@@ -27,6 +27,7 @@ from ckpt_cli.tensors.tensor import Tensor
 ADVICE = {
     "uneven-layers": "ckpt verify with --base shows whether the base has it",
     "odd-count": "correct config.json",
+    "unusual-count": "most loaders fail: correct config.json, unless the model's own code accepts it",
     "other-model-type": "loaders choose by model_type: correct config.json",
     "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",
     "extra-tensors": "--exclude leaves them out, --key-map renames them",
@@ -36,6 +37,7 @@ ADVICE = {
     "no-prediction-layers": "speculative decoding needs them: --carry-from-base takes them from the base",
     "unbuildable-config": "loading fails in the same way: correct config.json",
     "tied-alone": "loaders that skip what is tied find neither: rename it with",
+    "doubled-prefix": "--key-map renames them",
     "no-tower": "--carry-from-base takes them from the base",
 }
 """What can be done about what is odd; what is carried needs a base with such tensors."""
@@ -48,7 +50,7 @@ class Claim:
     """``text`` is the report about names.
 
     ``lacking``: missing tensors (or globs) that a loader needs, and what is known about them; ``shortage`` says so in one sentence, where
-    no class says how many there are. ``let_go`` are those that may be missing.
+    no class says how many there are. ``let_go`` are those that may be missing. ``odd_counts`` of config.json make loaders fail.
     """
 
     text: str
@@ -59,6 +61,7 @@ class Claim:
     mixed: tuple[str, ...] = ()
     shortage: str = ""
     let_go: tuple[str, ...] = ()
+    odd_counts: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -73,13 +76,13 @@ def claim_for(
     config: Config,
     *,
     on_purpose: Collection[str] = (),
-    change: tuple[str, str] = ("", ""),
+    change: str = "",
     beside: Collection[str] = (),
     uncommon: Collection[str] = (),
 ) -> Claim:
     """Compare a planned output with the class (``kind``) and with the counts in its config.
 
-    ``change`` is the prefix that was removed from all names for this, and the one that was added. ``on_purpose`` are names that
+    ``change`` says which prefix was removed from names for this, or added to them. ``on_purpose`` are names that
     filters or a key map left out: they are not lacking. ``uncommon`` are those that --intersect left out, which proves nothing: they are
     lacking where the class has them. ``beside`` are names that the model has of which these are an
     average: they are lacking too, unless the tensors of the class are known.
@@ -88,6 +91,7 @@ def claim_for(
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=known, namings=namings)
     by_config = {glob: item.text for item in odd for glob in item.lacking}
     counted = dict(by_config)
+    counts = tuple(item.text for item in odd if item.code == "odd-count")
     notes = [Note("warning", item.code, f"{item.text}; {ADVICE[item.code]}") for item in odd if not item.lacking]
     unknown = kind.unknown if isinstance(kind, KnownClass) else kind
     if isinstance(unknown, Unbuildable):
@@ -101,20 +105,22 @@ def claim_for(
             them = "it" if len(left_out) == 1 else "them"
             text = f"--intersect leaves out {few(grouped(left_out), 3)}, and nothing tells whether the model needs {them}: {kind}"
             notes.append(Note("warning", "left-out-unproved", text))
-        return Claim(f"as the training named them, not compared: {kind}", None, tuple(notes), counted, shortage=shortage)
+        return Claim(f"as the training named them, not compared: {kind}", None, tuple(notes), counted, shortage=shortage, odd_counts=counts)
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
-    if not fit.fitting and naming == "native":
+    if fit.is_foreign and naming == "native":
         text = f"as the training named them: none of them is one of {printable(kind.kind)} ({kind.origin})"
-        return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind))
+        return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind), odd_counts=counts)
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
     if not kind.has_shapes:
         left_out = [name for name in uncommon if name not in shapes and needs(kind, name)]
         counted |= dict.fromkeys(left_out, "--intersect leaves it out, and the class has it")
-        notes += _unproved(absent, kind) if fit.fitting else ()
-        lacking = counted if fit.fitting else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
+        notes += () if fit.is_foreign else _unproved(absent, kind)
+        lacking = counted if not fit.is_foreign else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
     else:
         lacking = {name: shape_text(shape) for name, shape in absent.items()} | by_config
     notes += _different_shapes(fit, kind)
+    if fit.doubles:
+        notes.append(Note("warning", "doubled-prefix", f"{doubled(fit, shapes)}; {ADVICE['doubled-prefix']}"))
     for name, owner in fit.stand_ins.items():
         text = f"{printable(name)} and {printable(owner)} are tied, and only the first is there: transformers takes it for both"
         notes.append(Note("warning", "tied-alone", f"{text}; {ADVICE['tied-alone']} --key-map '{printable(name)}={printable(owner)}'"))
@@ -127,7 +133,7 @@ def claim_for(
         )
         notes.append(Note("warning", "extra-layers", f"{text}; {ADVICE['extra-layers']}"))
     fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond}))
-    foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or fit.fitting else ()
+    foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or not fit.is_foreign else ()
     if foreign:
         kinds = few(grouped(foreign))
         if not kind.has_shapes:
@@ -137,11 +143,10 @@ def claim_for(
             said = plural(len(foreign), "tensor has", "tensors have")
             text = f"{said} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
             notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
-    old, new = map(printable, change)
-    done = f", {old} was removed from every name" if old else f", {new} was prepended to every name" if new else ""
+    done = f", {change}" if change else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
     fit = replace(fit, extra=(*fit.extra, *mixed, *beyond))
-    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, "" if kind.has_shapes else shortage)
+    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, "" if kind.has_shapes else shortage, odd_counts=counts)
 
 
 def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
@@ -200,7 +205,7 @@ def refuse_lacking(
     there = [name for name in made.lacking if base is not None and _in(base, name)]
     said = "" if _of_class(made) else _counted(made, absent)
     details = [name if what == said else f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
-    if made.fit is not None and not made.fit.fitting:
+    if made.fit is not None and made.fit.is_foreign:
         own = f"these are {foreign}'s own names: " if foreign else ""
         hint = f"{own}rename them with --key-map, or pass --names native to keep them as they are"
         message = f"no tensor has a name of {made.named}"

@@ -82,7 +82,8 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
 
     ``namings`` are the names, in memory and on the hub, of a class of which only these are known.
     """
-    found = [*_odd_counts(config), *_prediction(config, shapes)]
+    # What code of another loader makes of a count is not known.
+    found = [*_odd_counts(config, "odd-count" if _is_of_transformers(config) else "unusual-count"), *_prediction(config, shapes)]
     found += [*_types(config), *_quantised(config, shapes)]
     if not known:
         stacks = _numbers(STACK, shapes)
@@ -92,7 +93,12 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
     return found
 
 
-def _odd_counts(config: Config, place: str = "") -> Iterator[Mismatch]:
+def _is_of_transformers(config: Config) -> bool:
+    kind = architecture(config)
+    return kind is not None and bool(types_of(kind)) and not config.get("auto_map")
+
+
+def _odd_counts(config: Config, code: str, place: str = "") -> Iterator[Mismatch]:
     """Counts that are no whole numbers, in the config and in those of its parts: transformers, and Python, do not accept "2" or 2.0."""
     parts = {
         key: value for key, value in config.items() if isinstance(value, Mapping) and (key.endswith("_config") or key in SUBCONFIG_KEYS)
@@ -104,9 +110,9 @@ def _odd_counts(config: Config, place: str = "") -> Iterator[Mismatch]:
         odd = isinstance(value, float) or (type(value) is int and value < 0)
         if needed or (odd and key != POSITIONS) or isinstance(value, (str, bool)):
             written = printable(json.dumps(value))
-            yield Mismatch("odd-count", f"config.json says {printable(place + key)} {written[:40]}, where a whole number is needed")
+            yield Mismatch(code, f"config.json says {printable(place + key)} {written[:40]}, where a whole number is needed")
     for key, part in parts.items():
-        yield from _odd_counts(part, f"{place}{key}.")
+        yield from _odd_counts(part, code, f"{place}{key}.")
 
 
 def _types(config: Config) -> Iterator[Mismatch]:

@@ -7,7 +7,7 @@ The class comes from transformers (names and shapes, `expected_tensors`) or from
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -120,6 +120,11 @@ class Fit:
         return other if other in names else name
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether no tensor has a name of the class; one of another shape, and one that is tied to another, has."""
+        return not (self.fitting or self.reshaped or self.stand_ins or self.tied)
+
+    @property
     def faults(self) -> int:
         return len(self.missing) + len(self.reshaped) + len(self.extra)
 
@@ -153,41 +158,9 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
     return KnownClass(kind, known, rules, config, chosen is not None, expected if isinstance(expected, str) else "")
 
 
-def common_prefix(kind: KnownClass, shapes: Mapping[str, Shape]) -> tuple[str, str]:
-    """The common prefix of all names and the prefix that makes them names of the class, such as ("net.", "").
-
-    Two empty texts if the names fit as they are, or nothing makes them fit.
-    """
-    best, change = kind.count(shapes), ("", "")
-    if not shapes or best == len(shapes):
-        return change
-    for prefix in _shared(list(shapes)):
-        count = kind.count({name.removeprefix(prefix): shape for name, shape in shapes.items()})
-        if count > best and 2 * count >= len(shapes):
-            best, change = count, (prefix, "")
-    if not best and kind.known.prefix:
-        added = f"{kind.known.prefix}."
-        count = kind.count({added + name: shape for name, shape in shapes.items()})
-        if 2 * count >= len(shapes):
-            change = ("", added)
-    return change
-
-
-def _shared(names: Sequence[str]) -> Iterator[str]:
-    """The prefixes, ending in a dot, that all names have, the shortest first."""
-    parts = [name.split(".")[:-1] for name in (min(names), max(names))]
-    prefix = ""
-    for one, other in zip(*parts, strict=False):
-        if one != other:
-            return
-        prefix += f"{one}."
-        yield prefix
-
-
-def changed_prefix(name: str, change: tuple[str, str]) -> str:
-    """A name with one prefix in place of another."""
-    old, new = change
-    return new + name.removeprefix(old) if name.startswith(old) else name
+def value_heads(names: Iterable[str]) -> list[str]:
+    """Those of the names that TRL gives to the tensors of a value head."""
+    return [name for name in names if VALUE_HEAD.fullmatch(name)]
 
 
 def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[FitNaming] = ("hub", "native", "older")) -> Fit:
@@ -195,7 +168,7 @@ def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Fi
 
     TRL's prefix is ignored, and its value head has no place in the class.
     """
-    heads = [name for name in shapes if VALUE_HEAD.fullmatch(name)]
+    heads = value_heads(shapes)
     inner = {name.removeprefix(TRL): shape for name, shape in shapes.items() if name not in heads}
     wrapped = bool(heads) and any(name.startswith(TRL) for name in shapes)
     held = inner if wrapped else dict(shapes)
@@ -326,6 +299,13 @@ def usual_but_absent(fit: Fit) -> list[str]:
 
 
 NAMINGS: Mapping[FitNaming, str] = {"hub": "those of the hub", "native": "as the training named them", "older": "those of an older version"}
+
+
+def doubled(fit: Fit, names: Collection[str]) -> str:
+    """What is said of names that have the base model's prefix once too often."""
+    count = sum(name.startswith(fit.doubles) for name in names)
+    which = "all names begin" if count == len(names) else f"{count} of {len(names)} names begin"
+    return f"{which} with {fit.doubles} once too often: transformers corrects that, engines that take names literally do not"
 
 
 def claim(fit: Fit) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,25 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """What the tests write need not outlive the machine, so that nothing waits for its disk.
+
+    Only files and folders are spared, and only in this process: what else is synced is refused as ever, and the tests of crashes see the
+    calls of the commands that they start.
+    """
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            real(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 @pytest.fixture

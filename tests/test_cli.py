@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.cli import ROOT, Outcome, ckpt
+from tests.cli import ROOT, Outcome
+from tests.cli import ckpt_fork as ckpt
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
 COMMANDS = ("detect", "inspect", "merge", "average", "extract-state", "verify")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, IncompleteError, Inconsistent, Undecidable, Unsupported, UsageError
 from tests.architectures import MODELS, build
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import load
 from tests.training import shard
 

@@ -63,6 +63,14 @@ def quiet_transformers() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
+@pytest.fixture
+def asked_here(quiet_transformers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers answers in this process, for tests that have loaded it already."""
+    from tests.architectures import answered_here
+
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answered_here)
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with `layouts`, one `torch-<version>` per version, and `dcp/<version>`."""

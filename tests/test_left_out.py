@@ -672,6 +672,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("asked_here")
 class TestAnotherModelAsBase:
     def run(self, models: Path, name: str) -> Path:
         return models / name / "global_step_1"

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,22 @@ pytest.register_assert_rewrite("tests.formats.conformance")
 DATA = Path(__file__).parent / "data"
 
 Copy = Callable[..., Path]
+
+
+LONG = ("test_crashes.py", "test_memory.py", "test_ray.py", "test_tutorial.py", "test_watch.py")
+"""Few tests that take long: begun last, they would leave the other processors idle at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes take files in the order of `pytest_collection_modifyitems`, not in that of pytest-xdist: by how many tests they have."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long first, then those with many tests; within a file as they are written."""
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in LONG, -counts[item.path], str(item.path)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -44,7 +44,7 @@ def ckpt_fork(*arguments: str | Path, cwd: Path | None = None, **environment: st
     For tests of what a command does and says. Not for those of how it starts or what it loads, nor for those that compare two runs,
     which would have the same hash seed. What heeds other limits, users or variables of the start runs in a process of its own.
     """
-    if {key for key in environment if STARTING.match(key)} or _process() != _helper()[1]:
+    if sys.platform != "linux" or {key for key in environment if STARTING.match(key)} or _process() != _helper()[1]:
         return ckpt(*arguments, cwd=cwd, **environment)
     link = _helper()[0]
     mask = os.umask(0o077)

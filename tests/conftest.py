@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,22 @@ DATA = Path(__file__).parent / "data"
 Copy = Callable[..., Path]
 
 
+LONG = ("test_crashes.py", "test_memory.py", "test_ray.py", "test_tutorial.py", "test_watch.py")
+"""Few tests that take long: begun last, they would leave the other processors idle at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes take files in the order of `pytest_collection_modifyitems`, not in that of pytest-xdist: by how many tests they have."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long first, then those with many tests; within a file as they are written."""
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in LONG, -counts[item.path], str(item.path)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The user's cache is left alone; what transformers says about a config is asked once per session, in a child process."""
@@ -25,6 +44,25 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """What the tests write need not outlive the machine, so that nothing waits for its disk.
+
+    Only files and folders are spared, and only in this process: what else is synced is refused as ever, and the tests of crashes see the
+    calls of the commands that they start.
+    """
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            real(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 @pytest.fixture
@@ -40,6 +78,14 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity(level)
     if not disabled:
         logging.enable_progress_bar()
+
+
+@pytest.fixture
+def asked_here(quiet_transformers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers answers in this process, for tests that have loaded it already."""
+    from tests.architectures import answered_here
+
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answered_here)
 
 
 @pytest.fixture(scope="session")

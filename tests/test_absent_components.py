@@ -10,7 +10,7 @@ import pytest
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, NotFound
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 
 
 @pytest.fixture

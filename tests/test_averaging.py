@@ -29,7 +29,8 @@ from ckpt_cli.errors import (
     UsageError,
 )
 from ckpt_cli.tensors.weighted_sum import Formula
-from tests.cli import ROOT, Outcome, ckpt
+from tests.cli import ROOT, Outcome
+from tests.cli import ckpt_fork as ckpt
 from tests.conftest import Copy
 from tests.tensors import Tensors, differences, load
 from tests.test_placements import Laid, plain_mesh, save_ranks

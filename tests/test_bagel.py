@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import ckpt_cli
 from ckpt_cli.errors import Inconsistent
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import differences, load
 
 

@@ -12,14 +12,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.cli import ROOT, Outcome, ckpt
+from tests.cli import ROOT, Outcome, ckpt_fork
+from tests.cli import ckpt as ckpt_alone
+from tests.cli import ckpt_fork as ckpt
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
+NUMBERS = re.compile(r"[0-9.]+ [KMG]?B(/s| free)|[0-9.]+ s\b")
 COMMANDS = ("detect", "inspect", "merge", "average", "extract-state", "verify")
 
 
@@ -45,6 +49,43 @@ def assert_told(outcome: Outcome, code: int, name: str, *parts: str) -> None:
     assert "hint: " in outcome.err
     assert "Traceback" not in outcome.err
     assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "detect RUN",
+        "inspect RUN --json",
+        "merge RUN -q -o out",
+        "average RUN --all -q -o out",
+        "extract-state RUN --dry-run",
+        "verify RUN",
+        "diff RUN --steps 100,200",
+        "show RUN model.norm.weight",
+        "scan RUN",
+        "env",
+        "merge",
+        "merge RUN --dtpe bf16",
+        "detect ./nothing",
+    ],
+)
+def test_a_process_of_its_own_says_what_a_fork_says(words: str, tmp_path: Path) -> None:
+    """Most tests run a command in a fork of a process that has loaded the modules: see `tests.cli.ckpt_fork`."""
+    outcomes = []  # in folders whose names are equally long
+    for name, run in (("alone", ckpt_alone), ("forks", ckpt_fork)):
+        (tmp_path / name).mkdir()
+        outcomes.append(run(*words.replace("RUN", str(EXAMPLE)).split(), cwd=tmp_path / name))
+    alone, forked = map(without_sizes, outcomes)
+    assert alone == forked
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.safetensors")} for name in ("alone", "forks")]
+    assert files[0] == files[1]
+    assert bool(files[0]) == ("-o" in words)
+
+
+def without_sizes(outcome: Outcome) -> Outcome:
+    """Without what differs from one run to the next: its folder, the room on the disk, seconds and rates."""
+    out, err = (NUMBERS.sub("", text.replace("/alone", "/forks")) for text in (outcome.out, outcome.err))
+    return replace(outcome, out=out, err=err)
 
 
 class TestExitCodesAndErrors:

@@ -14,7 +14,7 @@ from torch import nn
 import ckpt_cli
 from ckpt_cli.errors import CorruptFile
 from tests import tiny
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 
 SAID = "not those that were saved"
 LARGE = "b.weight"

@@ -20,7 +20,8 @@ from ckpt_cli.errors import CkptError, DifferentTensors, NotFound, OutputExists,
 from ckpt_cli.reporting.drift import total
 from ckpt_cli.results.drift import Coverage
 from ckpt_cli.verifying.drift.page import MOST_ROWS, drift_page
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.drifts import comparison, drift, layers
 from tests.golden_screens import WIDTHS, check_golden, screen
 

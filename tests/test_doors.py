@@ -25,7 +25,8 @@ from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes import transformers_child
 from ckpt_cli.tensors.parallel import Stop, Stopped, in_threads
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 
 
 @pytest.fixture

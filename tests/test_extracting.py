@@ -28,7 +28,8 @@ from ckpt_cli.cli import session
 from ckpt_cli.cli.screens.extracted import extract_result
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputExists, OutputInsideSource, UsageError
 from ckpt_cli.results.written import ExtractResult
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.conftest import Copy
 from tests.tensors import differences, load
 from tests.test_inert_values import TRAPS, repacked, with_pickle

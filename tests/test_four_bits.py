@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, Unsupported
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 
 BYTES = torch.arange(24, dtype=torch.uint8).reshape(3, 8)
 float4 = getattr(torch, "float4_e2m1fn_x2", None)

@@ -24,7 +24,8 @@ from ckpt_cli.hub.classes.names import hub_tensors, natural_key
 from ckpt_cli.hub.classes.rules import Conversion, HubRules, Renaming
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.views import concatenated, interleaved, merged, permuted, selected, sliced, stacked, unfolded
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 
 DINO = {"model_type": "dinov2", "architectures": ["Dinov2Model"]}
 MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}

@@ -33,7 +33,8 @@ from ckpt_cli.results.watch import WatchEvent, WatchResult
 from ckpt_cli.results.written import MergeResult
 from ckpt_cli.watching.watched_run import Listener
 from tests import hub_server
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.hub_server import TOKEN, Fault, Hub, Repo
 
 EXAMPLE = ROOT / "examples" / "tiny-run"

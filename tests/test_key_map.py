@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import ckpt_cli
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, UsageError
 from ckpt_cli.output.key_map import MAX_PATTERN, Rule, mapped_names, read_key_map
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 
 NAMES = ("transformer.h.0.attn.weight", "transformer.h.0.mlp.weight", "transformer.h.11.mlp.weight", "lm_head.weight")
 

@@ -19,7 +19,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.hub.assets import find_assets
 from ckpt_cli.results.written import MergeResult
 from tests.architectures import MODELS, build
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import differences, load
 from tests.training import trained
 
@@ -672,6 +672,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("asked_here")
 class TestAnotherModelAsBase:
     def run(self, models: Path, name: str) -> Path:
         return models / name / "global_step_1"

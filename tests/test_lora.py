@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, IncompleteError, Inconsistent, Undecidable, Unsupported, UsageError
 from tests.architectures import MODELS, build
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import load
 from tests.training import shard
 
@@ -103,6 +103,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return CASES[request.param]
 
 
+@pytest.mark.usefixtures("asked_here")
 class TestFused:
     def test_is_what_peft_merges(self, case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
         """Both are within (r + 2) float32 roundings of the exact value, where the terms are about 1."""

@@ -13,7 +13,7 @@ import torch
 import ckpt_cli
 from tests import tiny
 from tests.architectures import MODELS, build
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import Tensors, differences, load
 
 

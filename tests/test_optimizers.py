@@ -23,7 +23,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, 
 from ckpt_cli.formats.optimizer_state import RankEntries
 from ckpt_cli.results.written import ExtractResult
 from ckpt_cli.state.numbered import check_alike_recorded
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.conftest import Copy
 from tests.tensors import Tensors, differences, load
 

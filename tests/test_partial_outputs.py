@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from tests import tiny
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import load
 
 NORMS = {name for name in tiny.shapes() if "norm" in name}

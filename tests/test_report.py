@@ -18,7 +18,8 @@ import ckpt_cli
 from ckpt_cli.cli.looking.report import report_result
 from ckpt_cli.errors import OutputExists, UsageError
 from ckpt_cli.results.inspect import ReportResult, StepReport
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.golden_screens import WIDTHS, check_golden, screen
 
 EXAMPLE = ROOT / "examples" / "tiny-run"

@@ -27,7 +27,8 @@ import ckpt_cli
 from ckpt_cli.cli.screens.scan import scan_result
 from ckpt_cli.errors import NotFound, Unreadable
 from ckpt_cli.results.scan import ScanResult
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.golden_screens import WIDTHS, check_golden, screen
 from tests.payloads import Runs, calling, in_dict, pickled, repacked, torch_file, zipped
 

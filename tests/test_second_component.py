@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 
 import ckpt_cli
 from ckpt_cli.errors import MissingTensors, Undecidable
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import Tensors, load
 
 CUSTOM = {"architectures": ["MyModel"], "model_type": "my_model", "auto_map": {"AutoModel": "modeling_my.MyModel"}}

@@ -15,7 +15,8 @@ import ckpt_cli
 from ckpt_cli.errors import UsageError
 from ckpt_cli.output.sinks.files import SequentialFile
 from ckpt_cli.tensors.parallel import Stop, in_threads
-from tests.cli import Outcome, ckpt
+from tests.cli import Outcome
+from tests.cli import ckpt_fork as ckpt
 
 LIBRARY = Path(__file__).parent / "appending.c"
 NEVER = ("pwrite", "pwritev", "ftruncate", "posix_fallocate", "copy_file_range")

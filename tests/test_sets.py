@@ -18,7 +18,7 @@ import ckpt_cli
 from ckpt_cli.errors import CkptError, IncompleteError, MissingShard, PartOfSet, Undecidable, Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.sets.names import part_error, part_name, part_of, unlisted_parts
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import load
 
 WEIGHTS = {"model.layers.0.weight": torch.arange(12.0).reshape(3, 4), "model.norm.weight": torch.ones(4)}

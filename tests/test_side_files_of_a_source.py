@@ -11,7 +11,7 @@ import pytest
 import ckpt_cli
 from ckpt_cli.results.verify import VerifyResult
 from tests import tiny
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 
 SETTINGS: list[tuple[str, Any]] = [
     ("rope_theta", 1e6),

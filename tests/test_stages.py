@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 import ckpt_cli
 from ckpt_cli.errors import CkptError, PartOfSet
 from tests import tiny
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import Tensors
 
 

@@ -22,7 +22,8 @@ from ckpt_cli.cli.screens.stats import elided, stats_result
 from ckpt_cli.errors import NotFound, UsageError
 from ckpt_cli.results.statistics import StatsResult, TensorStats
 from ckpt_cli.verifying.drift.compare import BLOCK
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.golden_screens import WIDTHS, check_golden, screen
 
 EXAMPLE = ROOT / "examples" / "tiny-run"

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import load
 from tests.test_recorded_steps import WEIGHTS, deepspeed
 

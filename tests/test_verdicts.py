@@ -11,7 +11,7 @@ import ckpt_cli
 from ckpt_cli.errors import UsageError
 from ckpt_cli.hub.classes.config_counts import _length
 from tests import tiny
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 
 
 def codes(path: Path) -> set[str]:

@@ -23,7 +23,8 @@ from ckpt_cli.results.verify import VerifyResult
 from ckpt_cli.verifying.findings import KINDS
 from ckpt_cli.verifying.source import compare_with_source
 from tests.architectures import MODELS, build
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.conftest import Copy
 from tests.training import trained
 

@@ -92,14 +92,14 @@ def _run(arguments: list[str]) -> int:
 def _call(arguments: list[str]) -> int:
     import typer
 
-    from ckpt_cli.cli.app import app
+    from ckpt_cli.cli.app import root_command
 
     if "_CKPT_COMPLETE" in os.environ:
         from typer._completion_classes import completion_init
 
         completion_init()
     try:
-        result = app(args=arguments, prog_name="ckpt", standalone_mode=False)
+        result = root_command()(args=arguments, prog_name="ckpt", standalone_mode=False)
     except typer.TyperException as error:
         from ckpt_cli.cli.words.mistakes import explained
 

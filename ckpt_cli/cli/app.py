@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, Optional
 
 import typer
@@ -209,8 +210,9 @@ def _help(context: typer.Context, name: Annotated[Optional[str], typer.Argument(
         typer.echo(inner.get_help())
 
 
+@cache
 def root_command() -> Any:
-    """`ckpt` as Typer makes it: its ``commands`` by name, its ``params``."""
+    """`ckpt` as Typer makes it: its ``commands`` by name, its ``params``. They never change, and making them takes a while."""
     import typer.main
 
     return typer.main.get_command(app)

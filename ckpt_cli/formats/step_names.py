@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import PurePath
 
-from ckpt_cli.formats.trainers import STEPS, number_in, words_of
+from ckpt_cli.formats.trainers import STEPS, has_form, number_in, words_of
 from ckpt_cli.formats.trainers import form as form_of
 
 OF_SAVES = ("checkpoint_N",)
@@ -23,7 +23,8 @@ def step_of(folder: PurePath) -> int | None:
     >>> step_of(PurePath("global_step_20")), step_of(PurePath("epoch_3")), step_of(PurePath("step_final"))
     (20, 3, None)
     """
-    return number_in(folder.name, STEPS)
+    form = _form_of(folder.name)
+    return number_in(folder.name, (form,)) if form is not None else None
 
 
 def nearest_step(path: PurePath) -> int | None:
@@ -54,10 +55,16 @@ def counter_of(folder: PurePath) -> str | None:
     >>> counter_of(PurePath("epoch_3")), counter_of(PurePath("epoch_3_step_70")), counter_of(PurePath("step_final"))
     ('epochs', 'steps', None)
     """
-    form = next((form for form in STEPS if number_in(folder.name, (form,)) is not None), None)
+    form = _form_of(folder.name)
     if form is None:
         return None
     return "epochs" if words_of(form)[-1:] == ["epoch"] else "steps"
+
+
+@lru_cache(maxsize=4096)
+def _form_of(name: str) -> str | None:
+    """The form of step folders that a name has. Names are looked at again and again: for the step, for what it counts, for the epoch."""
+    return next((form for form in STEPS if has_form(name, (form,))), None)
 
 
 def epoch_of(folder: PurePath) -> int | None:
@@ -66,9 +73,9 @@ def epoch_of(folder: PurePath) -> int | None:
     >>> [epoch_of(PurePath(path)) for path in ("epoch_3_step_70", "epoch_3/step_70", "run/step_70", "epoch_3")]
     [3, 3, None, None]
     """
-    if counter_of(folder) != "steps":
+    form = _form_of(folder.name)
+    if form is None or counter_of(folder) != "steps":
         return None
-    form = next(form for form in STEPS if number_in(folder.name, (form,)) is not None)
     if "epoch" in form_of(form).groupindex:
         return number_in(folder.name, (form,), "epoch")
     return step_of(folder.parent) if counter_of(folder.parent) == "epochs" else None

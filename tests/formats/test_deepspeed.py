@@ -24,7 +24,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import WEIGHTS_16
 from ckpt_cli.formats.deepspeed.names import is_deepspeed_name, save_files
 from ckpt_cli.formats.deepspeed.reader import DeepSpeed
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.conftest import Copy
 from tests.formats.conformance import Example, FormatConformance, everything_said_by
 from tests.tensors import Tensors, cast_floats, differences, load

@@ -11,7 +11,7 @@ import torch
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, Gap, Inconsistent, Unsupported
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.conftest import Copy
 from tests.formats.test_deepspeed import changed
 from tests.payloads import Runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 OPTION = re.compile(r"--[a-z][a-z-]+")
 ELSEWHERE: Mapping[str, frozenset[str]] = {"verify": frozenset({"--base"})}
@@ -39,6 +40,7 @@ def own_options(command: str) -> frozenset[str]:
     return options_by_command().get(command, frozenset()) - ELSEWHERE.get(command, frozenset())
 
 
+@cache
 def options_by_command() -> Mapping[str, frozenset[str]]:
     """The options of each command, as they are typed."""
     from ckpt_cli.cli.app import root_command

@@ -1,0 +1,69 @@
+"""`python -m tests.cli_forks SOCKET`: runs command lines in forks of one process, which has loaded what every command loads.
+
+A request is one message: what to run, with the ends of two pipes for its stdout and stderr. The answer is the exit code.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import socket
+import sys
+from typing import Any
+
+
+def preload() -> None:
+    """What every command imports, with a BLAS that starts no threads, as `ckpt_cli.cli.main` has it."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import ml_dtypes  # noqa: F401
+    import numpy  # noqa: F401
+    import rich.console
+    import rich.table  # noqa: F401
+
+    import ckpt_cli
+    import ckpt_cli.cli.app
+
+    for name in ckpt_cli.__all__:
+        getattr(ckpt_cli, name)
+    gc.freeze()
+
+
+def become(request: dict[str, Any], streams: list[int]) -> None:
+    """This fork is now as a process that ``python -m ckpt_cli`` starts in that folder, with that environment."""
+    for number, stream in zip((1, 2), streams, strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.umask(request["umask"])
+    os.chdir(request["cwd"])
+    sys.path[0] = request["cwd"]
+    sys.argv = ["ckpt", *request["arguments"]]
+
+
+def serve(link: socket.socket) -> None:
+    """Until the other end closes; a fork comes out of here with its own end of the program ahead."""
+    while True:
+        message, streams, _, _ = socket.recv_fds(link, 1 << 20, 2)
+        if not message:
+            return
+        child = os.fork()
+        if not child:
+            link.close()
+            become(json.loads(message), streams)
+            runpy.run_module("ckpt_cli", run_name="__main__", alter_sys=True)
+            return
+        for stream in streams:
+            os.close(stream)
+        link.send(json.dumps(child).encode())
+        _, status = os.waitpid(child, 0)
+        link.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+
+
+if __name__ == "__main__":
+    preload()
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -68,7 +68,8 @@ class Expression:
         if op == "SUBPATTERN":
             return self._ends(argument[3], name, starts)
         if op in ("MAX_REPEAT", "MIN_REPEAT"):
-            return self._repeated(*argument, name, starts)
+            least, most, inner = argument
+            return self._repeated(int(least), int(most), inner, name, starts)
         if op == "AT":
             return frozenset(at for at in starts if _is_at(str(argument), name, at))
         # What is looked ahead or behind for.
@@ -80,14 +81,15 @@ class Expression:
 
     def _repeated(self, least: int, most: int, inner: Any, name: str, starts: Places) -> Places:
         # After twice as many rounds as there are places, further rounds lead to the same places.
-        for _ in range(min(least, 2 * len(name) + 2)):
+        enough = 2 * len(name) + 2
+        for _ in range(min(least, enough)):
             ends = self._ends(inner, name, starts)
             if ends == starts or not ends:
                 starts = ends
                 break
             starts = ends
         found = new = starts
-        for _ in range(min(most, 2 * len(name) + 2) - min(least, 2 * len(name) + 2)):
+        for _ in range(min(most, enough) - min(least, enough)):
             new = self._ends(inner, name, new) - found
             if not new:
                 break

@@ -200,6 +200,13 @@ class TestDifferences:
         assert result.outputs[0].lora is not None
         assert result.outputs[0].lora.modules == 4
 
+    @pytest.mark.parametrize("setting", ["rank_pattern", "alpha_pattern"])
+    def test_of_patterns_are_a_warning(self, base: Path, tmp_path: Path, setting: str) -> None:
+        folder = adapter(tmp_path / "adapter", **{setting: {"k_proj": 2, "q_proj": 2, r"layers\.1\..*v_proj": 2}})
+        for lora in ("fuse", "export"):
+            notes = ckpt_cli.merge(folder, tmp_path / lora, base=base, lora=lora).outputs[0].notes
+            assert [note.text.rpartition(": ")[2] for note in notes if note.code == "unused-pattern"] == ["k_proj"]
+
     def test_a_parameter_of_two_dimensions_is_no_module(self, base: Path, tmp_path: Path) -> None:
         kinds = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")
         folder = adapter(tmp_path / "adapter", kinds, target_parameters=["mlp.up_proj.weight"])

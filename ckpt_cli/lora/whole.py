@@ -60,7 +60,20 @@ def check_whole(
                 hint=f"look for the adapter's other files; if nothing else was trained, {lacking.remedy} in {CONFIG}",
             )
         notes.append(Note("warning", "partial-adapter", lacking.text))
+    for setting, patterns in facts.unused_patterns(_pattern_keys(state, facts)).items():
+        text = f"{setting} in {CONFIG} has what means no adapted module, and so has no effect: {few(patterns, 3)}"
+        notes.append(Note("warning", "unused-pattern", text))
     return notes
+
+
+def _pattern_keys(state: PeftState, facts: AdapterFacts) -> set[str]:
+    """All names that a pattern of ranks or alphas may mean; of parameters whose names are not known, those that the config gives."""
+    keys = {adapter.module for adapter in state.adapters}
+    parameters = {target.rpartition(".")[2] for target in Targets(facts.config).parameters}
+    for adapter in state.adapters if parameters else ():
+        name = adapted_name(adapter, state.tensors)
+        keys |= {f"{adapter.module}.{parameter}" for parameter in parameters} if name is None else {name}
+    return keys
 
 
 def lacking_parts(

@@ -216,6 +216,21 @@ class TestDifferences:
         with pytest.raises(Inconsistent, match=r"there are factors for .*up_proj"):
             ckpt_cli.merge(other, tmp_path / "other_out", base=base)
 
+    def test_a_parameter_may_be_named_without_its_module(self, tmp_path: Path) -> None:
+        """Four experts of rank 2, without the weights that tell how many there are."""
+        folder = adapter(tmp_path / "adapter", target_parameters=["down_proj"])
+        tensors = {
+            f"base_model.model.model.layers.0.self_attn.{kind}": torch.ones(2, 2)
+            for kind in ("q_proj.lora_A.weight", "q_proj.lora_B.weight")
+        }
+        path = "base_model.model.model.layers.0.mlp.experts"
+        tensors |= {f"{path}.lora_A.weight": torch.ones(8, 4), f"{path}.lora_B.weight": torch.ones(4, 8)}
+        save_file(tensors, folder / "adapter_model.safetensors")
+        config = folder / "adapter_config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "target_modules": ["q_proj"]}))
+        assert ckpt_cli.merge(folder, tmp_path / "out").exit_code == 0
+        assert ckpt_cli.verify(folder).exit_code == 0
+
     def test_peft_leaves_these_factors_out(self, tmp_path: Path) -> None:
         """What the refusal claims."""
         model = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(4, 4), "v_proj": torch.nn.Linear(4, 4)})

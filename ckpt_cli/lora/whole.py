@@ -61,7 +61,7 @@ def check_whole(
             )
         notes.append(Note("warning", "partial-adapter", lacking.text))
     for setting, patterns in facts.unused_patterns(_pattern_keys(state, facts)).items():
-        text = f"{setting} in {CONFIG} has what means no adapted module, and so has no effect: {few(patterns, 3)}"
+        text = f"{setting} in {CONFIG} has entries that match no adapted module, and so no effect: {few(patterns, 3)}"
         notes.append(Note("warning", "unused-pattern", text))
     return notes
 

@@ -48,6 +48,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
     ),
+    "parameters without their module": (
+        "qwen3_moe",
+        {"target_modules": ["q_proj"], "target_parameters": ["gate_up_proj", "down_proj"]},
+    ),
     "patterns of parameters": (
         "qwen3_moe",
         {

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError, reading
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError, reading
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
 from ckpt_cli.lora.settings import REFUSED, unknown_settings
+from ckpt_cli.lora.targets import ends
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -80,6 +82,18 @@ class AdapterFacts:
                 hint="pass --lora-alpha with the value of the training",
             )
         return self.alpha
+
+    def unused_patterns(self, keys: Collection[str]) -> dict[str, list[str]]:
+        """Patterns of ranks and alphas that mean none of these modules and parameters, by setting: they have no effect, in PEFT neither."""
+        ended = {end for key in keys for end in ends(key)}
+        unused: dict[str, list[str]] = {}
+        for setting in ("rank_pattern", "alpha_pattern"):
+            patterns = self.config.get(setting)
+            for pattern in patterns if isinstance(patterns, Mapping) else ():
+                with contextlib.suppress(CkptError):
+                    if pattern not in ended and not any(_matches(pattern, key) for key in keys):
+                        unused.setdefault(setting, []).append(pattern)
+        return unused
 
     @property
     def names_unsloth(self) -> bool:

@@ -13,6 +13,7 @@ from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
+from ckpt_cli.lora.targets import Targets, is_end
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -115,9 +116,12 @@ def is_of_experts(adapter: Adapter, tensors: Mapping[str, Tensor], facts: Adapte
     name = adapted_name(adapter, tensors)
     if name is not None:
         return name != f"{adapter.module}.weight"
-    targets = facts.config.get("target_parameters")
-    owners = [target.rpartition(".")[0] for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
-    return any(owner and f".{adapter.module}".endswith(f".{owner}") for owner in owners)
+    targets = Targets(facts.config) if facts.config.get("target_parameters") else None
+    if targets is None or not targets.names_parameter(adapter.module, None):
+        return False
+    # A parameter without the name of its module may be one of any module, but not of one that is adapted itself.
+    owned = any("." in target and is_end(adapter.module, target.rpartition(".")[0]) for target in targets.parameters)
+    return owned or targets.leaves_out(adapter.module) == "target_modules"
 
 
 def layout_doubt(state: PeftState, facts: AdapterFacts) -> str | None:

@@ -1,7 +1,6 @@
 """Whether LoRA adapters are complete, by adapter_config.json and the weights that they belong to.
 
-PEFT adapts every module that a name of ``target_modules`` matches (``BaseTuner.inject_adapter``, ``check_target_module_exists``), in the
-layers of ``layers_to_transform`` if that is there, and saves every module of ``modules_to_save``.
+PEFT adapts every module that the config names (`targets.py`) and no other, and saves every module of ``modules_to_save``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from ckpt_cli.hub.peft_names import PREFIX, PeftState
 from ckpt_cli.hub.tied_names import MODULES
 from ckpt_cli.lora.biases import bias_kind, missing_biases
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
-from ckpt_cli.lora.fit import is_of_experts
+from ckpt_cli.lora.fit import adapted_name, is_of_experts
+from ckpt_cli.lora.targets import Targets, ends, is_end
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -45,8 +45,12 @@ class Lacking:
 def check_whole(
     state: PeftState, facts: AdapterFacts, saved: Collection[str], config: Config, base: Mapping[str, Tensor], held: Collection[str]
 ) -> list[Note]:
-    """Warnings about parts that seem to be missing. Raises Inconsistent for one that certainly is; arguments as in `lacking_parts`."""
+    """Warnings about parts that seem to be missing; arguments as in `lacking_parts`.
+
+    Raises Inconsistent for one that certainly is, and for factors of modules that the config does not name.
+    """
     notes = []
+    _check_named(state, facts)
     for lacking in lacking_parts(state, facts, saved, config, base, held):
         if lacking.sure:
             raise Inconsistent(
@@ -56,7 +60,20 @@ def check_whole(
                 hint=f"look for the adapter's other files; if nothing else was trained, {lacking.remedy} in {CONFIG}",
             )
         notes.append(Note("warning", "partial-adapter", lacking.text))
+    for setting, patterns in facts.unused_patterns(_pattern_keys(state, facts)).items():
+        text = f"{setting} in {CONFIG} has entries that match no adapted module, and so no effect: {few(patterns, 3)}"
+        notes.append(Note("warning", "unused-pattern", text))
     return notes
+
+
+def _pattern_keys(state: PeftState, facts: AdapterFacts) -> set[str]:
+    """All names that a pattern of ranks or alphas may mean; of parameters whose names are not known, those that the config gives."""
+    keys = {adapter.module for adapter in state.adapters}
+    parameters = {target.rpartition(".")[2] for target in Targets(facts.config).parameters}
+    for adapter in state.adapters if parameters else ():
+        name = adapted_name(adapter, state.tensors)
+        keys |= {f"{adapter.module}.{parameter}" for parameter in parameters} if name is None else {name}
+    return keys
 
 
 def lacking_parts(
@@ -73,16 +90,84 @@ def lacking_parts(
         text = f"the config says that biases were trained ({bias_kind(facts)}), but {few(missing, 3)} {are} missing"
         yield Lacking(text, f"{PREFIX}{missing[0]}", True, "set bias to none")
     yield from _unsaved(facts, list(saved), config, base)
+    targets, count = Targets(facts.config), layer_count(config)
     modules = [adapter.module for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
-    targets = _names(facts.config.get("target_modules"))
-    weights = [module for module in _matrices(base) if _is_meant(module, facts, layer_count(config))]
-    for target in targets:
-        if not any(_ends(module, target) for module in modules) and (not base or any(_ends(module, target) for module in weights)):
-            yield Lacking(f"the config targets {target}, but there are no factors for it", None, True, "correct target_modules")
+    weights = [module for module in _matrices(base) if not _is_beyond(module, count)]
+    verdicts = {module: targets.leaves_out(module) for module in weights}
+    meant = [module for module, setting in verdicts.items() if setting == ""]
+    yield from _lacking_targets(modules, meant, targets, bool(base))
+    yield from _lacking_parameters(state, base, targets)
     if base:
-        yield from _lacking_of_base(modules, weights, targets, facts)
+        # Where names do not decide, PEFT may have left any module out.
+        undecided = [] if targets.by_name else [module for module, setting in verdicts.items() if setting is None]
+        yield from _lacking_of_base(modules, [*meant, *undecided], sure=targets.by_name or targets.is_all_linear)
     else:
         yield from _lacking_of_others(modules, facts, config)
+
+
+def left_out(state: PeftState, facts: AdapterFacts) -> dict[str, list[str]]:
+    """Modules that have factors but that the config does not name, so that PEFT would leave the factors out; by the setting at fault."""
+    targets, found = Targets(facts.config), dict[str, list[str]]()
+    modules = {adapter.module for adapter in state.adapters}
+    for adapter in state.adapters:
+        name = adapted_name(adapter, state.tensors)
+        # Attention of torch holds its output projection, which goes with it.
+        if targets.names_parameter(adapter.module, name) or adapter.module.rpartition(".")[0] in modules:
+            continue
+        setting = targets.leaves_out(adapter.module)
+        if setting and targets.parameters and name not in (None, f"{adapter.module}.weight"):
+            setting = "target_parameters"
+        if setting:
+            found.setdefault(setting, []).append(adapter.module)
+    return found
+
+
+def left_out_text(setting: str, modules: Sequence[str]) -> str:
+    """What is said of modules with factors that a setting leaves out."""
+    them = "it" if len(modules) == 1 else "them"
+    return f"there are factors for {few(modules, 3)}, but the config's {setting} leaves {them} out"
+
+
+def _check_named(state: PeftState, facts: AdapterFacts) -> None:
+    """Raise Inconsistent for factors of modules that the config does not name."""
+    for setting, modules in left_out(state, facts).items():
+        raise Inconsistent(
+            left_out_text(setting, modules),
+            tensor=f"{PREFIX}{modules[0]}",
+            expected=f"factors of the modules that {CONFIG} names: PEFT loads no others",
+            hint=f"the adapter's files may be from two runs; if these modules were trained, correct {setting} in {CONFIG}",
+        )
+
+
+def _lacking_targets(modules: Sequence[str], meant: Sequence[str], targets: Targets, has_base: bool) -> Iterator[Lacking]:
+    """Names in ``target_modules`` without factors, unless the model at hand has no such module.
+
+    An expression stands for the last parts of the modules that it matches.
+    """
+    there = {end for module in modules for end in ends(module)}
+    there_in_base = {end for module in meant for end in ends(module)}
+    named = targets.names if targets.expression is None else list(dict.fromkeys(module.rpartition(".")[2] for module in meant))
+    for target in named:
+        if target not in there and (target in there_in_base if has_base else targets.excludes(target) is False):
+            yield Lacking(f"the config targets {target}, but there are no factors for it", None, True, "correct target_modules")
+
+
+def _lacking_parameters(state: PeftState, base: Mapping[str, Tensor], targets: Targets) -> Iterator[Lacking]:
+    """Parameters that ``target_parameters`` names and that have no factors."""
+    adapted = [(adapter.module, adapted_name(adapter, state.tensors)) for adapter in state.adapters]
+    unknown = {module for module, name in adapted if name is None}
+    there = {name for _, name in adapted if name is not None}
+    for target in targets.parameters:
+        owner = target.rpartition(".")[0]
+        own = [name for name in base if is_end(name, target)]
+        lacking = [name for name in own if name not in there and name.rpartition(".")[0] not in unknown]
+        if base and not lacking:
+            continue
+        if not base and (not owner or any(is_end(module, owner) for module, _ in adapted)):
+            continue
+        of = f" ({few(lacking, 3)})" if lacking and len(lacking) < len(own) else ""
+        text = f"the config targets the parameter {target}, but there are no factors for it{of}"
+        yield Lacking(text, f"{PREFIX}{lacking[0]}" if lacking else None, True, "correct target_parameters")
 
 
 def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Mapping[str, Tensor]) -> Iterator[Lacking]:
@@ -101,20 +186,15 @@ def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Ma
         yield Lacking(f"the config says that {entry} was trained as a whole, but it is missing", None, True, "correct modules_to_save")
 
 
-def _lacking_of_base(modules: Sequence[str], weights: Sequence[str], targets: Sequence[str], facts: AdapterFacts) -> Iterator[Lacking]:
+def _lacking_of_base(modules: Sequence[str], weights: Sequence[str], *, sure: bool) -> Iterator[Lacking]:
     """Modules of the base without factors, where others of their kind have them and the config makes no difference between them."""
     there, kinds = set(modules), {_kind(module) for module in modules}
-    alike = [module for module in weights if _kind(module) in kinds and module not in there]
-    lacking = [module for module in alike if not targets or any(_ends(module, target) for target in targets)]
+    lacking = [module for module in weights if _kind(module) in kinds and module not in there]
     if lacking:
-        said = facts.config.get("target_modules")
-        # An expression may choose layers, and without a config nothing says which were chosen.
-        sure = bool(targets) or said == "all-linear"
-        if isinstance(said, str) and not sure and re.search(r"[0-9\\]", said):
-            return
         text = f"{len(lacking)} modules of the model have no factors, but others of their kind do: {few(lacking, 3)}"
         text = text if len(lacking) > 1 else f"a module of the model has no factors, but others of its kind do: {few(lacking)}"
-        yield Lacking(f"{text}{_layers_text(modules, lacking)}", f"{PREFIX}{lacking[0]}", sure, "name its layers as layers_to_transform")
+        remedy = "name the modules that were trained in target_modules"
+        yield Lacking(f"{text}{_layers_text(modules, lacking)}", f"{PREFIX}{lacking[0]}", sure, remedy)
 
 
 def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Config) -> Iterator[Lacking]:
@@ -142,22 +222,10 @@ def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Conf
         yield Lacking(text, None, False)
 
 
-def _is_meant(module: str, facts: AdapterFacts, count: int | None) -> bool:
-    """Whether the config leaves a module in: its layer, and whether it was excluded; layers beyond the model's are others' business."""
-    excluded = facts.config.get("exclude_modules")
-    if (isinstance(excluded, str) and excluded) or any(_ends(module, name) for name in _names(excluded)):
-        return False
+def _is_beyond(module: str, count: int | None) -> bool:
+    """Whether a module lies in a layer beyond the model's, which are others' business."""
     first = NUMBER.search(module)
-    if count is not None and first is not None and int(first[0]) >= count:
-        return False
-    wanted = facts.config.get("layers_to_transform")
-    wanted = [wanted] if type(wanted) is int else wanted
-    if not isinstance(wanted, list):
-        return True
-    patterns = facts.config.get("layers_pattern")
-    patterns = [patterns] if isinstance(patterns, str) and patterns else _names(patterns)
-    numbers = [match[0] for match in NUMBER.finditer(module) if not patterns or module[: match.start() - 1].rpartition(".")[2] in patterns]
-    return bool(numbers) and int(numbers[-1]) in wanted
+    return count is not None and first is not None and int(first[0]) >= count
 
 
 def _matrices(base: Mapping[str, Tensor]) -> Iterator[str]:
@@ -190,10 +258,6 @@ def _listed(numbers: Iterable[str]) -> str:
 
 def _names(said: Any) -> list[str]:
     return [name for name in said if isinstance(name, str) and name] if isinstance(said, list) else []
-
-
-def _ends(module: str, name: str) -> bool:
-    return module == name or module.endswith(f".{name}")
 
 
 def _owners(names: Iterable[str]) -> set[str]:

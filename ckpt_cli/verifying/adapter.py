@@ -9,9 +9,9 @@ from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.hub.assets import find_assets
 from ckpt_cli.hub.peft_names import PeftState, parse_peft
 from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
-from ckpt_cli.lora.fit import adapted_name, adapter_rank, check_variant, is_of_experts, lacks_base, layout_doubt, pattern_key
+from ckpt_cli.lora.fit import adapted_name, adapter_rank, check_variant, lacks_base, layout_doubt, pattern_key
 from ckpt_cli.lora.merge import saved_names
-from ckpt_cli.lora.whole import lacking_parts
+from ckpt_cli.lora.whole import lacking_parts, left_out, left_out_text
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.findings import finding, unread
@@ -24,9 +24,11 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
         facts = adapter_facts(homes, None)
         known = bool(facts.looked_in)
         state = parse_peft(tensors)
-        modules = [adapter.module for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
         check_variant(state, facts)
-        found = list(_untargeted(facts.config.get("target_modules"), modules))
+        found = [
+            finding("damaged-adapter", left_out_text(setting, modules), tensor=modules[0], file=CONFIG)
+            for setting, modules in left_out(state, facts).items()
+        ]
         for adapter in state.adapters if known else ():
             rank = adapter_rank(adapter, state.tensors, facts)
             key = pattern_key(adapter, adapted_name(adapter, state.tensors), facts)
@@ -74,11 +76,3 @@ def scales(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
     except CkptError:
         return {}
-
-
-def _untargeted(targets: object, modules: list[str]) -> Iterator[Finding]:
-    """Modules that a list of names leaves out: PEFT would drop their factors. Expressions are left to PEFT."""
-    if isinstance(targets, list) and targets:
-        for module in modules:
-            if not any(isinstance(name, str) and (module == name or module.endswith(f".{name}")) for name in targets):
-                yield finding("damaged-adapter", "the config does not target this module", tensor=module, file=CONFIG)

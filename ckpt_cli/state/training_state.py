@@ -18,6 +18,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counts_other
 from ckpt_cli.names import few
+from ckpt_cli.state.before import notes_of_before
 from ckpt_cli.state.ranks import checked_ranks, counted_ranks
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented, ValueReader, equal, unrepresented
@@ -66,8 +67,8 @@ class TrainingState:
         return not (self.extra or self.scheduler is not None or self.dataloader is not None or self.copies or self.sources)
 
 
-def read_state(found: Found, place: Place, files: Files) -> TrainingState:
-    """The training state of one component of a checkpoint.
+def read_state(found: Found, place: Place, files: Files, *, optimizer: bool = False) -> TrainingState:
+    """The training state of one component of a checkpoint; ``optimizer``: an optimizer that the step before has is missed, too.
 
     Raises CorruptFile for state files that cannot be read, MixedWorldSizes for files of two saves.
     """
@@ -119,6 +120,7 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
     state.ranks, notes = checked_ranks(listed, {*by_rank, *randoms}, counted, told=bool(by_format))
     state.notes += notes
     _check_steps(by_rank, homes, state)
+    state.notes += notes_of_before(found, place, homes, optimizer=optimizer)
     _merge_schedulers(by_rank, shared, state)
     _merge_randoms(by_rank, shared, randoms, state)
     _merge_rest(by_rank, shared, state)

@@ -75,9 +75,9 @@ def extract_state(
     started = time.monotonic()
     with Files(progress=progress) as files:
         found, place, notes, newer = choose(path, files, component, step, nodes)
-        state = read_state(found, place, files)
+        state = read_state(found, place, files, optimizer=True)
         notes += other_step_notes(found, place, state.sources)
-        optimizer = read_optimizer(found, place, files, chosen.shard_order) if chosen.optimizer else None
+        optimizer = _optimizer(found, place, files, chosen, state.notes) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
             if format_of(place.match).is_refused and place.match.trouble is not None:
                 raise place.match.trouble
@@ -139,6 +139,15 @@ def extract_state(
     if chosen.dry_run:
         refuse_planned([target], overwrite=chosen.overwrite, planned=result)
     return result
+
+
+def _optimizer(found: Found, place: Place, files: Files, options: ExtractOptions, notes: Sequence[Note]) -> Optimizer:
+    """What `read_optimizer` reads; the error that there is none says what is known of the state."""
+    try:
+        return read_optimizer(found, place, files, options.shard_order)
+    except NotFound as error:
+        error.details = (*error.details, *(note.text for note in notes if note.level == "warning"))
+        raise
 
 
 def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:

@@ -198,8 +198,8 @@ def _with_state(job: Job, opened: Opened, files: Files, dry_run: bool) -> Job:
     place = job.drafts[0].opened.place
     state = read_state(opened.found, place, files)
     if state.is_empty:
-        hint = "leave out --with-state"
-        raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint)
+        hint, details = "leave out --with-state", [note.text for note in state.notes]
+        raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint, details=details)
     extra = state_files(state, opened.found.trainer(opened.target.run), dry_run=dry_run)
     notes = (*job.notes, *(note for note in state.notes if note not in opened.notes))
     side, watched = {**extra, **job.side_files}, (*job.watched, *state_sources(state, files))

@@ -107,7 +107,7 @@ def _main_of_others(found: Found, target: Target, there: Folders) -> str:
     if len(others) < 2:
         with contextlib.suppress(CkptError):
             others = steps_of_run(found.path.parent, there).found
-    having = [(other.path.name, main) for other in others if _is_alike(other, found) and (main := _main_of(other))]
+    having = [(other.path.name, main) for other in others if named_alike(other.path, found.path) and (main := _main_of(other))]
     if not having:
         return ""
     return _lost(having[-1][1], f"which {few([name for name, _ in reversed(having)], 1)} {'has' if len(having) == 1 else 'have'}")
@@ -209,7 +209,7 @@ def several_notes(target: Target, found: Found, wanted: str | None) -> list[Note
 def _fewer_notes(target: Target, found: Found) -> list[Note]:
     """A warning if the step before has components that this one lacks, where all of them are meant."""
     age = target.age
-    older = [other for other in target.checkpoints if age(other) < age(found) and _is_alike(other, found)]
+    older = [other for other in target.checkpoints if age(other) < age(found) and named_alike(other.path, found.path)]
     there = {place.name for place in found.places}
     lacking = [place.name for place in older[-1].places if place.name not in there and place.match.group is None] if older else []
     if not lacking:
@@ -218,9 +218,9 @@ def _fewer_notes(target: Target, found: Found) -> list[Note]:
     return [Note("warning", "fewer-components", text)]
 
 
-def _is_alike(one: Found, other: Found) -> bool:
-    """Whether two steps are named in one way, as those of one training are."""
-    return NUMBER.sub("N", one.path.name) == NUMBER.sub("N", other.path.name)
+def named_alike(one: Path, other: Path) -> bool:
+    """Whether the folders of two steps are named in one way, as those of one training are."""
+    return NUMBER.sub("N", one.name) == NUMBER.sub("N", other.name)
 
 
 def _is_other_model(place: Place, main: Place) -> bool:

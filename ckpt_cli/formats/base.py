@@ -171,6 +171,10 @@ class Format(ABC):
         """How many ranks wrote the files at least, as far as their names tell; None if these say nothing of ranks."""
         return match.world_size or (max(match.ranks) + 1 if match.ranks else None)
 
+    def ranks_told(self, match: Match, files: Files) -> int | None:
+        """The same, as far as their content tells, for which no weights are read."""
+        return self.least_ranks(match)
+
     # -- one save in several folders: without a shared disk, each node keeps the files of its own ranks
 
     def takes(self, other: Match) -> bool:

@@ -15,11 +15,11 @@ from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.torch_file import TorchFile
-from ckpt_cli.formats.assembly import ranks_of
-from ckpt_cli.formats.base import MAX_RANKS, missing_of
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counts_other
 from ckpt_cli.names import few
+from ckpt_cli.state.before import notes_of_before
+from ckpt_cli.state.ranks import checked_ranks, counted_ranks
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented, ValueReader, equal, unrepresented
 
@@ -67,8 +67,8 @@ class TrainingState:
         return not (self.extra or self.scheduler is not None or self.dataloader is not None or self.copies or self.sources)
 
 
-def read_state(found: Found, place: Place, files: Files) -> TrainingState:
-    """The training state of one component of a checkpoint.
+def read_state(found: Found, place: Place, files: Files, *, optimizer: bool = False) -> TrainingState:
+    """The training state of one component of a checkpoint; ``optimizer``: an optimizer that the step before has is missed, too.
 
     Raises CorruptFile for state files that cannot be read, MixedWorldSizes for files of two saves.
     """
@@ -116,9 +116,11 @@ def read_state(found: Found, place: Place, files: Files) -> TrainingState:
         state.sources.append(where)
     shared = {**inside, **shared}
     _number_schedulers(schedulers, place.match.number, shared, state)
-    of_weights = place.match.world_size or len(by_format) or None
-    _check_ranks(listed, {*by_rank, *randoms}, of_weights, known.least_ranks(place.match), state, told=bool(by_format))
+    counted = counted_ranks(place, homes, listed, len(by_format), files)
+    state.ranks, notes = checked_ranks(listed, {*by_rank, *randoms}, counted, told=bool(by_format))
+    state.notes += notes
     _check_steps(by_rank, homes, state)
+    state.notes += notes_of_before(found, place, homes, optimizer=optimizer)
     _merge_schedulers(by_rank, shared, state)
     _merge_randoms(by_rank, shared, randoms, state)
     _merge_rest(by_rank, shared, state)
@@ -179,74 +181,12 @@ def _depth(content: Any) -> int:
     return depth
 
 
-def _check_ranks(
-    listed: Sequence[StateFile], there: set[int], of_weights: int | None, least: int | None, state: TrainingState, *, told: bool
-) -> None:
-    """Tell which ranks lack a state, and whether it is of other ranks than the weights: these are of ``least`` if names do not say it.
-
-    ``told``: the format says of which ranks there should be a state.
-    """
-    by_rank = [file for file in listed if file.rank is not None and file.kind != "copied"]
-    said = {file.world_size for file in by_rank if file.world_size is not None}
-    world = max((file.world_size or (file.rank or 0) + 1 for file in by_rank), default=0)
-    if of_weights is not None and of_weights <= MAX_RANKS and (told or (by_rank and not said)):
-        world = max(world, of_weights)
-    differing = _other_world(by_rank, of_weights, least)
-    if differing is not None:
-        text = f"the state is from {differing} ranks, the weights are from {of_weights or least}: they may be from different saves"
-        state.notes.append(Note("warning", "world-sizes-differ", text))
-    state.ranks = world
-    missing = missing_of(world, there)
-    if missing:
-        other = f"; values that ranks share are those of rank {min(there)}" if 0 in missing and there else ""
-        text = f"{ranks_of(missing, world)} missing from the training state: None in per-rank lists{other}"
-        state.notes.append(Note("warning", "missing-rank", text))
-    _check_families(listed, set(missing), of_weights, least, state)
-
-
-def _other_world(files: Sequence[StateFile], of_weights: int | None, least: int | None) -> int | None:
-    """The number of ranks of state files of which no save of the weights can be; None if they fit.
-
-    Names without a world size tell by their highest rank: files that a run with more ranks left behind.
-    """
-    said = {file.world_size for file in files if file.world_size is not None}
-    sizes = said or {file.rank + 1 for file in files if file.rank is not None}
-    if of_weights is not None:
-        return max((size for size in sizes if size > of_weights or (said and size != of_weights)), default=None)
-    return max((size for size in sizes if least is not None and size > least), default=None)
-
-
 def _check_steps(by_rank: Mapping[int, dict[str, Any]], homes: Sequence[Path], state: TrainingState) -> None:
     """Ranks whose states are from different steps: a node's folder of an older save was joined, or copied over this one."""
     counters = {rank: number for rank, values in sorted(by_rank.items()) if (number := counter_of(values)) is not None}
     text = disagreement(counters, max(counters) + 1 if counters else 0) or nodes_disagree(homes)
     if text is not None:
         state.notes.append(Note("warning", "ranks-of-steps", text))
-
-
-def _check_families(listed: Sequence[StateFile], told: set[int], of_weights: int | None, least: int | None, state: TrainingState) -> None:
-    """Tell which ranks' files are missing among others of their name: of dataloaders, or of a rank that left another file.
-
-    Random states may lie in either of two files, so that they are compared as values (`_note_lacking`).
-    """
-    families: dict[str, list[StateFile]] = {}
-    for file in listed:
-        if file.family is not None and file.kind != "random":
-            families.setdefault(file.family, []).append(file)
-    for family, files in families.items():
-        there = {file.rank for file in files if file.rank is not None}
-        said = {file.world_size for file in files if file.world_size is not None}
-        world = max({*there, *(size - 1 for size in said)}) + 1
-        differing = _other_world(files, of_weights, least) if files[0].kind == "copied" else None
-        if differing is not None:
-            text = f"{family} is of {differing} ranks, the weights are of {of_weights or least}: they may be of different saves"
-            state.notes.append(Note("warning", "world-sizes-differ", text))
-        if not said and not files[0].grouped and of_weights is not None:
-            world = max(world, of_weights)
-        missing = [rank for rank in missing_of(world, there) if files[0].kind == "copied" or rank not in told]
-        if missing:
-            text = f"{ranks_of(missing, world)} missing among {family}: it cannot be passed on"
-            state.notes.append(Note("warning", "missing-rank", text))
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------

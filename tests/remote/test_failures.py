@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,3 +184,53 @@ def test_without_a_network_the_error_says_so_whichever_library_asked(error: str,
     assert told.hint or "time" in text
     # Either variable puts huggingface_hub offline.
     assert ("TRANSFORMERS_OFFLINE" in (told.hint or "")) == ("HF_HUB_OFFLINE" in (told.hint or "")) == (name == "OfflineModeIsEnabled")
+
+
+class TestKeysThatAreNoPaths:
+    """Nothing of a folder is listed beside such a key, which may be that of a part of what is meant."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path, bucket: Bucket) -> str:
+        for step in (10, 20):
+            tiny.verl(tmp_path / "run", tiny.weights(step), step=step)
+        return bucket.fill(tmp_path / "run", "run")
+
+    @pytest.mark.parametrize(
+        ("key", "shown", "folder", "why"),
+        [
+            ("run//global_step_30/actor/model_world_size_1_rank_0.pt", "run//", "run", "is empty"),
+            (
+                "run/global_step_20/actor//model_world_size_1_rank_0.pt",
+                "run/global_step_20/actor//",
+                "run/global_step_20/actor",
+                "is empty",
+            ),
+            ("run/global_step_20/../global_step_30/actor/x.pt", "run/global_step_20/../", "run/global_step_20", "is .."),
+            ("run/./x", "run/./", "run", "is ."),
+            ("run/a\x01b", "run/a\\x01b", "run", "contains \\x01"),
+        ],
+    )
+    @pytest.mark.parametrize("command", [ckpt_cli.merge, ckpt_cli.detect])
+    def test_are_named_with_what_to_do(
+        self, command: Any, key: str, shown: str, folder: str, why: str, run: str, tmp_path: Path, store: Proxy, bucket: Bucket
+    ) -> None:
+        bucket.put(key, b"x")
+        arguments = (run, tmp_path / "out") if command is ckpt_cli.merge else (run,)
+        with pytest.raises(Unreadable) as caught:
+            command(*arguments)
+        error, at = caught.value, f"s3://{bucket.name}/{shown}"
+        text = str(error).splitlines()
+        assert text[0] == f"the folder cannot be listed: a name in the key {at} {why}"
+        assert error.path == f"s3://{bucket.name}/{folder}"
+        assert f"move what is at {at} to another key, or delete it" in text[-1]
+        assert not (tmp_path / "out").exists()
+        bucket.client.delete_object(Bucket=bucket.name, Key=key)
+        command(*arguments)
+
+    def test_beside_what_was_named_do_no_harm(self, run: str, tmp_path: Path, store: Proxy, bucket: Bucket) -> None:
+        bucket.put("run//global_step_30/actor/model_world_size_1_rank_0.pt", b"x")
+        assert ckpt_cli.merge(f"{run}/global_step_20", tmp_path / "out").checkpoint.step == 20
+
+    def test_in_an_older_step_do_no_harm(self, run: str, tmp_path: Path, store: Proxy, bucket: Bucket) -> None:
+        bucket.put("run/global_step_10/actor//x.pt", b"x")
+        assert ckpt_cli.merge(run, tmp_path / "out").checkpoint.step == 20

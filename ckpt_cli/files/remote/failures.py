@@ -10,6 +10,9 @@ from ckpt_cli.urls import Address
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 RETRIES = re.compile(r"after (\d+) retries")
+EMPTY = re.compile(r'Path "(?P<key>.*)" contained empty path segment', re.DOTALL)
+ILLEGAL = re.compile(r'Error parsing Path "(?P<key>.*)": Encountered illegal character sequence "(?P<what>.*)" whilst', re.DOTALL)
+"""What obstore says of a key that it met in a listing, and that it has no name for: then it lists nothing of the folder."""
 
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket, AWS_SKIP_SIGNATURE=true",
@@ -51,6 +54,8 @@ def failure(error: BaseException, address: Address, what: str) -> CkptError:
         return NotFound("no such file", path=address.url)
     if kind == "PreconditionError" or status == 412:
         return SourceChanged("a source file changed while it was being read", path=address.url)
+    if kind == "InvalidPathError" and (found := EMPTY.search(text) or ILLEGAL.search(text)) is not None:
+        return _nameless(found, address, what)
     again = f" after {found[1]} retries" if (found := RETRIES.search(text)) else ""
     if status is not None:
         said = ", ".join(str(each) for each in (status, code) if each)
@@ -68,6 +73,14 @@ def failure(error: BaseException, address: Address, what: str) -> CkptError:
     if kind == "NotSupportedError":
         return Unreadable(f"{what}: the server cannot send parts of files", path=address.url, hint="download it first")
     return Unreadable(f"{what} ({kind})", path=address.url)
+
+
+def _nameless(said: re.Match[str], address: Address, what: str) -> Unreadable:
+    """The error for a key that is no path. What is there may be a part of what is meant, so the rest is not read without it."""
+    key, odd = f"{address.scheme}://{address.root}/{said['key']}", said.groupdict().get("what")
+    why = "is empty" if odd is None else f"is {odd}" if odd in (".", "..") else f"contains {odd}"
+    text, hint = f"{what}: a name in the key {key} {why}", f"move what is at {key} to another key, or delete it"
+    return Unreadable(text, path=address.url, expected="keys with a name between any two slashes", hint=hint)
 
 
 def _to_reach(address: Address, kind: str) -> str:

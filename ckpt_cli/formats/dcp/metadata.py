@@ -94,6 +94,13 @@ class Catalog:
         """The data files that chunks lie in, sorted."""
         return sorted({stored.file for tensor in self.tensors.values() for places in tensor.chunks.values() for stored in places})
 
+    @property
+    def ranks(self) -> int | None:
+        """How many ranks wrote tensors and objects, as far as the names of the files tell; None for one, which may write what all have."""
+        objects = [thing.stored.rank for thing in self.objects.values() if thing.stored is not None]
+        tensors = [stored.rank for tensor in self.tensors.values() for places in tensor.chunks.values() for stored in places]
+        return max((*tensors, *objects), default=0) + 1 if any(tensors) or any(objects) else None
+
 
 def metadata_files(folders: Sequence[Path], files: Files) -> list[Path]:
     """``.metadata``, or what a save without collectives leaves: one file per rank, in the order of ranks.

@@ -88,6 +88,10 @@ class Dcp(Format):
         # One rank may write what all have: a save without collectives.
         return max(ranks) + 1 if any(ranks) else None
 
+    def ranks_told(self, match: Match, files: Files) -> int | None:
+        # Not the files that are there: some may be missing, others left over from another save.
+        return read_catalog((match.root, *match.more_roots), files).ranks
+
     def joined(self, first: Match, second: Match) -> Match:
         if first.trouble is not None and second.trouble is None:
             # The metadata is on one node only.

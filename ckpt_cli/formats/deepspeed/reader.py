@@ -24,6 +24,7 @@ from ckpt_cli.formats.deepspeed.state import (
     named_optimizer,
     steps_of_optimizer,
     training_values,
+    written_by,
 )
 from ckpt_cli.formats.deepspeed.universal import universal_files, universal_tensors
 from ckpt_cli.formats.deepspeed.weights import check_named, fp32_weights, frozen_notes, slot_tensors, stored_weights
@@ -85,6 +86,9 @@ class DeepSpeed(Format):
 
     def doubts(self, match: Match, files: Files) -> list[Note]:
         return steps_of_optimizer(read_save(match, files))
+
+    def ranks_told(self, match: Match, files: Files) -> int | None:
+        return written_by(read_save(match, files))
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         return named_optimizer(read_save(match, files), files)

@@ -45,6 +45,12 @@ def training_values(save: Save) -> dict[str, Any]:
     return state
 
 
+def written_by(save: Save) -> int | None:
+    """How many ranks wrote the save: data parallel ones, times those that share a model (in a pipeline, too)."""
+    sizes = [save.first.number(name) for name in ("dp_world_size", "mp_world_size")]
+    return sizes[0] * (sizes[1] or 1) if sizes[0] else None
+
+
 def client_groups(states: ModelStates) -> tuple[Way, list[FileGroup]]:
     """The model, of which nothing is said here, and the state dicts that the caller kept beside it."""
     way = Way((_given(states), {}), (MODULE,))

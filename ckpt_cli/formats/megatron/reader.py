@@ -76,6 +76,10 @@ class TorchDist(Dcp):
         _check_iteration(step.common, match)
         return origin_notes(step.catalog, match.root)
 
+    def ranks_told(self, match: Match, files: Files) -> int | None:
+        step = _opened(match, files)
+        return _world(step) or step.catalog.ranks
+
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         steps = [_opened(match, files), *steps_beside(match.root, files)]
         return next((state for step in steps if (state := optimizer_of_step(step)) is not None), None)

@@ -125,6 +125,13 @@ class RankShards(Format):
             raise unproven(states)
         return max(max(match.ranks) + 1, *map(announced_size, states))
 
+    def ranks_told(self, match: Match, files: Files) -> int | None:
+        if match.world_size is not None or not match.ranks:
+            return match.world_size
+        first, main = min(match.ranks), match.group or self.groups(match, files)[0]
+        state = read_rank_file(first, match.ranks[first], files, match.component, match.group, main).state
+        return max(max(match.ranks) + 1, announced_size(state))
+
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         main = match.group or self.groups(match, files)[0]
         component = match.component if match.group is None else _component(match.ranks[min(match.ranks)])

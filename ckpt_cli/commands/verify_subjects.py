@@ -31,7 +31,7 @@ from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import finding
-from ckpt_cli.verifying.folder import FolderCheck, check_folder, is_model_folder
+from ckpt_cli.verifying.folder import FolderCheck, check_folder, index_findings, is_model_folder
 
 STATE = "extract-state"
 UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
@@ -104,7 +104,10 @@ def find_subjects(
             readable=True,
             folder=None,
             config_home=home,
-            findings=tuple(finding("less-than-model", what, tensor=name) for name, what in beside.items()),
+            findings=(
+                *(finding("less-than-model", what, tensor=name) for name, what in beside.items()),
+                *index_findings(component.files, files),
+            ),
             homes=first.homes,
             notes=opened.notes,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from pathlib import Path
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.folders import files_in, is_file
 from ckpt_cli.formats.safetensors.names import stem_of
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
-from ckpt_cli.hub.classes.config_counts import mismatches
+from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
 from ckpt_cli.hub.classes.fit import (
@@ -74,6 +75,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     found += _vocabulary(folder, tensors)
     beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
     found += [finding("token-ids", text, file=name) for name, text in special_ids_beyond(beside, config, tensors)]
+    found += _settings_beside(folder)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
@@ -87,6 +89,13 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)
     return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
+
+
+def _settings_beside(folder: Path) -> Iterator[Finding]:
+    """Numbers that are none in the other configs of a folder: of generation, processors, parts."""
+    for path in files_in(folder, lambda name: name.endswith(CONFIG) and name != CONFIG):
+        with contextlib.suppress(CkptError):  # what cannot be read is found elsewhere
+            yield from (finding("odd-setting", f"it says {text}", file=path.name) for text in odd_settings(read_config(path)))
 
 
 def without_config(tensors: Mapping[str, Tensor], *, written: bool) -> ConfigCheck:

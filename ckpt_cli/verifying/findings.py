@@ -37,7 +37,9 @@ KINDS: dict[str, Kind] = {
     "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or wrong", AGAIN),
     "empty-file": Kind("error", "headers", "a weights file that holds no tensor", AGAIN),
     "unread-file": Kind("error", "headers", "a weights file with a dtype or shape that is not supported: its content was not checked"),
-    "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
+    "damaged-index": Kind(
+        "error", "headers", "the index cannot be read, lacks what loaders read of it, or points outside of the folder", AGAIN
+    ),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
     "damaged-side-file": Kind(
@@ -94,6 +96,12 @@ KINDS: dict[str, Kind] = {
     "uneven-layers": Kind("warning", "headers", "a layer lacks tensors that most layers of its stack have"),
     "odd-count": Kind(
         "error", "headers", "a count in config.json (layers, heads, experts, sizes) is no whole number: loaders fail", "correct config.json"
+    ),
+    "odd-setting": Kind(
+        "error",
+        "headers",
+        "a number in a config is NaN, or infinite where it decides what is computed: results are NaN or wrong",
+        "correct it in the config",
     ),
     "unbuildable-config": Kind(
         "warning", "headers", "transformers has the class, but cannot build it from config.json: loading fails too", "correct config.json"

@@ -27,6 +27,7 @@ from ckpt_cli.tensors.tensor import Tensor
 ADVICE = {
     "uneven-layers": "ckpt verify with --base shows whether the base has it",
     "odd-count": "correct config.json",
+    "odd-setting": "what the model computes depends on it: correct config.json",
     "other-model-type": "loaders choose by model_type: correct config.json",
     "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",
     "extra-tensors": "--exclude leaves them out, --key-map renames them",

@@ -43,7 +43,8 @@ class Subject:
     """What is verified: tensors by name of one set of weights, and findings about its files.
 
     ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same. ``homes``
-    are the folders that may hold files about its adapters; ``notes`` were made while opening it, such as a skipped step.
+    are the folders that may hold files about its adapters; ``notes`` were made while opening it, such as a skipped step. ``loaded_as`` is
+    the file that loaders of a model folder need to know: the index, or the only one.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Subject:
     findings: tuple[Finding, ...]
     homes: tuple[Path, ...] = ()
     notes: tuple[Note, ...] = ()
+    loaded_as: str | None = None
 
     @property
     def manifest(self) -> Manifest | None:
@@ -163,6 +165,7 @@ def set_subject(folder: Path, checked: FolderCheck, weights: WeightSet) -> Subje
         folder,
         checked.findings,
         (folder,),
+        loaded_as=(weights.index or weights.files[0]).name,
     )
 
 
@@ -197,7 +200,7 @@ def config_of(subject: Subject) -> ConfigCheck:
         return replace(checked, findings=(*lacking, *checked.findings))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
-    checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
+    checked = check_config(subject.config_home, tensors, written=subject.folder is not None, loaded_as=subject.loaded_as)
     if not subject.readable:
         return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
     return checked

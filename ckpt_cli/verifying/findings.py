@@ -158,6 +158,12 @@ KINDS: dict[str, Kind] = {
     "lacks-config": Kind(
         "warning", "headers", "a model folder without config.json: transformers cannot load it", "copy the config.json of the model into it"
     ),
+    "unloaded-name": Kind(
+        "warning",
+        "headers",
+        "weights under a name that what loads models of this config does not look for: from_pretrained passes over them",
+        "give them the name that is looked for, or name them when loading",
+    ),
     "not-compared": Kind("info", "headers", "the tensors of the model class are unknown; the message says why"),
     # -- full: every byte is read
     "non-finite": Kind(

@@ -29,10 +29,10 @@ from ckpt_cli.discover.steps import (
     release_of,
     steps_in,
     steps_of_run,
-    trackers_in,
     with_step,
     without_tags,
 )
+from ckpt_cli.discover.tags import trackers_in
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, same_file, similar_hint, status_of
 from ckpt_cli.files.manifest import refuse_unfinished
@@ -121,11 +121,13 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     # A file for each step only counts where no folder or file is the model by its name.
     steps = steps_of_run(given, there, step, files=True) or steps_of_run(given, there, files=True)  # all of them, to say which there are
     if steps:
+        trackers, unread = trackers_in(steps.folders, there)
         target = Target(
             given,
             steps.folders[0] if len(steps.folders) == 1 else given,
             steps.found,
-            trackers=trackers_in(steps.folders, there),
+            trackers=trackers,
+            unread_trackers=unread,
             bare=bare_in(given, steps, there, step),
             blocked=steps.blocked,
             stray=stray,

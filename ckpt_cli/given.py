@@ -191,8 +191,8 @@ def _refuse_address(text: str, option: str, use: Use) -> None:
     if found is not None:
         what = "with one slash" if len(found["slashes"]) == 1 else f"without a {'bucket' if scheme in BUCKETS else 'host'}"
         # Of these, what follows begins with the bucket or host; others may leave theirs to a configuration.
-        hint = f"write it as {scheme}://{found['rest']}" if found["rest"] and scheme in (*BUCKETS, *WEB) else None
-        raise UsageError(f"{option} is {article} {scheme}: address {what}", path=text, expected=f"{scheme}://NAME/...", hint=hint)
+        advice = f"write it as {scheme}://{found['rest']}" if found["rest"] and scheme in (*BUCKETS, *WEB) else None
+        raise UsageError(f"{option} is {article} {scheme}: address {what}", path=text, expected=f"{scheme}://NAME/...", hint=advice)
 
 
 # -- single values ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def find_subjects(
     if step is None and is_folder(path) and is_model_folder(path):
         taken = {place.match.root for place in places_in(path, Folders())}
         found = _folder_subjects(path, files, type)
-        return [replace(one, notes=tuple(notes_below((path,), path, taken, one.component, one.tensors, {}, files))) for one in found]
+        return [replace(one, notes=tuple(_notes_below(path, taken, one, files))) for one in found]
     if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
@@ -114,6 +114,11 @@ def find_subjects(
             notes=opened.notes,
         )
     ]
+
+
+def _notes_below(path: Path, taken: Collection[Path], one: Subject, files: Files) -> list[Note]:
+    read = {Path(piece.source.path) for tensor in one.stored.values() for piece in tensor.pieces}
+    return notes_below((path,), path, taken, one.component, one.tensors, {}, files, read=read)
 
 
 def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:

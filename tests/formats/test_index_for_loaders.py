@@ -111,3 +111,30 @@ def test_a_right_total_is_nothing(folder: Path, kind: type[float]) -> None:
     size = json.loads((folder / INDEX).read_text())["metadata"][TOTAL]
     rewritten(folder / INDEX, {"metadata": {TOTAL: kind(size)}})
     assert "index-total" not in {item.code for item in ckpt_cli.verify(folder).findings}
+
+
+class TestFilesInFolders:
+    """An index may name files in folders below its own: they are read, and nothing else is said of them."""
+
+    @pytest.fixture
+    def folder(self, folder: Path) -> Path:
+        index = json.loads((folder / INDEX).read_text())
+        second = "model-00002-of-00003.safetensors"
+        (folder / "sub").mkdir()
+        (folder / second).rename(folder / "sub" / second)
+        rewritten(folder / INDEX, {"weight_map": {k: f"sub/{v}" if v == second else v for k, v in index["weight_map"].items()}})
+        return folder
+
+    def test_are_read(self, folder: Path, tmp_path: Path) -> None:
+        notes = ckpt_cli.merge(folder, tmp_path / "out").checkpoint.notes
+        assert not [note for note in notes if note.code == "other-folders"]
+        assert not [note for note in ckpt_cli.verify(folder).notes if note.code == "other-folders"]
+
+    def test_beside_others_that_are_not(self, folder: Path, tmp_path: Path) -> None:
+        (folder / "sub" / "model-00001-of-00003.safetensors").write_bytes((folder / "model-00001-of-00003.safetensors").read_bytes())
+        assert "other-folders" in {note.code for note in ckpt_cli.merge(folder, tmp_path / "out").checkpoint.notes}
+
+    def test_in_another_folder_are_told(self, folder: Path, tmp_path: Path) -> None:
+        (folder / "copy").mkdir()
+        (folder / "copy" / "model.safetensors").write_bytes((folder / "model-00001-of-00003.safetensors").read_bytes())
+        assert "other-folders" in {note.code for note in ckpt_cli.verify(folder).notes}

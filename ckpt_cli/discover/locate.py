@@ -42,6 +42,7 @@ from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few, printable
+from ckpt_cli.urls import is_remote
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 """How models of the Hub are called; as a path it is a folder in a folder."""
@@ -186,10 +187,22 @@ def _check_exists(path: Path) -> None:
         if lost and HUB_ID.fullmatch(str(path)):
             hint = hint or f"{parent} does not exist either"
             hint += f"; a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
-        hint = hint or (f"{parent} does not exist either" if lost else f"nothing in {os.path.abspath(parent)} has a similar name")
+        nothing = f"nothing in {os.path.abspath(parent)} has a similar name"
+        if not lost and is_remote(parent) and not _is_listed(parent):
+            nothing = (
+                f"what lies in {parent} is not known: pass the address of a file, of a folder that can be listed, or of a model folder"
+            )
+        hint = hint or (f"{parent} does not exist either" if lost else nothing)
     except Unreadable:
         pass  # what else is there is only asked for the hint
     raise NotFound("no such file or folder", path=path, hint=hint)
+
+
+def _is_listed(folder: Path) -> bool:
+    """Whether it is known what lies in a folder of a store: not where a web server shows no list, nor above what was given."""
+    from ckpt_cli.files.remote.tree import remote_entries
+
+    return remote_entries(folder) is not None
 
 
 def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
